@@ -31,13 +31,13 @@ from agentgit.version import VERSION
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
-    from agentgit.agents.not_done import NotDone
+    from agentgit.agents.tools import NotDone
     from agentgit.handles.session import Session
     from agentgit.repository import Repository, open
     from agentgit.saver.saver import SQLModelSaver
     from agentgit.sessions.events import Event
     from agentgit.workspace.api import Workspace
-    from agentgit.workspace.environment import Environment
+    from agentgit.workspace.values import Environment
 
 __version__ = VERSION
 
@@ -84,9 +84,9 @@ __all__ = [
 ]
 
 _LATE = {
-    "Environment": "agentgit.workspace.environment",
+    "Environment": "agentgit.workspace.values",
     "Event": "agentgit.sessions.events",
-    "NotDone": "agentgit.agents.not_done",
+    "NotDone": "agentgit.agents.tools",
     "Repository": "agentgit.repository",
     "RollbackAgent": "agentgit.agents.agent",
     "SQLModelSaver": "agentgit.saver.saver",

@@ -13,8 +13,7 @@ from agentgit.agents.branch_context import Graph, TurnSettings
 from agentgit.agents.branch_reader import BranchReader
 from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.checkpoint_tools import checkpoint_tools
-from agentgit.agents.explore.explorer import Explorer, Score
-from agentgit.agents.explore.run import arun_exploration, run_exploration, turns_at_once
+from agentgit.agents.explore.explorer import Explorer, Score, arun_exploration, run_exploration, turns_at_once
 from agentgit.agents.explore.variants import Choices, Steps, ways
 from agentgit.agents.merge.cherry_pick import What
 from agentgit.async_api import async_twin
@@ -27,8 +26,8 @@ from agentgit.errors import Conflict
 from agentgit.handles.branching import Branching
 from agentgit.handles.context import BranchRef, Context
 from agentgit.handles.rollbacks import RollbackOptions
-from agentgit.render.views import status
-from agentgit.sessions.exploration import Exploration, ExploredBranch
+from agentgit.render.views import lists
+from agentgit.sessions.tree import Exploration, ExploredBranch
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.checkpoints import named
 
@@ -68,7 +67,7 @@ class RollbackAgent(BranchReader):
         return f"RollbackAgent(session={self.session.name!r}, branch={self.branch.name!r}{undeclared})"
 
     def _repr_html_(self) -> str:
-        return status.page(self.session.info, self.branch, self.head, self.tree())
+        return lists.status_page(self.session.info, self.branch, self.head, self.tree())
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/plain": repr(self), "text/html": self._repr_html_()}

@@ -23,8 +23,8 @@ from agentgit.handles.log import Log
 from agentgit.handles.rollbacks import RollbackOptions, Rollbacks
 from agentgit.handles.session import Session
 from agentgit.sessions import InternalSession, Tree
-from agentgit.sessions.exploration import Exploration
 from agentgit.sessions.messages import History, from_stored
+from agentgit.sessions.tree import Exploration
 from agentgit.store.queries.explorations import Explorations
 from agentgit.store.queries.lookup import CheckpointRef
 

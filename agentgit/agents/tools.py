@@ -1,27 +1,139 @@
-"""A graph's tools: what they declare of themselves, whether a declaration fits them, and how to call one again."""
+"""A graph's tools: what they declare of themselves, defaults of their arguments, calling one again, and `NotDone`."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from typing import Any
 from uuid import uuid4
 
 from langchain_core.runnables import RunnableConfig
-from langchain_core.tools import BaseTool, InjectedToolCallId
+from langchain_core.tools import BaseTool, InjectedToolCallId, ToolException
 from langgraph.errors import ParentCommand
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from agentgit.agents.isolation import by_itself
-from agentgit.agents.not_done import NotDone
 from agentgit.agents.turn.recorded_results import as_recorded, handed_over
 from agentgit.agents.turn.tool_hook import telling
-from agentgit.effects.declarations import ALL, default
+from agentgit.effects.declarations import ALL, default, hints_in, stricter
 from agentgit.effects.effects import Effect, declared_on, require_function, resolve
-from agentgit.effects.mcp_annotations import hints_in, stricter
 from agentgit.effects.registry import Run
+from agentgit.effects.results import NothingDone
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.values import told
+
+
+class NotDone(NothingDone, ToolException):
+    """Raise this in a tool to report an error and say that the call did nothing in the world.
+
+    Any other error leaves it open whether the call acted before it raised, and a compensable or irreversible call is
+    `unknown` then. A call that raises `NotDone` is `failed`: it does not block a rollback, and it may be made again.
+
+    It is a LangChain `ToolException`, so the model sees it as any error of a tool: through `handle_tool_error=True` on
+    the tool, or through the error handling of its `ToolNode`.
+
+    It speaks only for the tool that raises it. If a tool calls another one and lets its `NotDone` pass, nothing is said
+    about the outer call; catch it there and raise a new one.
+
+    Args:
+        *args: The message, as for any exception.
+
+    Example:
+        >>> from langchain_core.tools import tool
+        >>> @tool
+        ... def pay(euros: int) -> str:
+        ...     "Pay."
+        ...     if euros > 100:
+        ...         raise NotDone("the card was declined")
+        ...     return "paid"
+        >>> pay.invoke({"euros": 500})
+        Traceback (most recent call last):
+        agentgit.agents.tools.NotDone: the card was declined
+    """
+
+
+Args = Mapping[str, Any]
+Form = Callable[[Args], Args]
+
+PLAIN = (bool, int, float, str)
+EMPTY = (list, dict, set)
+"""The default factories that give the same each time; another one may make up an id."""
+
+
+def bare_forms(tools: Mapping[str, Sequence[BaseTool]], effects: Mapping[str, Effect | None]) -> dict[str, Form]:
+    """Return, for each tool whose calls are compared, a function that normalizes its arguments.
+
+    Args:
+        tools: By name. A name that several tools share is left out, because it is not known which one is called.
+        effects: The effects of the tools on the outside world.
+    """
+    alone = {name: same[0] for name, same in tools.items() if all(other is same[0] for other in same)}
+    return {
+        name: bare_of(tool) for name, tool in alone.items() if (effect := effects.get(name)) and effect.has_identity
+    }
+
+
+def bare_of(tool: BaseTool) -> Form:
+    """Return a function that normalizes the arguments of a tool: it drops default values and converts numbers.
+
+    Arguments that do not fit the tool's schema stay as they are.
+
+    Example:
+        >>> from langchain_core.tools import tool
+        >>> @tool
+        ... def pay(to: str, euros: int, memo: str = "") -> str:
+        ...     '''Pay somebody.'''
+        >>> bare_of(pay)({"to": "Ann", "euros": "5", "memo": ""})
+        {'to': 'Ann', 'euros': 5}
+    """
+    schema: Any = tool.tool_call_schema
+    if isinstance(schema, dict):
+        defaults = {name: one["default"] for name, one in schema.get("properties", {}).items() if "default" in one}
+        return lambda args: {name: v for name, v in args.items() if name not in defaults or defaults[name] != v}
+    if not issubclass(schema, BaseModel):
+        return lambda args: args
+
+    def bare(args: Args) -> Args:
+        try:
+            found: Args = _bare(schema.model_validate(dict(args)), args)
+        except Exception:  # noqa: BLE001  # whatever somebody's validator raises, the tool itself will raise
+            return args
+        return found
+
+    return bare
+
+
+def _bare(read: Any, said: Any) -> Any:
+    """Take from what was said what the schema has read as a default, however deep."""
+    if isinstance(read, BaseModel) and isinstance(said, Mapping):
+        values = {key: getattr(read, name) for name, field in _fields(read) for key in _names(name, field)}
+        usual = {key for name, field in _fields(read) if _is_usual(field, read, name) for key in _names(name, field)}
+        return {key: _bare(values.get(key, value), value) for key, value in said.items() if key not in usual}
+    if isinstance(read, list) and isinstance(said, list) and len(read) == len(said):
+        return [_bare(*pair) for pair in zip(read, said, strict=True)]
+    if isinstance(read, Decimal):
+        return str(read.normalize())
+    return read if type(read) in PLAIN else said
+
+
+def _fields(read: BaseModel) -> list[tuple[str, FieldInfo]]:
+    return list(type(read).model_fields.items())
+
+
+def _names(name: str, field: FieldInfo) -> set[str]:
+    return {name, field.alias or name}
+
+
+def _is_usual(field: FieldInfo, read: BaseModel, name: str) -> bool:
+    if field.is_required():
+        return False
+    default: Any = field.default_factory() if field.default_factory in EMPTY else field.default
+    value = getattr(read, name)
+    return isinstance(value, bool) is isinstance(default, bool) and bool(value == default)  # True == 1
+
 
 ByName = Mapping[str, Sequence[BaseTool]]
 """The tools of a graph by name. Two graphs in it may each have one of the same name."""

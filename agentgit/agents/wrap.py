@@ -10,13 +10,11 @@ from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
 from agentgit.agents.agent import RollbackAgent
-from agentgit.agents.branch_context import TurnSettings
+from agentgit.agents.branch_context import AutoCheckpoint, Interval, TurnSettings
 from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS, is_ours
-from agentgit.agents.default_arguments import bare_forms
 from agentgit.agents.importing.import_langgraph import import_thread
 from agentgit.agents.instrumentation import named_in, tools_of
-from agentgit.agents.tools import ByName, declared_of, forward
-from agentgit.agents.turn.auto_checkpoint import AutoCheckpoint, Interval
+from agentgit.agents.tools import ByName, bare_forms, declared_of, forward
 from agentgit.agents.turn.call_interceptor import FENCES
 from agentgit.agents.turn.tool_hook import intercept
 from agentgit.effects import Effect

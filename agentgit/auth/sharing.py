@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from agentgit.auth.roles import Role
+from agentgit.auth.principal import Role
 from agentgit.errors import InvalidInput
 
 LINK = "agitlink"

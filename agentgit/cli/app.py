@@ -7,17 +7,15 @@ from typing import Annotated
 import typer
 
 import agentgit
-from agentgit.cli import branches as branch_commands
+from agentgit.cli import (
+    branches as branch_commands,
+)
 from agentgit.cli import (
     chat,
-    comparison,
     database,
     events,
-    exploration,
-    import_langgraph,
-    log,
+    history,
     maintenance,
-    mcp,
     merge,
     output,
     references,
@@ -27,10 +25,10 @@ from agentgit.cli import (
     users,
     workspace,
 )
-from agentgit.cli.help_groups import Grouped
 from agentgit.cli.options import (
     WHO,
     AsJson,
+    Grouped,
     Limit,
     OfBranch,
     Session,
@@ -44,11 +42,11 @@ from agentgit.cli.options import (
 from agentgit.errors import AgentGitError
 from agentgit.render import records
 from agentgit.render import show as shows
-from agentgit.render.lines import Span
-from agentgit.render.views import calls
-from agentgit.render.views import status as standing
+from agentgit.render.text import Span
+from agentgit.render.views import conversation
+from agentgit.render.views import lists as standing
 from agentgit.render.views import tree as trees
-from agentgit.render.views.sessions import branch_lines, session_lines
+from agentgit.render.views.lists import branch_lines, session_lines
 from agentgit.sessions.operation import DONE
 
 app = typer.Typer(
@@ -62,7 +60,7 @@ app = typer.Typer(
 )
 app.add_typer(database.app)
 app.add_typer(workspace.app)
-app.command("import-langgraph")(import_langgraph.import_langgraph)
+app.command("import-langgraph")(transfer.import_langgraph)
 
 
 def run() -> int:
@@ -150,7 +148,7 @@ def status(session: OfBranch = None, db: Where = None, as_json: AsJson = False) 
                 "head": records.of_checkpoint(head) if head is not None else None,
                 "stopped": [records.of_operation(operation) for operation in stopped],
             },
-            lambda _: [*standing.lines(found.info, branch, head), *map(standing.stopped, stopped)],
+            lambda _: [*standing.status_lines(found.info, branch, head), *map(standing.stopped, stopped)],
         )
 
 
@@ -193,7 +191,7 @@ def track(session: OfBranch = None, limit: Limit = None, db: Where = None, as_js
         output.emit(
             as_json,
             lambda: [call.to_dict() for call in invocations],
-            lambda width: calls.lines(invocations, width=width) or [(Span("no tool calls yet"),)],
+            lambda width: conversation.call_lines(invocations, width=width) or [(Span("no tool calls yet"),)],
         )
 
 
@@ -224,18 +222,17 @@ def show(
         output.emit(as_json, found.to_dict, lambda width: shows.lines(found, width=width, zone=None))
 
 
-app.command(cls=usage("[SESSION]", "A", "B"))(comparison.diff)
-app.command(cls=usage("[SESSION]", "A", "B"))(comparison.compare)
-app.command()(comparison.start)
+app.command(cls=usage("[SESSION]", "A", "B"))(history.diff)
+app.command(cls=usage("[SESSION]", "A", "B"))(history.compare)
+app.command()(history.start)
 merge.add_to(app)
-exploration.add_to(app)
 branch_commands.add_to(app)
-log.add_to(app)
+history.add_to(app)
 rollback.add_to(app)
 transfer.add_to(app)
 users.add_to(app)
 maintenance.add_to(app)
 events.add_to(app)
 app.command()(chat.chat)
-app.command()(mcp.mcp)
+app.command()(serve.mcp)
 app.command()(serve.serve)

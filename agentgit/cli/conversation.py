@@ -1,15 +1,20 @@
-"""A conversation with an agent at a terminal or in a pipe, line by line."""
+"""A conversation with an agent at a terminal or in a pipe: reading lines, and answering them."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import os
 import shlex
-from collections.abc import Callable, Mapping
-from contextlib import aclosing
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from agentgit.cli import output, reading, slash
+from agentgit.cli import output, slash
 from agentgit.errors import (
     AgentGitError,
     InvalidInput,
@@ -19,9 +24,8 @@ from agentgit.errors import (
     WorkspaceChanged,
     WorldDiverged,
 )
-from agentgit.render.lines import Span
-from agentgit.render.text import clean, cut, visible
-from agentgit.render.views import calls
+from agentgit.render.text import Span, clean, cut, visible
+from agentgit.render.views import conversation
 from agentgit.render.views import rollback as rollbacks
 from agentgit.values import portable
 
@@ -31,6 +35,104 @@ if TYPE_CHECKING:
     from agentgit.cli.slash import SlashOrder
     from agentgit.effects import RollbackPlan
     from agentgit.repository import Repository
+
+REMEMBERED = 1000
+"""The number of lines that the history keeps."""
+
+
+def at_terminal() -> bool:
+    """Return whether a person is there, who can be shown a prompt and asked."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+Offer = Callable[[str, str], list[str]]
+"""A function that returns the completions of a word, from the line before it and the part that was typed."""
+
+
+def lines(prompt: Callable[[], str], offer: Offer) -> Iterator[str]:
+    """Read lines until there are no more. Ctrl-C at the prompt gives the line up.
+
+    Args:
+        prompt: A function that returns the text before a line; without a terminal, nothing is shown.
+        offer: The function that returns the completions for Tab.
+    """
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # one bad byte is no reason to stop
+    if not at_terminal():
+        yield from (line.rstrip("\r\n") for line in iter(sys.stdin.readline, ""))
+        return
+    with _history(offer):
+        while True:
+            try:
+                yield input(output.fitting(prompt(), sys.stdout))
+            except KeyboardInterrupt:
+                output.say("")
+            except EOFError:
+                output.say("")
+                return
+
+
+def state_folder() -> Path:
+    """Return the folder in which programs of this user keep what they remember."""
+    if os.name == "nt":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "agentgit"
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "agentgit"
+
+
+@contextmanager
+def _history(offer: Offer) -> Iterator[None]:
+    """Remember what was written, in a file that only its owner can read; and let Tab complete words."""
+    try:
+        import readline
+    except ImportError:  # not on every system; the prompt works without
+        yield
+        return
+    path = state_folder() / "chat_history"
+    _kept(path, lambda: _read(readline, path))
+    _complete(readline, offer)
+    try:
+        yield
+    finally:
+        readline.set_completer(None)
+        _kept(path, lambda: _write(readline, path))
+
+
+def _complete(readline: ModuleType, offer: Offer) -> None:
+    def nth(word: str, n: int) -> str | None:
+        """Return the n-th offer: readline asks until there are no more."""
+        try:
+            return [*offer(readline.get_line_buffer()[: readline.get_begidx()], word), None][n]
+        except AgentGitError:  # a prompt is no place for a failure
+            return None
+
+    readline.set_completer(nth)
+    readline.set_completer_delims(" \t\n")
+    readline.parse_and_bind("tab: complete")
+
+
+def _read(readline: ModuleType, path: Path) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.touch()
+    path.chmod(0o600)
+    readline.set_history_length(REMEMBERED)
+    readline.read_history_file(path)
+
+
+def _write(readline: ModuleType, path: Path) -> None:
+    before = os.umask(0o077)  # it may be written anew
+    try:
+        readline.write_history_file(path)
+    finally:
+        os.umask(before)
+
+
+def _kept(path: Path, do: Callable[[], None]) -> None:
+    """Do something with the history; say so where it cannot be kept."""
+    try:
+        do()
+    except OSError as error:
+        output.note(f"The history of the chat is not kept in {path}: {error.strerror}.")
+
 
 CarryOut: TypeAlias = "Callable[[Chat, SlashOrder], None]"
 
@@ -61,16 +163,16 @@ class Chat:
 
     def run(self) -> int:
         """Process every line, and return the exit code: 0 at a terminal, else that of the first failure."""
-        if reading.at_terminal():
+        if at_terminal():
             where = f"session {self.agent.session.reference}, branch {self.agent.branch.name}"
             output.show([(Span(f"{clean(where)}. /help lists the commands, Ctrl-D leaves.", "dim"),)])
             self._say_what_waits()
-        for line in reading.lines(lambda: f"{clean(self.agent.branch.name)}> ", self.offer):
+        for line in lines(lambda: f"{clean(self.agent.branch.name)}> ", self.offer):
             goes_on = self.hear(line)
             output.flush()
             if not goes_on:
                 break
-        return 0 if reading.at_terminal() else self.failed
+        return 0 if at_terminal() else self.failed
 
     def offer(self, before: str, word: str) -> list[str]:
         """Return what Tab makes of a word: a slash command, or a place of the session.
@@ -175,7 +277,7 @@ class Chat:
         if self.yes or slash.YES in order.options:
             return True
         output.show(rollbacks.lines(planned, width=output.width()))
-        if not reading.at_terminal():
+        if not at_terminal():
             raise InvalidInput("Nobody can be asked here. Write --yes if it is to be done, or begin the chat with it.")
         if output.ask("Do it?"):
             return True
@@ -226,7 +328,7 @@ class Transcript:
     def called(self, name: str, args: Mapping[str, Any]) -> None:
         """Write one tool call."""
         self.end()
-        line = cut(clean(f"→ {name}({calls.arguments(args)})"), output.width())
+        line = cut(clean(f"→ {name}({conversation.arguments(args)})"), output.width())
         output.show([(Span(line, "dim"),)])
         output.flush()
 

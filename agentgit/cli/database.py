@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.help_groups import Brief
-from agentgit.cli.options import AsJson, Where, database, repository
-from agentgit.cli.progress import bar
+from agentgit.cli.options import AsJson, Brief, Where, database, repository
+from agentgit.cli.output import bar
 from agentgit.errors import InvalidInput
-from agentgit.render.lines import Span
-from agentgit.render.text import clean
-from agentgit.render.views import privacy as drawn
+from agentgit.render.text import Span, clean
+from agentgit.render.views import maintenance as drawn
 
 if TYPE_CHECKING:
     from agentgit.store.database import Database
@@ -112,11 +110,11 @@ def sql(
     ] = "postgresql",
 ) -> None:
     """Print the SQL of an upgrade, to review it or to run it by hand."""
-    from agentgit.store.schema import schema, sharding
+    from agentgit.store.schema import partitioning, schema
 
-    if kind in sharding.KINDS and start is not None:
+    if kind in partitioning.KINDS and start is not None:
         raise InvalidInput(f"For {kind} there is a script of the whole schema only: agentgit db sql --for {kind}")
-    output.say(sharding.spread(kind) if kind in sharding.KINDS else schema.script(kind, start, end))
+    output.say(partitioning.spread(kind) if kind in partitioning.KINDS else schema.script(kind, start, end))
 
 
 @app.command()

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.help_groups import Brief
-from agentgit.cli.log import time_of
-from agentgit.cli.options import AsJson, Where, repository
-from agentgit.cli.progress import bar
+from agentgit.cli.history import time_of
+from agentgit.cli.options import AsJson, Brief, Where, repository
+from agentgit.cli.output import bar
 from agentgit.errors import Corrupt, InvalidInput, NotFound
-from agentgit.render.lines import Line, Span
+from agentgit.render.text import Line, Span
 from agentgit.render.views import events as drawn
 
 if TYPE_CHECKING:

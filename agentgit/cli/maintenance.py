@@ -11,11 +11,11 @@ import typer
 
 from agentgit.cli import output, references
 from agentgit.cli.options import AsJson, OfBranch, Session, Where, Yes, names, repository
-from agentgit.cli.progress import bar
+from agentgit.cli.output import bar
 from agentgit.errors import Corrupt, InvalidInput
 from agentgit.render.text import clean
 from agentgit.render.views import maintenance as drawn
-from agentgit.render.views.privacy import erased_lines
+from agentgit.render.views.maintenance import erased_lines
 
 if TYPE_CHECKING:
     from agentgit.checkpoints import Retention

@@ -11,8 +11,8 @@ from agentgit.cli import output, references
 from agentgit.cli.options import AsJson, Where, import_from_here, repository, usage
 from agentgit.errors import InvalidInput, MergeConflict, NotFound
 from agentgit.render import records
+from agentgit.render.views import diff as merges
 from agentgit.render.views import log as logs
-from agentgit.render.views import merge as merges
 
 if TYPE_CHECKING:
     from agentgit.checkpoints import Checkpoint
@@ -147,7 +147,7 @@ def _tell(as_json: bool, plan: MergePlan, made: Checkpoint | None) -> None:
         as_json,
         lambda: {"plan": plan.to_dict(), "checkpoint": records.of_checkpoint(made) if made is not None else None},
         lambda width: [
-            *merges.lines(plan, width=width),
+            *merges.merge_lines(plan, width=width),
             *(logs.lines([made], width=width, zone=None) if made is not None and not plan.is_empty else []),
         ],
     )

@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING
 
 from agentgit.cli import output, slash
 from agentgit.errors import NotFound
-from agentgit.render.lines import Line, Span
-from agentgit.render.text import clean
-from agentgit.render.views import calls
+from agentgit.render.text import Line, Span, clean
+from agentgit.render.views import conversation
 from agentgit.render.views import diff as diffs
 from agentgit.render.views import log as logs
-from agentgit.render.views import merge as merges
 from agentgit.render.views import rollback as rollbacks
-from agentgit.render.views import search as searches
 from agentgit.render.views import tree as trees
-from agentgit.render.views.sessions import branch_lines
+from agentgit.render.views.lists import branch_lines
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
@@ -80,7 +77,7 @@ def _resume(chat: Chat, order: SlashOrder) -> None:
 def _resolve(chat: Chat, order: SlashOrder) -> None:
     result = output.result_of(order.options.get(slash.RESULT))
     call = chat.repo.resolve(order.number() or 0, order.words[1].replace("-", "_"), result=result)
-    output.show(calls.lines([call], width=output.width()))
+    output.show(conversation.call_lines([call], width=output.width()))
 
 
 def _rewind(chat: Chat, order: SlashOrder) -> None:
@@ -183,7 +180,7 @@ def _log(chat: Chat, order: SlashOrder) -> None:
 
 def _track(chat: Chat, order: SlashOrder) -> None:
     found = chat.agent.tool_track()[-(order.number() or 0) :]
-    output.show(calls.lines(found, width=output.width()) or [(Span("no tool calls yet"),)])
+    output.show(conversation.call_lines(found, width=output.width()) or [(Span("no tool calls yet"),)])
 
 
 def _branches(chat: Chat, order: SlashOrder) -> None:
@@ -214,7 +211,7 @@ def _pick(chat: Chat, order: SlashOrder) -> None:
 
 def _carry(plan: MergePlan, carry: Callable[[], Checkpoint]) -> None:
     """Show what comes, and let it come: the world stays, and a rollback takes it back."""
-    output.show(merges.lines(plan, width=output.width()))
+    output.show(diffs.merge_lines(plan, width=output.width()))
     if not plan.is_empty:
         output.show(logs.lines([carry()], width=output.width(), zone=None))
 
@@ -225,7 +222,7 @@ def _carry(plan: MergePlan, carry: Callable[[], Checkpoint]) -> None:
 def _search(chat: Chat, order: SlashOrder) -> None:
     every, after = slash.EVERYWHERE in order.options, order.options.get(slash.AFTER)
     found = chat.agent.search(" ".join(order.words), all_branches=every, after=after)
-    output.show(searches.lines(found, width=output.width(), zone=None))
+    output.show(logs.hit_lines(found, width=output.width(), zone=None))
 
 
 def _tag(chat: Chat, order: SlashOrder) -> None:
@@ -244,7 +241,7 @@ def _tags(chat: Chat, order: SlashOrder) -> None:
 
 def _show_tags(tags: list[Tag]) -> None:
     none = [(Span("no tags yet; /tag [PLACE] NAME gives one"),)]
-    output.show(searches.tag_lines(tags, width=output.width(), zone=None) or none)
+    output.show(logs.tag_lines(tags, width=output.width(), zone=None) or none)
 
 
 def _help(chat: Chat, order: SlashOrder) -> None:

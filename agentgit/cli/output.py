@@ -6,8 +6,9 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
@@ -21,9 +22,11 @@ from agentgit.errors import (
     WorkspaceChanged,
 )
 from agentgit.render.html import escape
-from agentgit.render.lines import ASCII, Line, Span, plain
-from agentgit.render.text import clean, visible
+from agentgit.render.text import ASCII, Line, Span, clean, plain, visible
 from agentgit.values import portable
+
+if TYPE_CHECKING:
+    from agentgit.sessions.reports import OnProgress
 
 COLOURS = {
     "heading": "bold",
@@ -203,3 +206,24 @@ def fitting(text: str, stream: TextIO) -> str:
     except UnicodeEncodeError:
         return text.translate(ASCII).encode(encoding, "backslashreplace").decode(encoding)
     return text
+
+
+@contextmanager
+def bar(what: str, as_json: bool) -> Iterator[OnProgress | None]:
+    """Show how far it is by a bar, in a terminal only.
+
+    Args:
+        what: The action, in a word.
+        as_json: True if a program reads the answer.
+    """
+    if as_json or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(what, total=None)
+        step: Callable[[int, int], None] = lambda done, total: shown.update(task, completed=done, total=total)  # noqa: E731
+        yield step

@@ -13,9 +13,8 @@ from agentgit.cli.options import AsJson, Session, Target, Trust, Where, places_t
 from agentgit.effects import RollbackPlan, RollbackReport
 from agentgit.errors import RollbackBlocked, RollbackIncomplete
 from agentgit.render import records
-from agentgit.render.lines import Span
-from agentgit.render.views import calls
-from agentgit.render.views import operations as operation_lists
+from agentgit.render.text import Span
+from agentgit.render.views import conversation
 from agentgit.render.views import rollback as rollbacks
 
 Tools = Annotated[
@@ -195,7 +194,7 @@ def operations(session: Session = None, db: Where = None, as_json: AsJson = Fals
             as_json,
             lambda: [records.of_operation(operation) for operation in found],
             lambda width: (
-                operation_lists.lines(found, branches, width=width, zone=None) or [(Span("no operations yet"),)]
+                rollbacks.operation_lines(found, branches, width=width, zone=None) or [(Span("no operations yet"),)]
             ),
         )
 
@@ -226,7 +225,7 @@ def resolve(
     returned = output.result_of(result)
     with repository(db) as repo:
         call = repo.resolve(invocation, outcome.replace("-", "_"), result=returned)
-        output.emit(as_json, call.to_dict, lambda width: calls.lines([call], width=width))
+        output.emit(as_json, call.to_dict, lambda width: conversation.call_lines([call], width=width))
 
 
 # -- what they share

@@ -1,14 +1,15 @@
-"""`agentgit serve`: pages and an HTTP API."""
+"""`agentgit serve` and `agentgit mcp`: servers for browsers, programs and MCP clients."""
 
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import Annotated
 
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.options import Trust, Where, repository
+from agentgit.cli.options import Session, Trust, Where, repository, to_trust
 from agentgit.errors import Unavailable
 
 NEEDS = ("fastapi", "jinja2", "python_multipart", "uvicorn")
@@ -72,3 +73,29 @@ def serve(
             say=output.note,
             browser=open_,
         )
+
+
+def mcp(
+    session: Session = None,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Offer only tools that change nothing.")] = False,
+    allow_force: Annotated[
+        bool, typer.Option("--allow-force", help="Let clients roll back past effects that cannot be undone.")
+    ] = False,
+    trust: Trust = None,
+    db: Where = None,
+) -> None:
+    """Serve the checkpoints of one session or all as MCP tools, over standard input and output."""
+    server = _server()
+    modules = to_trust(trust)
+    with repository(db) as repo:
+        bound = repo.session(session) if session is not None else None
+        server.serve(repo, bound, read_only=read_only, may_force=allow_force, trust=modules)
+
+
+def _server() -> ModuleType:
+    try:
+        return importlib.import_module("agentgit.mcp.server")  # a face knows no other face
+    except ModuleNotFoundError as error:
+        if error.name != "mcp":
+            raise
+        raise Unavailable('The MCP server needs the package mcp. Run: pip install "agentgit[mcp]"') from error

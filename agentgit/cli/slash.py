@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from agentgit.checkpoints import references
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.render.lines import Line, Span, table
+from agentgit.render.text import Line, Span, table
 
 FORCE, YES, SYNC, RESOLVE = "--force", "--yes", "--sync", "--resolve"
 EVERYWHERE, AFTER, RESULT = "--all-branches", "--after", "--result"

@@ -12,14 +12,12 @@ from typing import Annotated, Any
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.help_groups import Brief
-from agentgit.cli.options import AsJson, Where, Yes, names, repository
+from agentgit.cli.options import AsJson, Brief, Where, Yes, names, repository
 from agentgit.errors import InvalidInput
-from agentgit.render.lines import Line, Span
 from agentgit.render.records import of_value
-from agentgit.render.text import clean
-from agentgit.render.views import users as drawn
-from agentgit.render.views.privacy import erased_lines
+from agentgit.render.text import Line, Span, clean
+from agentgit.render.views import lists as drawn
+from agentgit.render.views.maintenance import erased_lines
 
 Named = Annotated[str, typer.Argument(metavar="SESSION", autocompletion=names, help="The name or id of a session.")]
 Who = Annotated[str, typer.Argument(metavar="USER", help="The name or id of a user.")]

@@ -11,11 +11,10 @@ import typer
 
 from agentgit.checkpoints import references
 from agentgit.cli import output
-from agentgit.cli.help_groups import Brief
-from agentgit.cli.options import AsJson, Limit, usage
-from agentgit.cli.progress import bar
+from agentgit.cli.options import AsJson, Brief, Limit, usage
+from agentgit.cli.output import bar
 from agentgit.errors import NotFound, WorkspaceChanged
-from agentgit.render.lines import Span
+from agentgit.render.text import Span
 from agentgit.render.views import files
 
 if TYPE_CHECKING:

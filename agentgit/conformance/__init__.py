@@ -8,14 +8,14 @@ an empty database, and a backend's own tests run them one by one:
         rule.check(lambda: agentgit.open(URL))
 """
 
-from agentgit.conformance import checkpoints, concurrency, schemas, transactions, users, values
+from agentgit.conformance import checkpoints, concurrency, storage, users
 from agentgit.conformance.rules import Breach, NotCheckable, Opener, Report, Result, Rule, check
 
 RULES: tuple[Rule, ...] = (
-    *schemas.RULES,
-    *transactions.RULES,
-    *values.RULES,
-    *concurrency.RULES,
+    *storage.SCHEMA_RULES,
+    *concurrency.TRANSACTION_RULES,
+    *storage.VALUE_RULES,
+    *concurrency.CONCURRENCY_RULES,
     *users.RULES,
     *checkpoints.RULES,
 )

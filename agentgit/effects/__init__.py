@@ -1,8 +1,7 @@
 """Effects: what tools do to the world, what was called, and what a rollback would do about it. Pure, no IO."""
 
-from agentgit.effects.current_call import idempotency_key
 from agentgit.effects.effects import Effect, compensable, effect, reversible
-from agentgit.effects.invocation import ToolInvocation
+from agentgit.effects.invocation import ToolInvocation, idempotency_key
 from agentgit.effects.plan import RollbackPlan
 from agentgit.effects.report import RollbackReport
 

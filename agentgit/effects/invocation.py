@@ -1,16 +1,107 @@
-"""The ToolInvocation: one call of one tool, and its status in the journal."""
+"""The ToolInvocation: one call of one tool, its identity, its status in the journal, and its mark in a tree."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from reprlib import Repr
 from typing import Any, Self
 
-from agentgit.effects.effects import REVERSIBLE
-from agentgit.errors import InvalidInput
-from agentgit.values import Listed, Shown
+from agentgit.effects.effects import IRREVERSIBLE, READ_ONLY, REVERSIBLE
+from agentgit.errors import InvalidInput, NotFound
+from agentgit.values import Listed, Shown, to_json
+
+
+def identity(tool_name: str, args: Mapping[str, Any], identity_args: Sequence[str] | None) -> str:
+    """Hash what makes a call the same as another one.
+
+    Args:
+        tool_name: The name of the tool.
+        args: The arguments of the call, JSON-like; 5 and 5.0 are the same.
+        identity_args: The names of the arguments that count; None for all. One that is missing counts as missing.
+
+    Example:
+        >>> one = identity("pay", {"to": "Ann", "euros": 5, "reference": "a1"}, ["to", "euros"])
+        >>> one == identity("pay", {"euros": 5, "reference": "b2", "to": "Ann"}, ["to", "euros"])
+        True
+    """
+    counted = {name: value for name, value in args.items() if identity_args is None or name in identity_args}
+    return hashlib.sha256(to_json([tool_name, _sorted(counted)])).hexdigest()
+
+
+def _sorted(value: Any) -> Any:
+    """Bring the keys of dicts, however deep, into one order, and whole numbers into one form."""
+    if isinstance(value, Mapping):
+        return [[key, _sorted(value[key])] for key in sorted(value)]
+    if isinstance(value, list):
+        return [_sorted(item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # a model writes the same amount now so, now so
+    return value
+
+
+def call_key(branch_id: int, place: str, call: str, tool_name: str) -> str:
+    """Make the idempotency key of a call: every attempt at it has the same.
+
+    Args:
+        branch_id: The branch that makes it.
+        place: The AI message that asked for it, or the task that makes it.
+        call: Its id there; models may use the same one in another place.
+        tool_name: The name of the tool.
+    """
+    return _digest(f"{branch_id}\0{place}\0{call}\0{tool_name}")
+
+
+def key_after(key: str, what: str = "") -> str:
+    """Make the idempotency key of a call that is made once more, because its effect was taken back.
+
+    Args:
+        key: The key before it.
+        what: The part that makes it another one, if several come after that one.
+    """
+    return _digest(f"{key}\0{what}")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+_key: ContextVar[str | None] = ContextVar("agentgit_idempotency_key", default=None)
+
+
+def idempotency_key() -> str:
+    """Return the idempotency key of the tool call that is running, for a service that makes a call with it only once.
+
+    Every attempt at the same call has the same key: a retry, and the attempt after a crash. A call that was reversed
+    and is made again has another one.
+
+    Raises:
+        NotFound: No recorded call is running here.
+
+    Example:
+        >>> with running("5e91f633"):
+        ...     idempotency_key()
+        '5e91f633'
+    """
+    key = _key.get()
+    if key is None:
+        raise NotFound("No recorded tool call is running here. Ask inside of a tool that a wrapped graph calls.")
+    return key
+
+
+@contextmanager
+def running(key: str | None) -> Iterator[None]:
+    """Mark a call as the running one until the block ends."""
+    token = _key.set(key)
+    try:
+        yield
+    finally:
+        _key.reset(token)
+
 
 CALL, REPLAY, REDO = "call", "replay", "redo"
 """Why there is an invocation: the tool was called, the record answered for it, or it ran again for an earlier one."""
@@ -195,3 +286,35 @@ def and_verify(error: str | None, raised: str | None) -> str | None:
 
 class ToolTrack(Listed[ToolInvocation]):
     """Tool calls in order, which a notebook shows as a table."""
+
+
+MARKS = ("running", "done", "irreversible", "reversed", "failed", "unknown")
+"""The marks of a call, in the order to show them."""
+
+_OF_STATUS = {
+    INTENDED: "running",
+    REVERSING: "running",
+    DONE: "done",
+    REVERSED: "reversed",
+    FAILED: "failed",
+    UNKNOWN: "unknown",
+    REVERSE_FAILED: "unknown",
+    REVERSE_UNKNOWN: "unknown",
+}
+
+
+def mark(effect: str, status: str) -> str | None:
+    """Return the mark of a call; None if it is nothing that somebody would want to see in a tree.
+
+    Args:
+        effect: The effect of the tool on the outside world.
+        status: The call's, in the journal.
+
+    Example:
+        >>> mark("reversible", "done"), mark("irreversible", "done"), mark("read_only", "done")
+        ('done', 'irreversible', None)
+    """
+    if effect == READ_ONLY:
+        return None
+    found = _OF_STATUS.get(status)
+    return IRREVERSIBLE if found == "done" and effect == IRREVERSIBLE else found

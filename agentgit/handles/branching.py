@@ -1,4 +1,4 @@
-"""Saving the point where a branch stands, and making branches there, without a graph."""
+"""Saving the point where a branch stands, tagging it, making branches there, and taking abandoned ones back."""
 
 from __future__ import annotations
 
@@ -7,17 +7,123 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
-from agentgit.auth.roles import EDITOR
-from agentgit.checkpoints import Checkpoint
+from agentgit.auth.principal import EDITOR
+from agentgit.checkpoints import Checkpoint, references
+from agentgit.checkpoints.queries import Tag, Tags
 from agentgit.effects.files import FilesAt
-from agentgit.errors import AgentGitError, Conflict, Corrupt, Unavailable
-from agentgit.handles.context import SessionAccess
+from agentgit.errors import AgentGitError, Conflict, Corrupt, InvalidInput, NotFound, Unavailable
+from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.handles.rollbacks import where
+from agentgit.rollback.crash_recovery import break_off
+from agentgit.sessions import InternalSession
 from agentgit.sessions.session import RUNNING
+from agentgit.store.audit.trail import note
 from agentgit.store.maintenance import retention
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.checkpoints import Label, Snapshot
 from agentgit.store.records.sessions import Found, require_whole
+from agentgit.store.sql import process
+from agentgit.store.sql.tables import CHECKPOINT
+
+
+def recover(access: SessionAccess, branch: BranchRef, *, force: bool) -> InternalSession:
+    """Take back a branch whose turn or rollback died.
+
+    Args:
+        access: The session.
+        branch: The branch; None is the current one.
+        force: True to take it also from a process of this machine that lives.
+
+    Raises:
+        NotFound: There is no such branch.
+        Conflict: Its process is alive, on this machine; nothing was done.
+    """
+    context, store = access.context, access.context.store
+
+    def take(connection: Connection) -> InternalSession:
+        found = access.find(connection, EDITOR)
+        store.sessions.lock(connection, found.id)
+        row = context.lookup.branch(connection, found, branch)
+        operations = [
+            o for o in store.operations.running(connection, found.id).all() if o.internal_session_id == row.id
+        ]
+        if not force and any(map(process.is_here, [row.owner, *(one.owner for one in operations)])):
+            raise Conflict(
+                f"Branch {row.name} is at work in a process of this machine. Wait until it ends, or end that "
+                "process; force=True takes the branch from it."
+            )
+        store.journal.abandon(connection, row.id, row.owner)
+        store.sessions.release(connection, row.id, row.owner)
+        if row.status == RUNNING:
+            note(connection, store.tenant_id, "turn.abandoned", branch_id=row.id, user_id=context.user.id)
+        for operation in operations:
+            break_off(store, connection, operation)
+        return context.views.branch(connection, found, store.sessions.branch(connection, row.id))
+
+    return context.change(take)
+
+
+class Tagging(SessionAccess):
+    """Adds, removes and lists the tags of a session."""
+
+    def add(self, ref: CheckpointRef, name: str, branch: BranchRef, description: str | None) -> Tag:
+        """Tag a checkpoint.
+
+        Raises:
+            InvalidInput, Conflict, NotFound, Ambiguous: As `Session.tag`.
+        """
+        references.place_name(name, "tag")
+        if description is not None and not isinstance(description, str):
+            raise InvalidInput(f"A description is a text, not {description!r}.")
+        store = self.context.store
+
+        def give(connection: Connection) -> Tag:
+            point = self.checkpoint(connection, ref, branch)
+            self.context.authorize(connection, self.session_id)
+            store.sessions.lock(connection, self.session_id)
+            if not store.checkpoints.find(connection, CHECKPOINT.c.id == point.id):
+                raise NotFound(f"Checkpoint {point.branch_name}#{point.number} was deleted meanwhile.")
+            if name in {row.name for row in store.sessions.branches(connection, self.session_id)}:
+                raise Conflict(f"There is a branch {name}, which names the place already. Choose another name.")
+            return store.tags.add(connection, point, name, description, self.context.user.id)
+
+        return self.context.change(give)
+
+    def remove(self, name: str) -> Tag:
+        """Remove a tag, and return what it was.
+
+        Raises:
+            NotFound: The session has no such tag.
+        """
+
+        def take(connection: Connection) -> Tag:
+            self.find(connection, EDITOR)
+            tag = self.find_tag(connection, name)
+            self.context.store.tags.remove(connection, self.session_id, name, self.context.user.id)
+            return tag
+
+        return self.context.change(take)
+
+    def all(self) -> list[Tag]:
+        """List the tags of the session, the newest first."""
+        return Tags(self.context.read(lambda c: self.context.store.tags.all(c, self.find(c).id)))
+
+    def find_tag(self, connection: Connection, name: str) -> Tag:
+        """Find a tag by its name.
+
+        Raises:
+            NotFound: The session has no such tag.
+        """
+        tags = self.context.store.tags
+        found = tags.find(connection, self.session_id, references.place_name(name, "tag"))
+        if found is None:
+            names = [tag.name for tag in tags.all(connection, self.session_id)]
+            raise NotFound(
+                f"Session {self.find(connection).session_name} has no tag {name!r}. List them: session.tags(), or "
+                "agentgit tag.",
+                near=references.near(name, names),
+            )
+        return found
 
 
 class Branching(SessionAccess):

@@ -10,8 +10,7 @@ from typing import Any, Protocol, TypeVar
 from sqlalchemy import Connection
 
 from agentgit.auth import Principal, User
-from agentgit.auth.roles import EDITOR, VIEWER, Role
-from agentgit.auth.scopes import READ
+from agentgit.auth.principal import EDITOR, READ, VIEWER, Role
 from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.effects import Effect

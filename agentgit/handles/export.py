@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from agentgit.errors import Unavailable
 from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.sessions import ExternalSession
-from agentgit.sessions.maintenance import Progress
+from agentgit.sessions.reports import OnProgress
 from agentgit.store.queries.explorations import mark_of
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.threads.graph_store import GraphKey
@@ -41,7 +41,7 @@ class Exporter(SessionAccess):
         checkpoint: CheckpointRef | None,
         *,
         files: bool,
-        progress: Progress | None,
+        progress: OnProgress | None,
     ) -> Carried:
         """Write a session, a branch or a checkpoint to one file.
 

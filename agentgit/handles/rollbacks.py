@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from agentgit.auth.roles import EDITOR, VIEWER, Role
+from agentgit.auth.principal import EDITOR, VIEWER, Role
 from agentgit.effects import RollbackPlan, RollbackReport
 from agentgit.effects.files import FilesAt
 from agentgit.effects.plan import ROLLBACK

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.async_api import async_twin
-from agentgit.auth.roles import EDITOR, OWNER
+from agentgit.auth.principal import EDITOR, OWNER
 from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.checkpoints.queries import Tag
@@ -17,17 +17,15 @@ from agentgit.effects.files import FileChanges
 from agentgit.effects.invocation import DONE
 from agentgit.effects.plan import SWITCH
 from agentgit.errors import Conflict, InvalidInput
-from agentgit.handles.branching import Branching
+from agentgit.handles.branching import Branching, recover
 from agentgit.handles.context import BranchRef, Context, WrappedGraph
-from agentgit.handles.erasure import erase
-from agentgit.handles.recovery import recover
-from agentgit.handles.retention import SessionRetention, delete_unneeded
+from agentgit.handles.retention import SessionRetention, delete_unneeded, erase
 from agentgit.handles.rollbacks import RollbackOptions
 from agentgit.handles.session_reader import SessionReader
 from agentgit.handles.sharing import Sharing
 from agentgit.handles.templates import require_name
 from agentgit.sessions import ExternalSession, InternalSession
-from agentgit.sessions.maintenance import Erased
+from agentgit.sessions.reports import Erased
 from agentgit.store.maintenance import erasure
 from agentgit.store.queries.explorations import mark_of
 from agentgit.store.queries.lookup import CheckpointRef

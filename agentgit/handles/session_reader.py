@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from sqlalchemy import Connection
 
 from agentgit.async_api import async_twin
-from agentgit.auth.roles import VIEWER
+from agentgit.auth.principal import VIEWER
 from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.checkpoint import Checkpoints
 from agentgit.checkpoints.comparison import Comparison
@@ -18,17 +18,16 @@ from agentgit.checkpoints.diff import Diff
 from agentgit.checkpoints.queries import Filter, Hits, Tag
 from agentgit.effects import RollbackPlan, ToolInvocation
 from agentgit.effects.invocation import ToolTrack
+from agentgit.handles.branching import Tagging
 from agentgit.handles.comparison import Comparator
 from agentgit.handles.context import BranchRef, Context, SessionAccess
 from agentgit.handles.export import Exporter
-from agentgit.handles.log import Log, LogReader, Scope
+from agentgit.handles.log import Log, LogReader, Scope, TextSearch
 from agentgit.handles.rollbacks import RollbackOptions, Rollbacks
-from agentgit.handles.search import TextSearch
 from agentgit.handles.statistics import count
-from agentgit.handles.tagging import Tagging
 from agentgit.sessions import ExternalSession, InternalSession, Tree
-from agentgit.sessions.maintenance import Progress
 from agentgit.sessions.operation import Operation
+from agentgit.sessions.reports import OnProgress
 from agentgit.sessions.session import Branches
 from agentgit.sessions.stats import Prices, Stats
 from agentgit.store.queries.lookup import CheckpointRef
@@ -182,7 +181,7 @@ class SessionReader:
         all_branches: bool = False,
         limit: int = 20,
         after: str | None = None,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> Hits:
         """Find messages, tool calls and named checkpoints by their words.
 
@@ -375,7 +374,7 @@ class SessionReader:
         branch: BranchRef = None,
         checkpoint: CheckpointRef | None = None,
         files: bool = False,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> Carried:
         """Write the session, one branch or one checkpoint of it to one file, which any agentgit reads with `import_`.
 

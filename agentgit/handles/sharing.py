@@ -9,8 +9,7 @@ from sqlalchemy import Connection
 
 from agentgit.async_api import async_twin
 from agentgit.auth import Member, ShareLink
-from agentgit.auth.roles import OWNER, VIEWER, Role, require_role
-from agentgit.auth.scopes import WRITE
+from agentgit.auth.principal import OWNER, VIEWER, WRITE, Role, require_role
 from agentgit.auth.sharing import end_of
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import SessionAccess, UserRef

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection
 
-from agentgit.auth.roles import FORKER
-from agentgit.auth.scopes import FORK, WRITE
+from agentgit.auth.principal import FORK, FORKER, WRITE
 from agentgit.effects.plan import EXECUTE
 from agentgit.errors import InvalidInput, NotFound, RollbackBlocked, WorkspaceChanged
 from agentgit.handles.context import Context

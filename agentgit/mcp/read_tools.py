@@ -1,30 +1,80 @@
-"""The tools that only look: lists, trees, diffs, search and plans. Each gives text, and data where it is small."""
+"""The tools that only look: lists, trees, diffs, search, and plans with the codes that confirm them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from agentgit.mcp.confirmation import of_rollback, of_switch
+from agentgit.errors import Conflict
 from agentgit.render import records
 from agentgit.render import show as shows
-from agentgit.render.lines import Line, Span, plain
-from agentgit.render.views import calls
+from agentgit.render.text import Line, Span, plain
+from agentgit.render.views import conversation
 from agentgit.render.views import diff as diffs
 from agentgit.render.views import log as logs
-from agentgit.render.views import operations as operation_lists
 from agentgit.render.views import rollback as rollbacks
-from agentgit.render.views import search as searches
 from agentgit.render.views import tree as trees
-from agentgit.render.views.sessions import branch_lines, session_lines
+from agentgit.render.views.lists import branch_lines, session_lines
+from agentgit.values import to_json
 
 if TYPE_CHECKING:
     from agentgit.effects import RollbackPlan
     from agentgit.handles.session import Session
     from agentgit.repository import Repository
+    from agentgit.sessions.operation import Operation
+
+PREFIX = "mcp-"
+"""The beginning of the request id of an operation that was confirmed here."""
+
+
+def code_of_rollback(
+    repo: Repository, session: Session, branch: str | None, plan: RollbackPlan, *, force: bool, **how: Any
+) -> str:
+    """Return the code of a rollback.
+
+    Args:
+        repo: The repository of the session.
+        session: The session of the branch.
+        branch: The one that is left; None is the current one.
+        plan: The plan to confirm.
+        force: True if what cannot be undone is kept.
+        how: The other options that were asked for.
+    """
+    return _code(repo, session, plan, session.branch(branch).id, force, how)
+
+
+def code_of_switch(repo: Repository, session: Session, branch: str, plan: RollbackPlan, *, force: bool) -> str:
+    """Return the code of a switch that brings the world along; the arguments are those of `of_rollback`."""
+    return _code(repo, session, plan, session.branch(branch).id, force, {})
+
+
+def _code(
+    repo: Repository, session: Session, plan: RollbackPlan, branch_id: int, force: bool, how: dict[str, Any]
+) -> str:
+    files = plan.files.to_dict() if plan.files is not None else None
+    newest = [operation.id for operation in session.operations()[:1]]
+    seen = [session.id, branch_id, plan.kind, plan.checkpoint_id, plan.as_request(), files, force, how, newest]
+    return sha256(to_json(seen)).hexdigest()[:16]
+
+
+def done_before(repo: Repository, session: Session, code: str) -> Operation | None:
+    """Find the operation that a code has led to already; None if it has not."""
+    return next((one for one in session.operations() if one.request_id == PREFIX + code), None)
+
+
+def require_code(code: str, now: str, plan: RollbackPlan) -> None:
+    """Check that a code belongs to the plan as it is now.
+
+    Raises:
+        Conflict: It does not.
+    """
+    if code != now:
+        raise Conflict(f"Nothing was done: this is not the plan of confirm={code!r}. Plan again, and look. Now: {plan}")
+
 
 WIDTH = 120
 """Cells of a line of text; a model reads no pictures."""
@@ -120,7 +170,7 @@ class ReadTools:
     def list_tool_calls(self, session: SessionName = None, branch: Branch = None, limit: Limit = 50) -> ToolAnswer:
         """List what tools did along a branch: the effect, whether it stands in the world, and what came of it."""
         found = self.of(session).tool_track(branch=branch)[-limit:]
-        return ToolAnswer(calls.lines(found, width=WIDTH) or _nothing("no tool calls"))
+        return ToolAnswer(conversation.call_lines(found, width=WIDTH) or _nothing("no tool calls"))
 
     def list_branches(self, session: SessionName = None) -> ToolAnswer:
         """List the branches of a session, with a * before the one that it continues on."""
@@ -153,14 +203,14 @@ class ReadTools:
     ) -> ToolAnswer:
         """Find messages, tool calls and named points by their words: names first, then the newest."""
         found = self.of(session).search(text, branch=branch, all_branches=all_branches, limit=limit, after=after)
-        return ToolAnswer(searches.lines(found, width=WIDTH, zone=None), found.to_dict())
+        return ToolAnswer(logs.hit_lines(found, width=WIDTH, zone=None), found.to_dict())
 
     def list_operations(self, session: SessionName = None, limit: Limit = 20) -> ToolAnswer:
         """List rollbacks, switches and forks, the newest first, and which of them stopped half way."""
         of = self.of(session)
         found, names = of.operations()[:limit], {one.id: one.name for one in of.branches()}
         return ToolAnswer(
-            operation_lists.lines(found, names, width=WIDTH, zone=None) or _nothing("no operations"),
+            rollbacks.operation_lines(found, names, width=WIDTH, zone=None) or _nothing("no operations"),
             {"operations": [records.of_operation(one) for one in found]},
         )
 
@@ -180,13 +230,13 @@ class ReadTools:
         of = self.of(session)
         how: dict[str, Any] = {"tools": tools, "files": files, "conversation": conversation}
         plan = of.plan_rollback(checkpoint, branch=branch, **how)
-        return _planned(plan, of_rollback(self.repo, of, branch, plan, force=force, **how), force=force)
+        return _planned(plan, code_of_rollback(self.repo, of, branch, plan, force=force, **how), force=force)
 
     def plan_switch(self, branch: str, session: SessionName = None, force: Force = False) -> ToolAnswer:
         """Return what bringing the world to another branch would undo and do again; nothing is done."""
         of = self.of(session)
         plan = of.plan_switch(branch)
-        return _planned(plan, of_switch(self.repo, of, branch, plan, force=force), force=force)
+        return _planned(plan, code_of_switch(self.repo, of, branch, plan, force=force), force=force)
 
 
 def _planned(plan: RollbackPlan, code: str, *, force: bool) -> ToolAnswer:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from agentgit.errors import InvalidInput, NotAllowed
-from agentgit.mcp import confirmation
+from agentgit.mcp import read_tools
 from agentgit.mcp.read_tools import (
     WIDTH,
     Branch,
@@ -21,10 +21,10 @@ from agentgit.mcp.read_tools import (
     Tools,
 )
 from agentgit.render import records
-from agentgit.render.lines import Span
+from agentgit.render.text import Span
 from agentgit.render.views import log as logs
 from agentgit.render.views import rollback as rollbacks
-from agentgit.render.views.sessions import branch_lines
+from agentgit.render.views.lists import branch_lines
 
 if TYPE_CHECKING:
     from agentgit.effects import RollbackReport
@@ -99,17 +99,17 @@ class WriteTools(ReadTools):
     ) -> ToolAnswer:
         """Go back to a point as planned: on a new branch, undoing what came after it. Ask plan_rollback first."""
         of = self.of(session)
-        if (before := confirmation.done_before(self.repo, of, confirm)) is not None:
+        if (before := read_tools.done_before(self.repo, of, confirm)) is not None:
             return _report(self.repo.resume(before))
         self._require_force(force=force)
         how: dict[str, Any] = {"tools": tools, "files": files, "conversation": conversation}
         plan = of.plan_rollback(checkpoint, branch=branch, **how)
         if force or plan.is_admissible:  # else the rollback says what blocks
-            confirmation.expect(
-                confirm, confirmation.of_rollback(self.repo, of, branch, plan, force=force, **how), plan
+            read_tools.require_code(
+                confirm, read_tools.code_of_rollback(self.repo, of, branch, plan, force=force, **how), plan
             )
         report = of.rollback(
-            plan.checkpoint_id, branch=branch, force=force, request_id=confirmation.PREFIX + confirm, **how
+            plan.checkpoint_id, branch=branch, force=force, request_id=read_tools.PREFIX + confirm, **how
         )
         return _report(report)
 
@@ -122,7 +122,9 @@ class WriteTools(ReadTools):
             self._require_force(force=force)
             plan = of.plan_switch(branch)
             if force or plan.is_admissible:
-                confirmation.expect(confirm, confirmation.of_switch(self.repo, of, branch, plan, force=force), plan)
+                read_tools.require_code(
+                    confirm, read_tools.code_of_switch(self.repo, of, branch, plan, force=force), plan
+                )
         elif confirm or force:
             raise InvalidInput("confirm and force are for sync='world'; leave them out.")
         report = of.switch(branch, sync=sync, force=force)

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 
 from agentgit.errors import AgentGitError
-from agentgit.notebook.command_syntax import BRANCH, FORMS, SYNC, Argument, split
+from agentgit.notebook.commands import BRANCH, FORMS, SYNC, Argument, split
 from agentgit.notebook.target import Names
 
 _MOST = 50

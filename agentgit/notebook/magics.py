@@ -1,4 +1,4 @@
-"""The magics `%agentgit` and `%%branch`. Only this file and `watching.py` know IPython."""
+"""The magics `%agentgit` and `%%branch`. Only this file and `live_tree.py` know IPython."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from IPython.display import display
 
 from agentgit.checkpoints.references import free_name
 from agentgit.errors import AgentGitError, InvalidInput, RollbackBlocked, RollbackIncomplete, WorldDiverged
-from agentgit.notebook import command_syntax, commands
+from agentgit.notebook import commands
 from agentgit.notebook.commands import Command, Sheet
 from agentgit.notebook.completion import complete
 from agentgit.notebook.live_tree import live
 from agentgit.notebook.target import Names
-from agentgit.render.lines import Span
-from agentgit.render.text import clean
+from agentgit.render.text import Span, clean
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
@@ -75,9 +74,9 @@ class Magics:
         """Inspect a session, go back, branch: %agentgit help lists the commands."""
         with _told():
             if cell is None:
-                name, asked = command_syntax.parse(line)
+                name, asked = commands.parse(line)
                 return commands.carry_out(name, Command(self._names, asked, _show))
-            if command_syntax.split(line) != ["live"]:
+            if commands.split(line) != ["live"]:
                 raise InvalidInput("Usage: %%agentgit live, and what to run below it.")
             agent, _ = self._names.subject().require_agent()
             self._require_no_await(cell)
@@ -87,7 +86,7 @@ class Magics:
     def branch(self, line: str, cell: str) -> Any:
         """Run a cell on a new branch and come back: %%branch NAME [--from PLACE] [--sync HOW]."""
         with _told():
-            asked = command_syntax.parse_branch(line)
+            asked = commands.parse_branch(line)
             self._require_no_await(cell)
             agent, variable = self._names.subject().require_agent()
         self._parsed(cell)  # what cannot be read needs no branch

@@ -15,15 +15,13 @@ from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation
 from agentgit.effects.invocation import ToolTrack
 from agentgit.render import html, svg
 from agentgit.render import show as shows
-from agentgit.render.lines import Line, Span, plain
-from agentgit.render.views import calls, diff, exploration, log, maintenance, merge, messages, rollback, search, tree
-from agentgit.render.views import sessions as lists
+from agentgit.render.text import Line, Span, plain
+from agentgit.render.views import conversation, diff, lists, log, maintenance, rollback, tree
 from agentgit.sessions import ExternalSession, InternalSession
-from agentgit.sessions.exploration import Exploration
 from agentgit.sessions.messages import History
 from agentgit.sessions.session import Branches, Sessions
 from agentgit.sessions.stats import Stats
-from agentgit.sessions.tree import Tree
+from agentgit.sessions.tree import Exploration, Tree
 from agentgit.values import Drawing
 
 
@@ -39,19 +37,21 @@ def _as_lines(lines: Callable[[Any], list[Line]], nothing: str = "nothing yet") 
 Tree.drawing = Drawing(tree.draw, svg.page)
 RollbackPlan.drawing = Drawing(rollback.draw, rollback.page)
 RollbackReport.drawing = Drawing(rollback.draw, rollback.page)
-Hits.drawing = Drawing(search.draw_hits, lambda value: html.pre(search.lines(value)))
-Exploration.drawing = Drawing(exploration.draw, lambda value: html.pre(exploration.lines(value)))
+Hits.drawing = Drawing(log.draw_hits, lambda value: html.pre(log.hit_lines(value)))
+Exploration.drawing = Drawing(tree.draw_exploration, lambda value: html.pre(tree.exploration_lines(value)))
 Diff.drawing = Drawing(Diff.__str__, diff.page)
 Comparison.drawing = Drawing(Comparison.__str__, diff.side_by_side)
-MergePlan.drawing = Drawing(merge.draw, merge.page)
+MergePlan.drawing = Drawing(diff.draw_merge, diff.merge_page)
 Checkpoint.drawing = Drawing(shows.draw_checkpoint, shows.page)
 Checkpoints.drawing = _as_lines(log.lines, "no checkpoints yet")
-Tags.drawing = _as_lines(search.tag_lines, "no tags yet")
+Tags.drawing = _as_lines(log.tag_lines, "no tags yet")
 InternalSession.drawing = Drawing(repr, lists.branch_page)
 Branches.drawing = _as_lines(lists.branch_lines)
 ExternalSession.drawing = _as_lines(lambda session: lists.session_lines([session]))
 Sessions.drawing = _as_lines(lists.session_lines, "no sessions yet")
-ToolInvocation.drawing = Drawing(lambda call: calls.draw([call]), lambda call: calls.page([call]))
-ToolTrack.drawing = Drawing(calls.draw, calls.page)
-History.drawing = Drawing(messages.draw, messages.page)
+ToolInvocation.drawing = Drawing(
+    lambda call: conversation.draw_calls([call]), lambda call: conversation.call_page([call])
+)
+ToolTrack.drawing = Drawing(conversation.draw_calls, conversation.call_page)
+History.drawing = Drawing(conversation.draw_messages, conversation.message_page)
 Stats.drawing = _as_lines(maintenance.stats_lines)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-from agentgit.render.lines import Line, Span
-from agentgit.render.text import clean
+from agentgit.render.text import Line, Span, clean
 
 COLOURS = {
     "reference": "#9a7400",

@@ -9,12 +9,10 @@ from typing import Any
 from agentgit.checkpoints import Checkpoint
 from agentgit.errors import AgentGitError
 from agentgit.render import html
-from agentgit.render.lines import Line, Span, plain, table
-from agentgit.render.text import clean, clock, count, cut
-from agentgit.render.views import messages as said
-from agentgit.render.views.calls import call_rows
+from agentgit.render.text import Line, Span, clean, clock, count, cut, plain, table
+from agentgit.render.views import conversation as said
+from agentgit.render.views.conversation import LATEST, call_rows
 from agentgit.render.views.log import kind, reference
-from agentgit.render.views.messages import LATEST
 
 
 def draw_checkpoint(checkpoint: Checkpoint, *, width: int = 100) -> str:
@@ -42,7 +40,9 @@ def lines(checkpoint: Checkpoint, *, width: int = 100, zone: tzinfo | None = UTC
         (Span(cut(reference(checkpoint), 40), "heading"), Span(f"  {cut(name, max(8, width - 42))}".rstrip(), "name")),
         *table(_facts(checkpoint, zone), width=width),
         *_part("state", "", table(state, width=width, indent="  ")),
-        *_part(count(len(messages), "message"), _earlier(messages), said.lines(messages, width=width, indent="  ")),
+        *_part(
+            count(len(messages), "message"), _earlier(messages), said.message_lines(messages, width=width, indent="  ")
+        ),
         *_part(
             count(len(calls), "tool call"), _earlier(calls), table(call_rows(calls, LATEST), width=width, indent="  ")
         ),
@@ -99,7 +99,7 @@ def _content(checkpoint: Checkpoint) -> str:
     return "".join(
         [
             html.fold("state", html.table(["", "value"], values)) if values else "",
-            html.fold(count(len(messages), "message"), said.page(messages)) if messages else "",
+            html.fold(count(len(messages), "message"), said.message_page(messages)) if messages else "",
             html.fold(f"{count(len(calls), 'tool call')}{_earlier(calls)}", html.table([""] * 5, shown))
             if calls
             else "",

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from agentgit.effects.call_marks import MARKS
+from agentgit.effects.invocation import MARKS
 from agentgit.render.html import escape, fold, pre
 from agentgit.render.layout import branch_name, is_named, title_of
 from agentgit.render.picture import LINE, Lane, Picture, PlacedPoint, across, picture

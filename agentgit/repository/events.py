@@ -14,7 +14,7 @@ from agentgit.errors import InvalidInput, NotAllowed
 from agentgit.handles.context import Context
 from agentgit.handles.session_reader import SessionReader, SessionRef, session_id
 from agentgit.sessions.events import NOWHERE, Event, Tip, Verified, chosen
-from agentgit.sessions.maintenance import Progress
+from agentgit.sessions.reports import OnProgress
 from agentgit.sessions.session import require_limit
 from agentgit.store.audit.bus import Callback, Subscription
 from agentgit.store.audit.trail import Whose
@@ -203,7 +203,7 @@ class Events:
             return Whose(self.context.user.id, session_id=session_id)
         return Whose(self.context.user.id, self.context.store.visible.shared_ids(connection, self.context.user.id))
 
-    def verify(self, known: Collection[Tip] = (), *, progress: Progress | None = None) -> Verified:
+    def verify(self, known: Collection[Tip] = (), *, progress: OnProgress | None = None) -> Verified:
         """Check whether the audit trail of this database is as it was written.
 
         A row that was changed, moved or taken out breaks the hashes after it. If rows were cut off at the end, or all

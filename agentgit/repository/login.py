@@ -9,11 +9,8 @@ from datetime import UTC, datetime
 from sqlalchemy import Connection
 
 from agentgit.auth import JWT, Principal, User
-from agentgit.auth.devices import device_of
-from agentgit.auth.keys import key_parts
-from agentgit.auth.passwords import is_password_of, renewed
-from agentgit.auth.tokens import claims_of
-from agentgit.auth.user import LOCAL, is_name
+from agentgit.auth.credentials import claims_of, device_of, is_password_of, key_parts, renewed
+from agentgit.auth.principal import LOCAL, is_name
 from agentgit.errors import NotAllowed
 from agentgit.handles.context import Context, UserRef
 from agentgit.store.audit.trail import note

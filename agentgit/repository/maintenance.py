@@ -12,17 +12,16 @@ from agentgit.async_api import async_twin
 from agentgit.checkpoints.retention import RetentionVerdict
 from agentgit.errors import InvalidInput, NotFound, Unavailable
 from agentgit.handles.context import Context
-from agentgit.handles.erasure import wiped
+from agentgit.handles.retention import wiped
 from agentgit.handles.statistics import count
-from agentgit.sessions.maintenance import Checked, Parts, Progress, Reclaimed, Rotated
+from agentgit.sessions.reports import Checked, OnProgress, Parts, Reclaimed, Rotated
 from agentgit.sessions.stats import Prices, Stats
 from agentgit.store.audit.trail import note
 from agentgit.store.maintenance import retention as retention_store
 from agentgit.store.maintenance.fsck.check import HASHES, HEADS, REFERENCES, fsck
-from agentgit.store.maintenance.gc import Collected, collect, sizes
+from agentgit.store.maintenance.gc import Collected, Spare, collect, sizes
+from agentgit.store.maintenance.gc import find as find_steps
 from agentgit.store.maintenance.key_rotation import Rotation
-from agentgit.store.maintenance.unused_checkpoints import Spare
-from agentgit.store.maintenance.unused_checkpoints import find as find_steps
 
 
 class Maintenance:
@@ -45,7 +44,7 @@ class Maintenance:
         steps: bool = True,
         shrink: bool = True,
         imports: bool = False,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> Reclaimed:
         """Return the space of what nothing needs any more; return what it was.
 
@@ -138,7 +137,7 @@ class Maintenance:
 
     # -- whether everything is whole
 
-    def fsck(self, level: int = HASHES, *, progress: Progress | None = None) -> Checked:
+    def fsck(self, level: int = HASHES, *, progress: OnProgress | None = None) -> Checked:
         """Check the whole database; nothing is changed. It sees one moment, so turns may run beside it.
 
         Args:
@@ -193,7 +192,7 @@ class Maintenance:
         self.context.require_admin("encryption_keys")
         return Rotation(self.context.store.database, self.context.store.tenant_id).counts()
 
-    def rotate_keys(self, *, off: bool = False, progress: Progress | None = None) -> Rotated:
+    def rotate_keys(self, *, off: bool = False, progress: OnProgress | None = None) -> Rotated:
         """Encrypt everything with the current key that is not: in clear until now, or with an older key.
 
         Turns and other processes may go on meanwhile, if they were opened with the same keys, and the same current one.

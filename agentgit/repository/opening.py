@@ -9,7 +9,7 @@ from pathlib import Path
 from sqlalchemy import URL
 
 from agentgit.auth import JWT, Keyring, Principal, User
-from agentgit.auth.user import LOCAL, require_name
+from agentgit.auth.principal import LOCAL, require_name
 from agentgit.checkpoints import references
 from agentgit.effects import Effect
 from agentgit.effects.declarations import as_effects
@@ -17,15 +17,15 @@ from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import Context
 from agentgit.repository.login import disabled
 from agentgit.repository.repository import Repository
-from agentgit.sessions.webhook_hosts import ENVIRONMENT as WEBHOOK_HOSTS
-from agentgit.sessions.webhook_hosts import WebhookHosts
+from agentgit.sessions.webhooks import ENVIRONMENT as WEBHOOK_HOSTS
+from agentgit.sessions.webhooks import WebhookHosts
 from agentgit.store.database import Database
 from agentgit.store.records.encryption_keys import unlock
 from agentgit.store.schema import schema
 from agentgit.store.schema.tenants import ensure_tenant
 from agentgit.store.sql.encryption import keyring_from
-from agentgit.store.sql.leases import LEASE_SECONDS
 from agentgit.store.sql.postgres import POOL_SIZE
+from agentgit.store.sql.process import LEASE_SECONDS
 from agentgit.store.store import Store
 
 ENVIRONMENT = "AGENTGIT_DATABASE_URL"

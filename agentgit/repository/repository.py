@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from agentgit.async_api import async_twin
 from agentgit.auth import JWT, Principal, ShareLink, User
-from agentgit.auth.scopes import WRITE
+from agentgit.auth.principal import WRITE
 from agentgit.checkpoints import Checkpoint
 from agentgit.effects import Effect, RollbackReport, ToolInvocation
 from agentgit.errors import InvalidInput, NotFound
@@ -28,10 +28,9 @@ from agentgit.repository.transfer import Importer
 from agentgit.repository.users import Keys, Users
 from agentgit.repository.webhooks import Webhooks
 from agentgit.sessions import ExternalSession
-from agentgit.sessions.imports import ImportReport
-from agentgit.sessions.imports import Progress as ImportProgress
-from agentgit.sessions.maintenance import Progress
 from agentgit.sessions.operation import Operation
+from agentgit.sessions.reports import ImportReport, OnProgress
+from agentgit.sessions.reports import Progress as ImportProgress
 from agentgit.sessions.session import Sessions, place_of, require_limit
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.operations import value
@@ -40,7 +39,7 @@ from agentgit.store.transfer.summary import Carried
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
-    from agentgit.agents.turn.auto_checkpoint import AutoCheckpoint
+    from agentgit.agents.branch_context import AutoCheckpoint
     from agentgit.agents.wrap import Fence
     from agentgit.workspace.api import Workspace
 
@@ -380,7 +379,7 @@ class Repository:
         *,
         session: str | None = None,
         workspace: str | Path | Workspace | None = None,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> Carried:
         """Make a session of what `export` wrote, with ids and threads of its own; all of it, or nothing.
 

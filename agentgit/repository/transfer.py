@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from agentgit.auth.scopes import WRITE
+from agentgit.auth.principal import WRITE
 from agentgit.effects.files import IMPORTED, FilesAt
 from agentgit.errors import InvalidInput, NotFound, Unavailable
 from agentgit.handles.context import Context
 from agentgit.handles.templates import require_name
 from agentgit.rollback.workspace_adapter import attached
-from agentgit.sessions.maintenance import Progress
+from agentgit.sessions.reports import OnProgress
 from agentgit.store.transfer.file_trees import NOT_WANTED
 from agentgit.store.transfer.import_ import Import, check
 from agentgit.store.transfer.progress import watched
@@ -43,7 +43,7 @@ class Importer:
         path: str | Path | BinaryIO,
         session: str | None,
         workspace: str | Path | Workspace | None,
-        progress: Progress | None,
+        progress: OnProgress | None,
     ) -> Carried:
         """Make a session of a file.
 

@@ -10,15 +10,13 @@ from sqlalchemy import Connection
 
 from agentgit.async_api import async_twin
 from agentgit.auth import ApiKey, NewKey, User
-from agentgit.auth.devices import device_token
-from agentgit.auth.passwords import hash_password, is_password_of, require_password
-from agentgit.auth.scopes import ADMIN, READ, widened
+from agentgit.auth.credentials import device_token, hash_password, is_password_of, require_password
+from agentgit.auth.principal import ADMIN, LOCAL, READ, require_name, widened
 from agentgit.auth.sharing import end_of
-from agentgit.auth.user import LOCAL, require_name
 from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound
 from agentgit.handles.context import Context, UserRef
-from agentgit.handles.erasure import erase
-from agentgit.sessions.maintenance import Erased
+from agentgit.handles.retention import erase
+from agentgit.sessions.reports import Erased
 from agentgit.store.audit.trail import note
 from agentgit.store.maintenance import erasure
 from agentgit.store.sql.ids import is_id

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from sqlalchemy import Connection
 
 from agentgit.async_api import async_twin
-from agentgit.auth.scopes import WRITE
+from agentgit.auth.principal import WRITE
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import Context
 from agentgit.handles.session_reader import SessionReader, SessionRef, session_id

@@ -20,18 +20,16 @@ from agentgit.effects.invocation import DECISIONS
 from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorkspaceChanged
 from agentgit.rollback import notes
-from agentgit.rollback.awaiting import Settle, wait
 from agentgit.rollback.crash_recovery import refuse_busy
-from agentgit.rollback.executor import Executor
+from agentgit.rollback.executor import Executed, Executor
 from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.finish import Finisher
 from agentgit.rollback.planner import Cannot, Planner
-from agentgit.rollback.replay import Executed
 from agentgit.rollback.report import DRIFTED_BEFORE, Reports
 from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.rollback.resume import Resumption
 from agentgit.rollback.start import Admit, Stale, Starter, refusals
-from agentgit.rollback.verification import Planning, Verification
+from agentgit.rollback.verification import Planning, Settle, Verification, wait
 from agentgit.sessions import operation
 from agentgit.sessions.session import PARTIAL, REPLAYING
 from agentgit.store.records.operations import Begun

@@ -11,9 +11,8 @@ from agentgit.effects.files import FileChanges, FilesAt
 from agentgit.effects.plan import ANSWER, GONE, KEEP, REVERSE, ROLLBACK, SWITCH
 from agentgit.effects.report import ReportItem
 from agentgit.rollback import notes
-from agentgit.rollback.executor import stops_at
+from agentgit.rollback.executor import Executed, stops_at
 from agentgit.rollback.files import RollbackFiles
-from agentgit.rollback.replay import Executed
 from agentgit.rollback.report import Reports
 from agentgit.rollback.resume import Resumption
 from agentgit.sessions import operation

@@ -1,12 +1,24 @@
-"""Reading of LangGraph's configs: the place that they point to, and the part of them that may be stored."""
+"""LangGraph's configs and checkpoints as they are stored: the place they point to, and what is kept of them."""
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import CheckpointMetadata, get_checkpoint_id
+from langgraph.checkpoint.base import (
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    get_checkpoint_id,
+    get_checkpoint_metadata,
+)
 
 from agentgit.errors import InvalidInput
-from agentgit.store.threads.graph_store import GraphKey, GraphScope
+from agentgit.langgraph_internals import DeltaSnapshot
+from agentgit.saver.codec import Codec
+from agentgit.saver.delta_reducer import Channels, encode, folds
+from agentgit.store.objects.content import Encoded
+from agentgit.store.threads.graph_store import Draft, GraphKey, GraphScope
 
 RECORDED_KEYS = frozenset({"run_id", "graph_id", "assistant_id", "user_id"})
 """The keys of `configurable` that may go into the metadata; the others can be secrets."""
@@ -70,3 +82,55 @@ def continues(config: RunnableConfig, metadata: CheckpointMetadata) -> bool:
         return False
     asked = called.get("checkpoint_id")
     return asked is None or asked != parent_id
+
+
+PENDING_SENDS = "__pending_sends__"
+"""The key for the field `pending_sends` of LangGraph's old checkpoints."""
+
+SNAPSHOTS = "snapshots"
+"""The key in the header for the channels whose value came as the full value of a DeltaChannel."""
+
+
+def make_draft(
+    codec: Codec,
+    channels: Channels,
+    config: RunnableConfig,
+    checkpoint: Checkpoint,
+    metadata: CheckpointMetadata,
+    new_versions: ChannelVersions,
+    parent_id: str | None,
+) -> Draft:
+    """Encode a checkpoint; what changed at once, so that the transaction is short, the rest when it is asked for."""
+    values = dict(checkpoint["channel_values"])
+    if sends := checkpoint.get("pending_sends"):
+        values[PENDING_SENDS] = sends
+    snapshots = [name for name, value in values.items() if isinstance(value, DeltaSnapshot)]
+    encoded: dict[str, Encoded] = {}
+
+    def encoded_of(name: str) -> Encoded:
+        if name not in encoded:
+            value = values[name]
+            encoded[name] = encode(codec, value.value).encoded if name in snapshots else codec.encode(value)
+        return encoded[name]
+
+    changed = frozenset(new_versions)
+    for name in values.keys() & changed:
+        encoded_of(name)
+    header = {
+        "v": checkpoint["v"],
+        "ts": checkpoint["ts"],
+        "versions": checkpoint["channel_versions"],
+        "seen": checkpoint["versions_seen"],
+        "updated": checkpoint.get("updated_channels"),
+    }
+    if snapshots:
+        header[SNAPSHOTS] = snapshots
+    return Draft(
+        parent_id=parent_id,
+        meta=cast("dict[str, Any]", get_checkpoint_metadata(without_secrets(config), metadata)),
+        header=header,
+        names=list(values),
+        changed=changed,
+        encode=encoded_of,
+        folds=folds(codec, channels, checkpoint, metadata),
+    )

@@ -209,8 +209,10 @@ def is_data_type(module: str, name: str) -> bool:
         name: Its own name.
 
     Example:
-        >>> is_data_type("agentgit.auth.user", "User"), is_data_type("os", "system"), is_data_type("antigravity", "x")
-        (True, False, False)
+        >>> is_data_type("agentgit.auth.principal", "User"), is_data_type("os", "system")
+        (True, False)
+        >>> is_data_type("antigravity", "x")
+        False
     """
     found = sys.modules.get(module)
     kind = vars(found).get(name) if found is not None else None  # `getattr` would have some modules import more

@@ -28,13 +28,12 @@ from agentgit.errors import Conflict, InvalidInput
 from agentgit.langgraph_internals import DeltaSnapshot
 from agentgit.saver.async_api import AsyncTwins
 from agentgit.saver.codec import Codec, make_codec
-from agentgit.saver.config import address, config_of, continues, scope
+from agentgit.saver.config import PENDING_SENDS, SNAPSHOTS, address, config_of, continues, make_draft, scope
 from agentgit.saver.delta_reducer import Channels
-from agentgit.saver.pending_checkpoint import PENDING_SENDS, SNAPSHOTS, make_draft
 from agentgit.store.database import Database
 from agentgit.store.objects.blobs import compact
-from agentgit.store.objects.compression import Compression
 from agentgit.store.objects.content import Body
+from agentgit.store.objects.packing import Compression
 from agentgit.store.records.encryption_keys import unlock
 from agentgit.store.schema import schema
 from agentgit.store.schema.tenants import ensure_tenant

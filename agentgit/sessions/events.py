@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from agentgit.errors import InvalidInput
-from agentgit.sessions.maintenance import Finding
+from agentgit.sessions.reports import Finding
 
 KINDS: Mapping[str, str] = {
     "session.created": "a session was made",

@@ -25,12 +25,12 @@ from agentgit.errors import AgentGitError, InvalidInput, NotAllowed, Unavailable
 from agentgit.store.audit import outbox
 from agentgit.store.audit.bus import Bus
 from agentgit.store.audit.trail import begin_notes, end_notes
-from agentgit.store.sql import postgres, process_fork
+from agentgit.store.sql import postgres, process
 from agentgit.store.sql.driver_errors import Again, Broken, Raced, is_broken, meaning
 from agentgit.store.sql.encryption import Seal, put_seal
-from agentgit.store.sql.leases import LEASE_SECONDS, Leases
 from agentgit.store.sql.nested_transactions import Stage, Turns, nested
-from agentgit.store.sql.row_level_security import CARRIED, EVERYBODY, settings_of, transaction
+from agentgit.store.sql.postgres import CARRIED, EVERYBODY, settings_of, transaction
+from agentgit.store.sql.process import LEASE_SECONDS, Leases
 from agentgit.store.sql.sqlite import DURABLE, READING, WRITING, Lite
 from agentgit.store.sql.tables import METADATA
 
@@ -178,7 +178,7 @@ class Database:
         # Shared with those that `bound` makes, like all that it closes.
         self._closed, self._pool = threading.Event(), self.engine.pool
         self._place = f"memory {id(self.engine)}" if self.in_memory else str(self.url)
-        process_fork.remember(self)
+        process.remember_at_fork(self)
 
     def __repr__(self) -> str:
         return f"Database({self.name!r})"
@@ -206,7 +206,7 @@ class Database:
     def apart(self) -> Self:
         """Return the same database, for which `seeing` holds by itself."""
         made = copy.copy(self)
-        process_fork.remember(made)
+        process.remember_at_fork(made)
         return made
 
     @contextmanager

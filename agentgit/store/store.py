@@ -15,28 +15,25 @@ from agentgit.effects import ToolInvocation
 from agentgit.errors import Corrupt
 from agentgit.sessions.messages import from_stored, unanswered
 from agentgit.sessions.session import RUNNING
-from agentgit.sessions.webhook_hosts import WebhookHosts
+from agentgit.sessions.webhooks import WebhookHosts
 from agentgit.store.audit.outbox import Outbox
 from agentgit.store.audit.trail import Trail, note
 from agentgit.store.database import Database
-from agentgit.store.records.api_keys import ApiKeyStore
-from agentgit.store.records.checkpoints import CheckpointStore, Snapshot
-from agentgit.store.records.effect_fences import Fences
+from agentgit.store.records.checkpoints import CheckpointStore, Snapshot, TagStore
 from agentgit.store.records.journal import Journal, TrackPart
 from agentgit.store.records.log import LogStore
 from agentgit.store.records.login_attempts import Failures
-from agentgit.store.records.members import MemberStore
 from agentgit.store.records.operations import OperationStore
-from agentgit.store.records.session_access import Visible
+from agentgit.store.records.recorded_calls import Fences
+from agentgit.store.records.session_access import MemberStore, Visible
 from agentgit.store.records.sessions import Found, SessionStore
-from agentgit.store.records.tags import TagStore
-from agentgit.store.records.users import UserStore
+from agentgit.store.records.users import ApiKeyStore, UserStore
 from agentgit.store.records.workspace_snapshots import Snapshots
 from agentgit.store.records.world_log import World
 from agentgit.store.search.index import Texts
 from agentgit.store.search.query import Search
-from agentgit.store.sql import process_owner
-from agentgit.store.sql.row_level_security import EVERYBODY
+from agentgit.store.sql import process
+from agentgit.store.sql.postgres import EVERYBODY
 from agentgit.store.threads.graph_rows import INTERRUPT, GraphKey
 from agentgit.store.threads.graph_rows import Found as At
 from agentgit.store.threads.graph_store import GraphStore
@@ -126,7 +123,7 @@ class Store:
     @contextmanager
     def at_work(self) -> Iterator[str]:
         """Yield a name for one piece of work, which may take branches and operations until the block ends."""
-        with process_owner.owner() as name:
+        with process.owner() as name:
             try:
                 yield name
             finally:

@@ -10,7 +10,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from agentgit.auth.keys import BROWSER
+from agentgit.auth.credentials import BROWSER
 from agentgit.errors import InvalidInput, NotAllowed
 
 if TYPE_CHECKING:

@@ -15,11 +15,10 @@ from agentgit.errors import InvalidInput, NotFound, Unavailable
 from agentgit.workspace.base import DELETED, EVENTS, NUMBER, POSITION, RESTORED, Base, Paths
 from agentgit.workspace.catalog import LEFT_OUT
 from agentgit.workspace.engines.files import Files, Target
-from agentgit.workspace.environment import Environment
 from agentgit.workspace.locations import require_in_place, storage_place, workspace_place
 from agentgit.workspace.restore import Progress
 from agentgit.workspace.undo.stack import UndoStack
-from agentgit.workspace.values import UNDO, FileCheckpoint, Freed, Restored, RestorePlan, WorkspaceDiff
+from agentgit.workspace.values import UNDO, Environment, FileCheckpoint, Freed, Restored, RestorePlan, WorkspaceDiff
 
 MANUAL, AUTO, SAFETY = "manual", "auto", "safety"
 

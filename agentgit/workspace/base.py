@@ -21,15 +21,14 @@ from agentgit.workspace.engines.custom import Own
 from agentgit.workspace.engines.directory import Copies
 from agentgit.workspace.engines.files import Expected, Files
 from agentgit.workspace.engines.git import GitTrees
-from agentgit.workspace.locations import note_storage
-from agentgit.workspace.lock import exclusive
+from agentgit.workspace.locations import exclusive, note_storage
 from agentgit.workspace.restore import Progress
 from agentgit.workspace.trees import Trees
 from agentgit.workspace.undo.stack import UndoStack
 from agentgit.workspace.values import FileCheckpoint, Restored, plain, when
 
 if TYPE_CHECKING:
-    from agentgit.workspace.environment import Environment
+    from agentgit.workspace.values import Environment
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from agentgit.effects.by_name import ByName, name_of
-from agentgit.effects.effects import READ_ONLY, declared_on
+from agentgit.effects.effects import READ_ONLY, ByName, declared_on, tool_name
 from agentgit.errors import InvalidInput
 
 Tool = TypeVar("Tool")
@@ -102,7 +101,9 @@ def modifies_files(*arguments: str) -> Callable[[Tool], Tool]:
 
     def declare(tool: Tool) -> Tool:
         if unknown := set(arguments) - (_parameters(tool) or set(arguments)):
-            raise InvalidInput(f"{name_of(tool)} has no argument {', '.join(sorted(unknown))}; name those with a path.")
+            raise InvalidInput(
+                f"{tool_name(tool)} has no argument {', '.join(sorted(unknown))}; name those with a path."
+            )
         for candidate in (getattr(tool, "func", None), getattr(tool, "coroutine", None), tool):
             try:
                 object.__setattr__(candidate, ATTRIBUTE, arguments)  # also on pydantic, which refuses unknown ones

@@ -18,7 +18,7 @@ from agentgit.store.transfer import paths
 from agentgit.store.transfer.file_trees import GONE, LARGEST_FILE, NOT_KNOWN, OWN, FileTree, TreeItem
 from agentgit.store.transfer.lines import with_contents
 from agentgit.workspace.catalog import Catalog
-from agentgit.workspace.disk.contents import parts
+from agentgit.workspace.disk.atomic_file import parts
 from agentgit.workspace.engines.directory import Copies
 from agentgit.workspace.engines.git import GitTrees
 from agentgit.workspace.locations import noted_workspace

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from hashlib import sha1
 from typing import NamedTuple, Protocol
 
-from agentgit.workspace.disk.contents import Data
+from agentgit.workspace.disk.atomic_file import Data
 
 PLAIN_MODES = (0o644, 0o755)
 """Permission bits that git itself can tell apart."""

@@ -1,13 +1,40 @@
-"""Plain values that a workspace returns: snapshots, the results of restores, the differences of two snapshots."""
+"""Plain values that a workspace returns, and the protocol of an environment that users may implement."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from agentgit.values import shown
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """Something whose state can be kept and brought back: a directory, a container, yours.
+
+    Example:
+        >>> class Counter:
+        ...     def __init__(self):
+        ...         self.value, self.kept = 0, []
+        ...     def checkpoint(self):
+        ...         self.kept.append(self.value)
+        ...         return str(len(self.kept) - 1)
+        ...     def restore(self, id):
+        ...         self.value = self.kept[int(id)]
+        >>> isinstance(Counter(), Environment)
+        True
+    """
+
+    def checkpoint(self) -> str:
+        """Keep the state; give an id for it."""
+        ...
+
+    def restore(self, id: str, /) -> Any:
+        """Bring back the state that has this id."""
+        ...
+
 
 EVERYTHING = "all that the environment keeps; it does not list files"
 """The text that describes a restore by an environment of the user's own."""

@@ -13,7 +13,7 @@ from agentgit import Checkpoint, Diff
 from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.diff import Change, Tokens, diff
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.render.lines import plain
+from agentgit.render.text import plain
 from agentgit.render.views import diff as drawn
 from agentgit.store.threads.graph_store import GraphStore
 

@@ -15,7 +15,7 @@ from scripted import World, call, calls, functional_graph, nested_graph, scripte
 
 import agentgit
 from agentgit import InvalidInput, NotDone, NotFound, RollbackBlocked, compensable, effect, reversible
-from agentgit.effects.identity import identity
+from agentgit.effects.invocation import identity
 
 
 @pytest.fixture

@@ -335,7 +335,7 @@ def test_what_was_stored_before_goes_on(saver, monkeypatch):
     """A thread of an earlier release, which stored nothing but the writes, is right from the next step on."""
     graph = chat(delta(100), saver)
     with monkeypatch.context() as earlier:
-        earlier.setattr("agentgit.saver.pending_checkpoint.folds", lambda *args: {})
+        earlier.setattr("agentgit.saver.config.folds", lambda *args: {})
         for turn in range(3):
             graph.invoke(said(f"q{turn}", f"h{turn}"), on("t"))
         assert shown(saver, "t")[0] == 0
@@ -347,7 +347,7 @@ def test_a_way_back_that_is_cut(saver, monkeypatch):
     """Where writes that a value was made of are gone, nothing is made up: it is left out."""
     graph = chat(delta(100), saver)
     with monkeypatch.context() as earlier:
-        earlier.setattr("agentgit.saver.pending_checkpoint.folds", lambda *args: {})
+        earlier.setattr("agentgit.saver.config.folds", lambda *args: {})
         for turn in range(2):
             graph.invoke(said(f"q{turn}", f"h{turn}"), on("t"))
     oldest = [*saver.list(on("t"))][-1].config["configurable"]["checkpoint_id"]

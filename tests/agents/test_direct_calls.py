@@ -20,8 +20,8 @@ from scripted import agent_graph, call, scripted, tool_node_graph
 
 import agentgit
 from agentgit import Fenced, InvalidInput, SQLModelSaver, reversible
-from agentgit.effects.current_call import idempotency_key
 from agentgit.effects.effects import effect
+from agentgit.effects.invocation import idempotency_key
 from agentgit.errors import AgentGitError
 
 AGAIN = RetryPolicy(max_attempts=4, initial_interval=0.001, jitter=False, retry_on=ConnectionError)

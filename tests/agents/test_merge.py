@@ -718,7 +718,7 @@ def test_w7_what_a_killed_merge_left_behind_is_collected(repo, pair, monkeypatch
 DYING = """
 import os, signal, sys
 import agentgit
-from agentgit.agents.merge.commit import MergeCommit
+from agentgit.agents.merge.merging import MergeCommit
 from agentgit.store.threads import staging
 from agentgit.store.records.checkpoints import CheckpointStore
 from merging import state_graph

@@ -12,7 +12,7 @@ import agentgit
 from agentgit import Conflict, RollbackBlocked, RollbackIncomplete, WorldDiverged, reversible
 from agentgit.rollback.finish import Finisher
 from agentgit.store.records.journal import Intent
-from agentgit.store.sql import process_owner
+from agentgit.store.sql import process
 
 
 @dataclass
@@ -118,7 +118,7 @@ def test_w5_what_a_dead_turn_may_have_done_stops_other_branches(repo, world, han
 
 def _leave_running(repo, agent, item):
     """Leave a call as a process leaves it that is killed inside of a tool."""
-    with process_owner.owner() as owner:
+    with process.owner() as owner:
         backend.write(repo, lambda c: repo.context.store.sessions.acquire(c, agent.branch.id, owner))
         intent = Intent(
             session_id=agent.session.id, branch_id=agent.branch.id, batch=9, batch_index=0, tool_name="add",
@@ -131,7 +131,7 @@ def _leave_running(repo, agent, item):
 def test_w1_a_rollback_of_another_machine_is_taken_back_by_recover(agent, hands, repo, world, monkeypatch):
     """W1: nobody here can see whether its process lives; a person who knows says recover, then resume."""
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(process_owner, "_here", lambda: "another machine")
+        elsewhere.setattr(process, "_here", lambda: "another machine")
         killed(lambda: agent.rollback("before", name="back"), hands, "sofa")
     operation = repo.session("s").operations()[0]
     with pytest.raises(Conflict, match="being worked on"):

@@ -25,7 +25,7 @@ from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked, Rollback
 from agentgit.effects.function_names import name_of
 from agentgit.mcp.server import made
 from agentgit.mcp.write_tools import WriteTools
-from agentgit.notebook import command_syntax, commands
+from agentgit.notebook import commands
 from agentgit.notebook.target import Names
 from agentgit.store.sql.tables import ToolInvocationRow
 from agentgit.web import app
@@ -631,7 +631,7 @@ def test_t3_a_notebook_trusts_a_module(repo, shop):
         names = Names({"repo": later})
 
         def magic(line):
-            name, asked = command_syntax.parse(line)
+            name, asked = commands.parse(line)
             return commands.carry_out(name, commands.Command(names, asked, lambda value: None))
 
         assert "is not declared here" in str(magic("plan main#1"))

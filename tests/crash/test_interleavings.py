@@ -17,7 +17,7 @@ from sqlalchemy import update
 import agentgit
 from agentgit import Workspace
 from agentgit.agents.importing.commit import ImportCommit
-from agentgit.agents.merge import commit
+from agentgit.agents.merge import merging
 from agentgit.checkpoints import Retention
 from agentgit.errors import Conflict, NotAllowed, NotFound, SchemaMismatch
 from agentgit.repository.maintenance import Maintenance
@@ -29,11 +29,11 @@ from agentgit.store.audit.trail import Trail
 from agentgit.store.database import Database
 from agentgit.store.maintenance import erasure
 from agentgit.store.queries import templates
-from agentgit.store.records import members
+from agentgit.store.records import session_access
 from agentgit.store.records.journal import Intent, Journal
 from agentgit.store.records.sessions import SessionStore
 from agentgit.store.schema import roles, schema
-from agentgit.store.sql import process_owner
+from agentgit.store.sql import process
 from agentgit.store.sql.tables import BRANCH, METADATA
 from agentgit.store.store import Store
 from agentgit.store.threads import staging
@@ -130,7 +130,7 @@ def test_a_merge_whose_copy_a_collection_took_away_changes_nothing(repo, monkeyp
         return plain(connection, tenant, source, target)
 
     if when == "before it is written on":
-        before(commit, "PregelNode", Other(lambda: repo.maintenance.gc(imports=True), patience=60))
+        before(merging, "PregelNode", Other(lambda: repo.maintenance.gc(imports=True), patience=60))
     else:  # on a server a collection may come until the first row is moved
         monkeypatch.setattr(staging, "move_new", emptied)
     with pytest.raises(Conflict, match="Nothing was changed"):
@@ -277,7 +277,7 @@ def test_d5_who_joins_while_they_are_taken_out_cannot_come_again_by_that_link(re
     session = ada.session("s", create=True)
     session.sharing.share("bob")
     link = session.sharing.create_link()
-    other = before(members, "delete", Other(lambda: bob.accept(link.token), patience=60))
+    other = before(session_access, "delete", Other(lambda: bob.accept(link.token), patience=60))
     session.sharing.unshare("bob")
     assert other.ends() is None
     assert session.sharing.members() == []
@@ -350,7 +350,7 @@ def test_d5_what_is_not_erased_after_all_keeps_its_files(repo, workspace, monkey
     agent, plain = wrap(repo, workspace=workspace), RollbackFiles.release_all
     agent.run("hello")
 
-    with process_owner.owner() as alive:
+    with process.owner() as alive:
 
         def forsaken(*args):
             done = plain(*args)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trees import both, folder, gone, link, picture, write
 
 from agentgit import Unavailable, Workspace
-from agentgit.workspace.disk import renaming
+from agentgit.workspace.disk import atomic_file
 from agentgit.workspace.disk.disk import Disk
 
 
@@ -119,7 +119,7 @@ def test_a_killed_restore_is_finished_or_never_began(work, tmp_path, point):
 KILLED_AT = """
     import os, signal, sys
     from agentgit import Workspace
-    from agentgit.workspace.disk import renaming
+    from agentgit.workspace.disk import atomic_file
     work, store, ref, last = sys.argv[1:]
     calls = 0
     def counted(plain):
@@ -134,7 +134,7 @@ KILLED_AT = """
     workspace.initialize()
     for name in ("unlink", "rename", "symlink", "mkdir", "rmdir", "chmod", "fchmod"):
         setattr(os, name, counted(getattr(os, name)))
-    renaming.system_call = counted(renaming.system_call)
+    atomic_file.system_call = counted(atomic_file.system_call)
     workspace.restore(ref)
     print(calls)
 """
@@ -203,9 +203,9 @@ def test_f2_a_restore_of_linked_files_is_killed_at_every_change(tmp_path):
 WRITTEN_BETWEEN = """
     import os, signal, sys
     from agentgit import Workspace
-    from agentgit.workspace.disk import directory_entry, renaming
+    from agentgit.workspace.disk import atomic_file, directory_entry
     work, store, ref, when = sys.argv[1:]
-    hide, call, acted = directory_entry.DirectoryEntry._hide, renaming.system_call, []
+    hide, call, acted = directory_entry.DirectoryEntry._hide, atomic_file.system_call, []
     def hiding(self, name):
         if self.path == b"d0/0" and not acted:
             acted.append(self.path)
@@ -217,10 +217,10 @@ WRITTEN_BETWEEN = """
         if acted and when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         found = call(*arguments)
-        if acted and (arguments[-1] == renaming.EXCHANGE or when == "hidden"):
+        if acted and (arguments[-1] == atomic_file.EXCHANGE or when == "hidden"):
             os.kill(os.getpid(), signal.SIGKILL)
         return found
-    directory_entry.DirectoryEntry._hide, renaming.system_call = hiding, calling
+    directory_entry.DirectoryEntry._hide, atomic_file.system_call = hiding, calling
     Workspace(work, store).restore(ref)
 """
 
@@ -346,7 +346,7 @@ def test_a_full_disk_is_told_and_can_be_gone_on_from(work, tmp_path, monkeypatch
     was = picture(work)
     CHANGE(work)
     changed = picture(work)
-    plain = renaming.system_call
+    plain = atomic_file.system_call
     calls = []
 
     def full(*arguments):
@@ -354,7 +354,7 @@ def test_a_full_disk_is_told_and_can_be_gone_on_from(work, tmp_path, monkeypatch
         return errno.ENOSPC if len(calls) == 14 else plain(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(renaming, "system_call", full)
+        patch.setattr(atomic_file, "system_call", full)
         with pytest.raises(Unavailable, match=r"/\d+: No space left on device"):
             workspace.restore(first.id)
     safety = next(one for one in workspace.list() if one.kind == "safety")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentgit import Workspace
-from agentgit.workspace.disk import directory_entry, renaming
+from agentgit.workspace.disk import atomic_file, directory_entry
 from agentgit.workspace.undo.stack import UndoStack
 
 NAMES = [f"{number:02}" for number in range(12)]
@@ -23,7 +23,7 @@ def system(request, monkeypatch):
     """This system; and one that has no exchanging rename, or whose file system has none."""
     if request.param != "exchange":
         number = getattr(errno, request.param)
-        monkeypatch.setattr(renaming, "system_call", lambda *_: number)
+        monkeypatch.setattr(atomic_file, "system_call", lambda *_: number)
     return request.param
 
 
@@ -206,17 +206,17 @@ def test_f4_writers_while_theirs_is_put_back_keep_the_newest(work, tmp_path, mon
     wanted = workspace.save()
     (work / "00").write_text("now")
     between(monkeypatch, lambda path: (work / path).write_text("first"))
-    call, seen = renaming.system_call, []
+    call, seen = atomic_file.system_call, []
 
     def calling(*arguments):
-        if arguments[-1] == renaming.EXCHANGE:
+        if arguments[-1] == atomic_file.EXCHANGE:
             seen.append(arguments)
             if len(seen) == 2:  # the one that puts `first` back
                 (work / "n").write_text("second")
                 (work / "n").replace(work / "00")
         return call(*arguments)
 
-    monkeypatch.setattr(renaming, "system_call", calling)
+    monkeypatch.setattr(atomic_file, "system_call", calling)
     done = workspace.restore(wanted.id)
     assert done.conflicts == (("00", "changed meanwhile"),)
     assert (work / "00").read_text() == "second"

@@ -19,7 +19,7 @@ from agentgit import cli
 from agentgit.cli import output
 from agentgit.demo import ScriptedModel
 from agentgit.errors import NotFound
-from agentgit.render.lines import Span
+from agentgit.render.text import Span
 from agentgit.repository import open as open_repository
 from agentgit.store.schema.schema import REVISION
 

@@ -17,9 +17,9 @@ import agentgit
 from agentgit import errors
 from agentgit.cli import slash
 from agentgit.cli.app import app
-from agentgit.cli.help_groups import GROUPS
+from agentgit.cli.options import GROUPS
 from agentgit.errors import AgentGitError
-from agentgit.notebook import command_syntax
+from agentgit.notebook.commands import FORMS
 from agentgit.store.sql.tables import METADATA
 from bench.__main__ import SUBJECTS
 
@@ -85,7 +85,7 @@ def test_the_help_has_a_heading_for_each_command():
     """A newcomer finds a command by what it is for: each stands under a heading, and under one only."""
     placed = [name for names in GROUPS.values() for name in names]
     assert len(placed) == len(set(placed))
-    assert set(get_command(app).commands) <= set(placed), "add it to agentgit/cli/help_groups.py"
+    assert set(get_command(app).commands) <= set(placed), "add it to GROUPS in agentgit/cli/options.py"
 
 
 def test_the_help_says_whole_clauses():
@@ -171,7 +171,7 @@ def test_d6_notebooks_and_magics_are_documented():
     named = [f"`{path.stem}`" for path in (ROOT / "notebooks").glob("*.ipynb")]
     table = "".join(line for line in page.splitlines() if line.startswith("|"))
     assert [name for name in named if name not in page] == []
-    assert [name for name in command_syntax.FORMS if f"`{name}" not in table] == []
+    assert [name for name in FORMS if f"`{name}" not in table] == []
 
 
 def test_d6_every_subject_of_the_benchmarks_is_documented():

@@ -33,10 +33,10 @@ from starlette.staticfiles import StaticFiles
 
 import agentgit
 from agentgit import cli
-from agentgit.auth.roles import EDITOR, FORKER, OWNER, VIEWER
+from agentgit.auth.principal import EDITOR, FORKER, OWNER, VIEWER
 from agentgit.cli.app import app as every_command
 from agentgit.errors import AgentGitError
-from agentgit.mcp.tool_schemas import forms
+from agentgit.mcp.server import forms
 from agentgit.mcp.write_tools import WriteTools
 from agentgit.web import OwnerLink, app, server
 

@@ -7,7 +7,7 @@ from scripted import World, obedient, tool_node_graph
 
 import agentgit
 from agentgit.errors import InvalidInput, NotFound, WorldDiverged
-from agentgit.notebook import command_syntax, completion, live
+from agentgit.notebook import commands, completion, live
 from agentgit.notebook.target import Names
 
 # IPython's history keeps a thread and a file that the collector finds.
@@ -282,17 +282,17 @@ def test_d4_every_command_is_in_the_help_and_does_something():
     """D4: what can be written is what is done, and what the help lists."""
     from agentgit.notebook import commands
 
-    assert list(command_syntax.FORMS) == list(commands._DO)
-    shown = "\n".join("".join(span.text for span in line) for line in command_syntax.help_lines())
-    assert all(f"{name}" in shown for name in command_syntax.FORMS)
+    assert list(commands.FORMS) == list(commands._DO)
+    shown = "\n".join("".join(span.text for span in line) for line in commands.help_lines())
+    assert all(f"{name}" in shown for name in commands.FORMS)
     with pytest.raises(NotFound, match="Did you mean"):
-        command_syntax.parse("brances")
+        commands.parse("brances")
 
 
 @pytest.mark.parametrize("line", ["help", "-h", "--help", "undo --help", "rollback -h"])
 def test_d4_help_is_found_however_it_is_asked_for(line):
     """D4: who does not know the words yet writes what works everywhere else."""
-    assert command_syntax.parse(line)[0] == "help"
+    assert commands.parse(line)[0] == "help"
 
 
 def test_d4_a_live_tree_needs_somebody_to_show_it(repo, world):

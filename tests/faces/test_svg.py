@@ -11,7 +11,7 @@ from markup import luminance
 from scripted import World, obedient, tool_node_graph
 from trees_to_show import HOSTILE, support
 
-from agentgit.effects.call_marks import MARKS, mark
+from agentgit.effects.invocation import MARKS, mark
 from agentgit.render import svg
 from agentgit.sessions.tree import Branch, Point, Tree
 

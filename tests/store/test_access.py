@@ -12,7 +12,7 @@ from scripted import World, call, scripted, tool_node_graph
 
 import agentgit
 from agentgit import Repository, RollbackAgent, Session
-from agentgit.auth.roles import EDITOR, FORKER, OWNER, VIEWER
+from agentgit.auth.principal import EDITOR, FORKER, OWNER, VIEWER
 from agentgit.checkpoints.retention import Retention
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import SessionAccess

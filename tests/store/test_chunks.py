@@ -17,9 +17,8 @@ from agentgit.errors import Corrupt
 from agentgit.store.database import Database
 from agentgit.store.maintenance.gc import Collected
 from agentgit.store.objects.blobs import Blobs, leaf
-from agentgit.store.objects.chunks import CHUNK, CHUNK_BYTES
-from agentgit.store.objects.compression import CHUNKED
 from agentgit.store.objects.content import Content
+from agentgit.store.objects.packing import CHUNK, CHUNK_BYTES, CHUNKED
 
 TENANT = 7
 SIZE = 2 * 2**20

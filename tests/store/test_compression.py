@@ -6,7 +6,7 @@ from sqlalchemy import select, update
 
 from agentgit import SQLModelSaver
 from agentgit.errors import Corrupt, InvalidInput
-from agentgit.store.objects.compression import RAW, ZLIB, ZSTD
+from agentgit.store.objects.packing import RAW, ZLIB, ZSTD
 
 TEXT = "the same words again and again, " * 100
 

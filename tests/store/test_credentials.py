@@ -18,8 +18,8 @@ from sqlalchemy import select
 
 import agentgit
 from agentgit import Repository
-from agentgit.auth import JWT, passwords
-from agentgit.auth.keys import key_parts, key_text
+from agentgit.auth import JWT, credentials
+from agentgit.auth.credentials import key_parts, key_text
 from agentgit.auth.sharing import link_parts
 from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound, TooManyAttempts, Unavailable
 from agentgit.store import database
@@ -36,10 +36,10 @@ REFUSED = "These credentials do not hold. Check them, or ask an admin for new on
 def quick(monkeypatch):
     """Argon2 with little work; the real one takes a tenth of a second each time, which is its point."""
     hasher = PasswordHash((Argon2Hasher(time_cost=1, memory_cost=8, parallelism=1),))
-    monkeypatch.setattr(passwords, "_hasher", lambda: hasher)
-    passwords._of_nobody.cache_clear()
+    monkeypatch.setattr(credentials, "_hasher", lambda: hasher)
+    credentials._of_nobody.cache_clear()
     yield
-    passwords._of_nobody.cache_clear()
+    credentials._of_nobody.cache_clear()
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_d5_all_that_is_wrong_is_refused_in_the_same_words(repo, ada, name, pass
 def test_d5_an_unknown_user_costs_as_much_as_a_known_one(repo, ada, monkeypatch):
     """D5: how long a login takes does not tell whether there is such a user: each verifies one hash."""
     asked = []
-    hasher = passwords._hasher()
+    hasher = credentials._hasher()
     verify = hasher.verify
     monkeypatch.setattr(hasher, "verify", lambda *given: asked.append(given) or verify(*given))
     for name in ("ada", "nobody", "local"):
@@ -556,7 +556,7 @@ def test_rules_that_verify_nothing_are_refused(rules):
 def test_without_the_extra_the_command_is_told(repo, ada, monkeypatch):
     """Bad input: where argon2 or PyJWT is not installed, the failure says what to install."""
     monkeypatch.undo()
-    passwords._hasher.cache_clear()
+    credentials._hasher.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "pwdlib", None)
     monkeypatch.setitem(__import__("sys").modules, "jwt", None)
     with pytest.raises(Unavailable, match=r'pip install "agentgit\[auth\]"'):

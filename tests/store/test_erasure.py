@@ -10,7 +10,7 @@ from sqlalchemy import delete, insert, select, text, update
 import agentgit
 from agentgit.demo import EFFECTS, build
 from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound
-from agentgit.store.sql import process_owner
+from agentgit.store.sql import process
 from agentgit.store.sql.tables import AUDIT_EVENT, ERASURE
 
 MARK = "zebrafish"
@@ -130,7 +130,7 @@ def test_d5_the_trail_lets_only_erased_sessions_go(two):
 def test_d5_a_session_that_somebody_runs_is_not_erased(two):
     """D5: erasing beside a turn is a Conflict, and nothing went; when the turn's process has died, it goes."""
     sessions, branch = two.context.store.sessions, two.session("other").branch()
-    with process_owner.owner() as alive:
+    with process.owner() as alive:
         backend.write(two, lambda c: sessions.acquire(c, branch.id, alive))
         with pytest.raises(Conflict, match="Nothing was erased"):
             two.session("other").delete()

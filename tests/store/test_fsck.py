@@ -11,7 +11,7 @@ from sqlalchemy import literal_column, select, text, update
 
 import agentgit
 from agentgit import SQLModelSaver
-from agentgit.sessions.maintenance import Finding
+from agentgit.sessions.reports import Finding
 from agentgit.store.maintenance.fsck import check
 from agentgit.store.sql.tables import METADATA
 

@@ -15,7 +15,7 @@ import agentgit
 from agentgit import Workspace
 from agentgit.checkpoints import Retention
 from agentgit.errors import Corrupt, InvalidInput
-from agentgit.store.maintenance.unused_checkpoints import GraphStep, needed
+from agentgit.store.maintenance.gc import GraphStep, needed
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 
 

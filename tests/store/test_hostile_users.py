@@ -11,7 +11,7 @@ from scripted import World, obedient, tool_node_graph
 from sqlalchemy import event as events
 from test_fsck import damage
 
-from agentgit.auth import passwords
+from agentgit.auth import credentials
 from agentgit.errors import AgentGitError, InvalidInput, NotAllowed, NotFound, TooManyAttempts
 from agentgit.store.database import Database
 from agentgit.store.records import login_attempts
@@ -175,10 +175,10 @@ def test_d5_a_password_that_changes_while_it_is_looked_at_lets_nobody_in(repo, p
 def test_d5_a_password_is_hashed_anew_when_more_work_is_usual(repo, people, monkeypatch):
     """D5: who logs in with a password that was hashed with less work gets it hashed with today's, and once."""
     weak, strong = (PasswordHash((Argon2Hasher(time_cost=n, memory_cost=8, parallelism=1),)) for n in (1, 2))
-    monkeypatch.setattr(passwords, "_hasher", lambda: weak)
+    monkeypatch.setattr(credentials, "_hasher", lambda: weak)
     repo.users.set_password("bob", "correct horse")
-    monkeypatch.setattr(passwords, "_hasher", lambda: strong)
-    passwords._of_nobody.cache_clear()
+    monkeypatch.setattr(credentials, "_hasher", lambda: strong)
+    credentials._of_nobody.cache_clear()
     first = repo.login("bob", "correct horse")
 
     def stored():
@@ -190,7 +190,7 @@ def test_d5_a_password_is_hashed_anew_when_more_work_is_usual(repo, people, monk
     repo.login("bob", "correct horse")
     assert stored() == once
     assert first.sessions() == []  # which is let in as before
-    passwords._of_nobody.cache_clear()
+    credentials._of_nobody.cache_clear()
 
 
 def test_d5_who_acts_for_others_does_so_no_longer_than_they_may(repo, people):

@@ -10,7 +10,7 @@ import processes
 import pytest
 
 from agentgit import Workspace
-from agentgit.workspace.disk.contents import IN_MEMORY
+from agentgit.workspace.disk.atomic_file import IN_MEMORY
 
 SIZE = 100_000_000
 LITTLE = 40_000_000

@@ -16,7 +16,7 @@ from sqlalchemy import select, update
 import agentgit
 from agentgit import Conflict, InvalidInput, RollbackIncomplete, reversible
 from agentgit.errors import Unavailable
-from agentgit.store.sql import leases, process_owner
+from agentgit.store.sql import process
 from agentgit.store.sql.tables import BRANCH, GRAPH_CHECKPOINT, OPERATION
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
@@ -52,7 +52,7 @@ class Meanwhile(World):
 @pytest.fixture(autouse=True)
 def nothing_is_renewed(monkeypatch):
     """Let nothing be renewed that a test has let end, however long it takes."""
-    monkeypatch.setattr(leases, "PER_LEASE", 0.01)
+    monkeypatch.setattr(process, "PER_LEASE", 0.01)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_d5_a_run_of_another_machine_is_taken_back_when_its_lease_has_ended(repo
     agent = wrapped(repo, world)
     agent.run("add chair")
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(process_owner, "_here", lambda: "another machine")
+        elsewhere.setattr(process, "_here", lambda: "another machine")
         with repo.context.store.at_work() as owner:
             backend.write(repo, lambda c: repo.context.store.sessions.acquire(c, agent.branch.id, owner))
     with pytest.raises(Conflict, match="Another agent is running") as refused:
@@ -204,7 +204,7 @@ def test_d5_a_file_has_no_leases(repo, world):
 
 def test_d5_a_lease_is_renewed_until_its_work_ends_also_after_a_failure(monkeypatch):
     """D5: the thread renews again and again, goes on when the database was away, and ends when nothing is held."""
-    monkeypatch.setattr(leases, "PER_LEASE", 3000)
+    monkeypatch.setattr(process, "PER_LEASE", 3000)
     renewed, failures = threading.Semaphore(0), [Unavailable("away"), RuntimeError("nobody expected this")]
 
     def write(tenant_id, work):
@@ -212,14 +212,14 @@ def test_d5_a_lease_is_renewed_until_its_work_ends_also_after_a_failure(monkeypa
         if failures:
             raise failures.pop()
 
-    kept = leases.Leases(write, seconds=3)
-    kept.keep("a", leases.Held(BRANCH, 1, 2))
+    kept = process.Leases(write, seconds=3)
+    kept.keep("a", process.Held(BRANCH, 1, 2))
     thread = kept._thread
     assert all(renewed.acquire(timeout=60) for _ in range(3))
     kept.end("a")
     thread.join(60)
     assert not thread.is_alive()
-    kept.keep("b", leases.Held(BRANCH, 1, 2))
+    kept.keep("b", process.Held(BRANCH, 1, 2))
     assert renewed.acquire(timeout=60)
     again = kept._thread
     kept.close()
@@ -231,4 +231,4 @@ def test_d5_a_lease_is_renewed_until_its_work_ends_also_after_a_failure(monkeypa
 def test_d5_a_lease_too_short_to_be_renewed_is_refused(seconds):
     """D5: a lease shorter than an ordinary pause would let living runs be taken over."""
     with pytest.raises(InvalidInput, match="lease_seconds"):
-        leases.Leases(lambda tenant_id, work: None, seconds)
+        process.Leases(lambda tenant_id, work: None, seconds)

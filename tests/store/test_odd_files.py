@@ -13,7 +13,7 @@ from folders import kind, work, workspace
 from trees import listening, picture
 
 from agentgit import Corrupt, Unavailable, Workspace
-from agentgit.workspace.disk import atomic_file, move_aside, renaming
+from agentgit.workspace.disk import atomic_file, move_aside
 from agentgit.workspace.scan import scan
 from agentgit.workspace.undo.stack import UndoStack
 
@@ -35,7 +35,7 @@ def refusing(plain, name, number=errno.EIO, *, beneath=False):
 
 def failing(names):
     """Rename as the system does, but find no space for these names."""
-    plain = renaming.system_call
+    plain = atomic_file.system_call
     return lambda *how: errno.ENOSPC if names & set(how) else plain(*how)
 
 
@@ -137,7 +137,7 @@ def test_f3_a_path_that_fails_stops_no_other(workspace, work, monkeypatch, refus
     odd = {"put": "a", "delete": "new", "folder": "folder", "mode": "folder"}[refused]
     with monkeypatch.context() as patch:
         if refused in ("put", "delete"):
-            patch.setattr(renaming, "system_call", failing({odd.encode()}))
+            patch.setattr(atomic_file, "system_call", failing({odd.encode()}))
         elif refused == "folder":
             patch.setattr(os, "mkdir", refusing(os.mkdir, b"folder", beneath=True))
         else:
@@ -160,7 +160,7 @@ def test_f3_several_failures_are_told_in_one(workspace, work, monkeypatch):
     for number in range(9):
         (work / str(number)).write_text("two")
     with monkeypatch.context() as patch:
-        patch.setattr(renaming, "system_call", failing({b"%d" % number for number in range(9)} - {b"3"}))
+        patch.setattr(atomic_file, "system_call", failing({b"%d" % number for number in range(9)} - {b"3"}))
         with pytest.raises(Unavailable, match=r"^8 paths were not .* 0: No space .* 1: No space .* And 3 more"):
             workspace.restore(first.id)
     assert sorted(path.read_text() for path in work.iterdir()) == ["one"] + ["two"] * 8
@@ -214,7 +214,7 @@ def test_f3_a_file_that_fails_stops_no_other_of_an_undo(work, tmp_path, monkeypa
         for name in "abc":
             (work / name).write_text("two")
         with monkeypatch.context() as patch:
-            patch.setattr(renaming, "system_call", failing({b"b"}))
+            patch.setattr(atomic_file, "system_call", failing({b"b"}))
             with pytest.raises(Unavailable, match=r"^b: "):
                 stack.undo()
         assert [(work / name).read_text() for name in "abc"] == ["one", "two", "one"]

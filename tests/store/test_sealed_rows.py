@@ -586,7 +586,7 @@ def test_q1_no_row_that_has_a_code_is_written_past_it():
         ("store/records/journal.py", "update", "tool_invocation"),  # signed
         ("store/threads/graph_rows.py", "insert", "graph_checkpoint"),  # what SignedWrite is given
         ("store/threads/graph_rows.py", "insert", "graph_write"),  # as above
-        ("store/records/api_keys.py", "update", "api_key"),  # when it was last used
+        ("store/records/users.py", "update", "api_key"),  # when it was last used
         ("store/records/operations.py", "update", "operation"),  # its owner and lease
         ("store/records/sessions.py", "update", "internal_session"),  # who holds it, its metadata
         ("store/records/sessions.py", "update", "external_session"),  # when it moved

@@ -10,8 +10,8 @@ from agentgit.cli.app import app
 from agentgit.errors import InvalidInput
 from agentgit.store.database import Database
 from agentgit.store.schema.introspection import differences, shape_at, shape_of
+from agentgit.store.schema.partitioning import KINDS, spread
 from agentgit.store.schema.schema import REVISION
-from agentgit.store.schema.sharding import KINDS, spread
 from agentgit.store.sql.tables import METADATA
 
 STANDS_FOR_CITUS = """

@@ -8,7 +8,7 @@ from sqlalchemy import select
 from test_access import ADMIN, EDITOR, FORKER, OWN, OWNER, VERBS, VIEWER, outcome, world
 
 import agentgit
-from agentgit.auth.scopes import FOR_ROLE, SCOPES
+from agentgit.auth.principal import FOR_ROLE, SCOPES
 from agentgit.demo import EFFECTS, build
 from agentgit.errors import NotAllowed, NotFound
 from agentgit.store.sql.tables import METADATA

@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentgit.errors import InvalidInput, NotFound, Unavailable, WorkspaceChanged
-from agentgit.workspace.disk import atomic_file, renaming, single_file
-from agentgit.workspace.disk.contents import CHUNK
+from agentgit.workspace.disk import atomic_file, single_file
+from agentgit.workspace.disk.atomic_file import CHUNK
 from agentgit.workspace.disk.single_file import SingleFiles
-from agentgit.workspace.lock import exclusive
+from agentgit.workspace.locations import exclusive
 from agentgit.workspace.undo import storage
 from agentgit.workspace.undo.stack import Undone, UndoStack
 
@@ -408,9 +408,11 @@ def broken_off(*_):
 def die_in(work, store, where, point):
     """Run in another process: be killed when something is about to be done for the given time."""
     stack, seen = UndoStack(work, store), []
-    owner, name = {"put": (SingleFiles, "put"), "rename": (renaming, "system_call"), "evict": (stack._rows, "evict")}[
-        where
-    ]
+    owner, name = {
+        "put": (SingleFiles, "put"),
+        "rename": (atomic_file, "system_call"),
+        "evict": (stack._rows, "evict"),
+    }[where]
     plain = getattr(owner, name)
 
     def hooked(*args, **how):
@@ -569,13 +571,13 @@ def test_asking_again_undoes_no_second_entry(work, stack, monkeypatch):
     stack.snapshot("second", ["a"])
     (work / "a").write_text("3")
     with monkeypatch.context() as broken:
-        broken.setattr(renaming, "system_call", lambda *_: errno.ENOSPC)
+        broken.setattr(atomic_file, "system_call", lambda *_: errno.ENOSPC)
         with pytest.raises(Unavailable):
             stack.undo()
     assert stack.undo().labels == ("second",)
     assert (work / "a").read_text() == "2"
     with monkeypatch.context() as broken:
-        broken.setattr(renaming, "system_call", lambda *_: errno.ENOSPC)
+        broken.setattr(atomic_file, "system_call", lambda *_: errno.ENOSPC)
         with pytest.raises(Unavailable):
             stack.redo()
     assert stack.redo().labels == ("second",)

@@ -20,8 +20,7 @@ from typer.testing import CliRunner
 import agentgit
 from agentgit import InvalidInput
 from agentgit.cli.app import app
-from agentgit.sessions.webhook_hosts import kind_of
-from agentgit.sessions.webhooks import verify
+from agentgit.sessions.webhooks import kind_of, verify
 from agentgit.store.audit import outbox
 from agentgit.store.sql.tables import WEBHOOK
 

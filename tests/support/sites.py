@@ -16,7 +16,7 @@ from pwdlib.hashers.argon2 import Argon2Hasher
 
 import agentgit
 from agentgit import Repository
-from agentgit.auth import passwords
+from agentgit.auth import credentials
 from agentgit.demo import EFFECTS, build
 from agentgit.web.server import Server
 
@@ -32,8 +32,8 @@ def quick_passwords() -> Iterator[None]:
     hasher = PasswordHash((Argon2Hasher(time_cost=1, memory_cost=8, parallelism=1),))
     nobody = hasher.hash("of nobody")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passwords, "_hasher", lambda: hasher)
-        patch.setattr(passwords, "_of_nobody", lambda: nobody)
+        patch.setattr(credentials, "_hasher", lambda: hasher)
+        patch.setattr(credentials, "_of_nobody", lambda: nobody)
         yield
 
 

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from agentgit import ToolInvocation, compensable, reversible
 from agentgit.effects import Effect, effect
-from agentgit.effects.declarations import Declared, as_effects, recorded
+from agentgit.effects.declarations import Declared, Hints, as_effects, hints_in, recorded, stricter
 from agentgit.effects.effects import KINDS, UNDOABLE, declared_by_name
-from agentgit.effects.identity import identity
-from agentgit.effects.mcp_annotations import Hints, hints_in, stricter
+from agentgit.effects.invocation import identity
 from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput, NotFound
 

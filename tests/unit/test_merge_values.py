@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from agentgit.checkpoints.merge import MergePlan, Taken, added, batch_of, choice, decide, extra, whole
 from agentgit.errors import InvalidInput
-from agentgit.render.views import merge
+from agentgit.render.views import diff
 
 VALUES = st.integers(0, 2) | st.none()
 
@@ -119,4 +119,4 @@ def test_w7_a_plan_shows_anything_and_obeys_nobody():
     assert "\x1b" not in str(plan)
     assert "… and 151 more" in str(plan)
     assert "<script" not in plan._repr_html_()
-    assert len(merge.lines(plan)) < 1000
+    assert len(diff.merge_lines(plan)) < 1000

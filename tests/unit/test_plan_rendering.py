@@ -13,8 +13,7 @@ from agentgit.effects.plan import BLOCK, GONE, KEEP, REDO, REVERSE, SWITCH, WORL
 from agentgit.effects.report import GROUPS, ReportItem
 from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorldDiverged
 from agentgit.render import html
-from agentgit.render.lines import STYLES, Span, plain
-from agentgit.render.text import cells, wrap
+from agentgit.render.text import STYLES, Span, cells, plain, wrap
 from agentgit.render.views import rollback
 
 GOLDEN = Path(__file__).parents[1] / "golden"

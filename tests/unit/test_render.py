@@ -12,11 +12,10 @@ from trees_to_show import HOSTILE, NOON, Story, support
 from agentgit import Checkpoint, ExternalSession, InternalSession
 from agentgit.checkpoints.diff import diff
 from agentgit.render import records, show
-from agentgit.render.lines import ASCII, STYLES, Span, plain, table
-from agentgit.render.text import cells, clean, clock, cut, visible
+from agentgit.render.text import ASCII, STYLES, Span, cells, clean, clock, cut, plain, table, visible
 from agentgit.render.views import diff as diffs
 from agentgit.render.views import log, tree
-from agentgit.render.views.sessions import branch_lines, session_lines
+from agentgit.render.views.lists import branch_lines, session_lines
 from agentgit.sessions.tree import Branch, Tree
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from agentgit.render.lines import plain
+from agentgit.render.text import plain
 from agentgit.render.views import files
 from agentgit.workspace.undo.stack import Undone
 from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, WorkspaceDiff

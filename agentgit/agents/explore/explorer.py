@@ -1,27 +1,23 @@
-"""Exploring: the same steps gone in several ways, from shared beginnings, each way on a branch of its own.
-
-Every step of every way is one turn on a branch that is forked from where the step before has ended. So n steps with α
-choices are α + α² + … + αⁿ turns, and not n·αⁿ.
-
-One way after the other (depth first), each in the world it believes in: before a turn the world is brought to its
-branch, as `switch(sync="world")` does it. What was explored is in the database at any moment; the same call goes on.
-"""
+"""Exploring: the same steps in several variants, from shared beginnings, each on a branch of its own."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import merge_configs
+from langchain_core.runnables.config import ContextThreadPoolExecutor, merge_configs
 from sqlalchemy import Connection
 
 from agentgit.agents import inputs
 from agentgit.agents.branch_context import BranchContext
 from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.explore.variants import Way
+from agentgit.async_api import awaiting
 from agentgit.checkpoints import references
 from agentgit.effects import ToolInvocation, invocation
 from agentgit.effects.effects import READ_ONLY, UNDECLARED
@@ -31,12 +27,89 @@ from agentgit.errors import Conflict, InvalidInput, WorldDiverged
 from agentgit.handles.branching import Branching
 from agentgit.handles.rollbacks import Rollbacks
 from agentgit.rollback import settle_here
-from agentgit.rollback.awaiting import settled
 from agentgit.rollback.crash_recovery import recover_all_abandoned
-from agentgit.sessions.exploration import BEGUN, DONE, FAILED, WAITING, ExploredBranch
+from agentgit.rollback.verification import settled
+from agentgit.sessions.tree import BEGUN, DONE, FAILED, WAITING, ExploredBranch
 from agentgit.store.queries.explorations import Explorations, branch_name, mark_of
 from agentgit.store.records.sessions import Found
 from agentgit.store.sql.tables import CHECKPOINT
+
+AT_ONCE = 8
+"""The default number of turns that run at the same time."""
+
+
+def run_exploration(explorer: Explorer, at_once: int) -> None:
+    """Run the turns of an exploration.
+
+    Args:
+        explorer: The exploration.
+        at_once: The largest number of turns that run at the same time.
+    """
+    with _naming(explorer):
+        for trials in explorer.walk():
+            _run_all(trials, at_once)
+
+
+async def arun_exploration(explorer: Explorer, at_once: int) -> None:
+    """Run the turns of an exploration, as `run_exploration`, on the event loop."""
+    with _naming(explorer), awaiting():
+        walk = explorer.walk()
+        while (trials := await asyncio.to_thread(next, walk, None)) is not None:
+            await _arun_all(trials, at_once)
+
+
+def turns_at_once(parallel: bool | int) -> int:
+    """Return how many turns may run at the same time.
+
+    Raises:
+        InvalidInput: The number is negative.
+    """
+    if parallel < 0:
+        raise InvalidInput(f"parallel={parallel} turns cannot run at the same time.")
+    return AT_ONCE if parallel is True else max(1, int(parallel))
+
+
+@contextmanager
+def _naming(explorer: Explorer) -> Iterator[None]:
+    """Add a note to an error that breaks off an exploration: where to find the part that was explored."""
+    try:
+        yield
+    except BaseException as error:
+        if explorer.is_begun:
+            error.add_note(
+                f"What was explored until now: agent.exploration({explorer.name!r}). "
+                f"The same explore(...) with name={explorer.name!r} goes on."
+            )
+        raise
+
+
+def _run_all(trials: list[ExploredTurn], at_once: int) -> None:
+    if len(trials) == 1:
+        _run(trials[0])
+        return
+    with ContextThreadPoolExecutor(at_once) as pool:
+        list(pool.map(_run, trials))
+
+
+def _run(trial: ExploredTurn) -> None:
+    try:
+        trial.agent.invoke(trial.value, trial.config)
+    except Exception as error:  # noqa: BLE001  # whatever a graph raises is written down with its branch
+        trial.error = error
+
+
+async def _arun_all(trials: list[ExploredTurn], at_once: int) -> None:
+    room = asyncio.Semaphore(at_once)
+
+    async def run(trial: ExploredTurn) -> None:
+        async with room:
+            try:
+                await trial.agent.ainvoke(trial.value, trial.config)
+            except Exception as error:  # noqa: BLE001  # as in `_run`
+                trial.error = error
+
+    await asyncio.gather(*map(run, trials))
+
 
 Score = Callable[[ExploredBranch], float | Awaitable[float]]
 """Judges a leaf: the higher, the better."""

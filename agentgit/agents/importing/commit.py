@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.agents.importing.history import ImportedCall, ImportedHistory, PastReader
-from agentgit.auth.scopes import WRITE
+from agentgit.auth.principal import WRITE
 from agentgit.effects.effects import UNDECLARED
 from agentgit.effects.invocation import DONE
 from agentgit.errors import Conflict

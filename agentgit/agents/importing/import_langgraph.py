@@ -13,7 +13,7 @@ from agentgit.agents.importing.readers import Source, open_database, source_of
 from agentgit.agents.importing.thread import OnStep, ThreadImport
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.handles.context import Context
-from agentgit.sessions.imports import FAILED, ImportReport, Progress, ThreadReport
+from agentgit.sessions.reports import FAILED, ImportReport, Progress, ThreadReport
 
 OnProgress = Callable[[Progress], None]
 

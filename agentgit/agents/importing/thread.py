@@ -25,9 +25,9 @@ from agentgit.saver.codec import Codec
 from agentgit.saver.config import config_of
 from agentgit.saver.delta_reducer import Channels
 from agentgit.saver.saver import SQLModelSaver
-from agentgit.sessions.imports import EXTENDED, IMPORTED, UNCHANGED, ThreadReport
+from agentgit.sessions.reports import EXTENDED, IMPORTED, UNCHANGED, ThreadReport
 from agentgit.store.objects.blobs import compact
-from agentgit.store.sql.slices import slices
+from agentgit.store.sql.batch import slices
 from agentgit.store.store import Store
 from agentgit.store.threads import staging
 from agentgit.store.threads.graph_store import Draft, Encoded, GraphKey, GraphStore, Task

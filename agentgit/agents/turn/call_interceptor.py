@@ -18,7 +18,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from agentgit.agents.turn.calls import AdmittedCall, RequestedCall
+from agentgit.agents.turn.calls import AdmittedCall, Attempt, InflightResult, RequestedCall, Slot, Slots, scope_of
 from agentgit.agents.turn.fence_errors import (
     refusal,
     require_same,
@@ -27,14 +27,11 @@ from agentgit.agents.turn.fence_errors import (
     unreachable,
     unreadable,
 )
-from agentgit.agents.turn.inflight_calls import Attempt, InflightResult, Slot, Slots
 from agentgit.agents.turn.outcome_buffer import Outcomes
 from agentgit.agents.turn.recorded_results import Unreadable, given_back
 from agentgit.agents.turn.running_turn import RunningTurn
-from agentgit.agents.turn.task_scopes import scope_of
 from agentgit.effects import ToolInvocation
 from agentgit.effects.effects import COMPENSABLE, IRREVERSIBLE, READ_ONLY
-from agentgit.effects.identity import call_key, key_after
 from agentgit.effects.invocation import (
     DONE,
     FAILED,
@@ -45,13 +42,15 @@ from agentgit.effects.invocation import (
     REVERSING,
     STANDING,
     UNKNOWN,
+    call_key,
+    key_after,
 )
 from agentgit.effects.registry import Registry
 from agentgit.errors import NotFound
 from agentgit.rollback import wait
 from agentgit.rollback.verification import Verification
-from agentgit.store.records.effect_fences import ANSWERS
 from agentgit.store.records.journal import CallOutcome, Intent, TrackPart
+from agentgit.store.records.recorded_calls import ANSWERS
 
 ANSWER, REFUSE, OFF = "replay", "raise", "off"
 FENCES = (ANSWER, REFUSE, OFF)

@@ -14,7 +14,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.errors import ParentCommand
 from langgraph.types import Command
 
-from agentgit.effects.recorded_results import PACKED
+from agentgit.effects.results import PACKED
 from agentgit.langgraph_internals import SAFE_MSGPACK_TYPES
 from agentgit.saver.leaf_codec import type_names
 from agentgit.store.objects.plain_values import MSGPACK

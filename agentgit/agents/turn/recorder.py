@@ -23,20 +23,16 @@ from langchain_core.tools import BaseTool, ToolException
 from langgraph.errors import GraphBubbleUp, ParentCommand
 
 from agentgit.agents.turn.call_interceptor import CallInterceptor
-from agentgit.agents.turn.calls import AdmittedCall, RequestedCall
+from agentgit.agents.turn.calls import AdmittedCall, InflightResult, RequestedCall, Scopes, scope_of
 from agentgit.agents.turn.fence_errors import unswallowed
-from agentgit.agents.turn.inflight_calls import InflightResult
 from agentgit.agents.turn.interrupts import Interrupts, is_in_batch
 from agentgit.agents.turn.outcome_buffer import Outcomes
 from agentgit.agents.turn.recorded_results import as_recorded, handed_over
 from agentgit.agents.turn.running_turn import RunningTurn
-from agentgit.agents.turn.task_scopes import Scopes, scope_of
-from agentgit.effects.current_call import running
 from agentgit.effects.declarations import recorded
 from agentgit.effects.effects import READ_ONLY, Effect, declared_by_name, declared_on
-from agentgit.effects.failures import Body
-from agentgit.effects.identity import identity
-from agentgit.effects.invocation import DONE, FAILED, PAUSED, UNKNOWN
+from agentgit.effects.invocation import DONE, FAILED, PAUSED, UNKNOWN, identity, running
+from agentgit.effects.results import Body
 from agentgit.errors import AgentGitError
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
 from agentgit.store.records.journal import CallOutcome, Intent

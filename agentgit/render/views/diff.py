@@ -1,14 +1,14 @@
-"""Diffs and comparisons of branches: text with a style for each sign, and HTML for notebooks and pages."""
+"""Diffs, comparisons of branches, and plans of merges, as text and as HTML for notebooks and pages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from agentgit.checkpoints.comparison import Comparison
-from agentgit.checkpoints.diff import Diff
+from agentgit.checkpoints.diff import Diff, say
+from agentgit.checkpoints.merge import OURS, MergePlan
 from agentgit.render import html
-from agentgit.render.lines import Line, Span
-from agentgit.render.text import cut, visible
+from agentgit.render.text import Line, Span, clean, cut, plain, table, visible
 
 STYLES = {"": "heading", "+": "added", "-": "removed", "~": "changed"}
 """The style of each sign."""
@@ -102,3 +102,95 @@ def patch(content: str) -> list[Line]:
 
 def _style(line: str) -> str:
     return "heading" if line.startswith(_HEADINGS) else _FILE_STYLES.get(line[:1], "")
+
+
+MERGE_STYLES = {"conflict": "bad", "message": "added", "left out": "dim", OURS: "dim"}
+"""The styles of the kinds of rows that are not values which come."""
+
+_MOST_ROWS, _LONGEST_VALUE = 50, 400
+"""The number of rows that are shown, from the first, and the most characters of one value."""
+
+Row = tuple[str, str, str]
+"""The kind of a row, its name, and its text."""
+
+
+def draw_merge(value: MergePlan, *, width: int = 100) -> str:
+    """Draw a plan as plain text.
+
+    Args:
+        value: The value to draw.
+        width: The longest line, in terminal cells.
+
+    Example:
+        >>> print(draw_merge(MergePlan(kind="merge", source="retry#2", into="main", base="main#1")))
+        Merge of retry#2 into main, since main#1: history comes, no tool runs.
+        Nothing comes: it is all here already.
+    """
+    return plain(merge_lines(value, width=width))
+
+
+def merge_lines(value: MergePlan, *, width: int = 100) -> list[Line]:
+    """Draw a plan.
+
+    Args:
+        value: The value to draw.
+        width: The longest line, in terminal cells.
+    """
+    cells = [
+        [Span(kind, MERGE_STYLES.get(kind, "changed")), Span(clean(name)), Span(clean(what))]
+        for kind, name, what in _cut(value)
+    ]
+    return [
+        (Span(clean(value.heading), "heading"),),
+        *table(cells, width=width, indent="  ", whole=True),
+        (Span(value.summary, "dim" if value.is_admissible else "bad"),),
+    ]
+
+
+def merge_page(value: MergePlan) -> str:
+    """Draw a plan as HTML, for a notebook or a page.
+
+    Args:
+        value: The value to draw.
+    """
+    rows = [
+        [html.styled(Span(kind, MERGE_STYLES.get(kind, "changed"))), html.escape(name), html.escape(what)]
+        for kind, name, what in _cut(value)
+    ]
+    return "".join(
+        [
+            f"<div><p><b>{html.escape(value.heading)}</b></p>",
+            html.table(["", "of", "what"], rows) if rows else "",
+            f"<p>{html.styled(Span(value.summary, '' if value.is_admissible else 'bad'))}</p></div>",
+        ]
+    )
+
+
+def _cut(value: MergePlan) -> list[Row]:
+    rows = [
+        (kind, name, what if len(what) <= _LONGEST_VALUE else what[: _LONGEST_VALUE - 1] + "…")
+        for kind, name, what in _rows(value)
+    ]
+    rest = len(rows) - _MOST_ROWS
+    return [*rows[:_MOST_ROWS], ("", "", f"… and {rest} more")] if rest > 0 else rows
+
+
+def _rows(value: MergePlan) -> Iterable[Row]:
+    for clash in value.conflicts:
+        yield (
+            "conflict",
+            clash.key,
+            f"here {_short(clash.ours)}, there {_short(clash.theirs)}, before {_short(clash.base)}",
+        )
+    for taken in value.values:
+        yield taken.how, taken.key, "" if taken.how == OURS else _short(taken.value)
+    for message in value.messages:
+        role, _, text = say(message).partition(": ")
+        yield "message", role, text
+    for left in value.left_out:
+        yield "left out", left.what, left.why
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_VALUE // 4 else text[: _LONGEST_VALUE // 4 - 1] + "…"

@@ -7,8 +7,7 @@ from dataclasses import replace
 from datetime import UTC, tzinfo
 from typing import Any
 
-from agentgit.render.lines import Line, Span, table
-from agentgit.render.text import clean, clock, count
+from agentgit.render.text import Line, Span, clean, clock, count, table
 from agentgit.sessions.events import Event, Verified
 from agentgit.sessions.webhooks import Delivered, Webhook
 

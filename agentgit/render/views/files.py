@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, tzinfo
 from typing import TYPE_CHECKING
 
-from agentgit.render.lines import Line, Span, table
-from agentgit.render.text import clean, clock, count
+from agentgit.render.text import Line, Span, clean, clock, count, table
 from agentgit.render.views.diff import patch
 from agentgit.values import shown
 from agentgit.workspace.values import EVERYTHING

@@ -1,4 +1,4 @@
-"""Results of database maintenance, as lines."""
+"""Results of database maintenance, the keys of a database, and the results of an erasure, as lines."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, tzinfo
 
 from agentgit.checkpoints.retention import Retention, RetentionVerdict, Thinned
-from agentgit.render.lines import Line, Span, table
-from agentgit.render.text import clean, clock, count
-from agentgit.sessions.maintenance import Checked, Reclaimed
+from agentgit.render.text import Line, Span, clean, clock, count, table
+from agentgit.sessions.reports import Checked, Erased, Reclaimed, Rotated
 from agentgit.sessions.stats import Figures, Prices, Stats, UsedTokens, cost_of
 
 UNITS = ("bytes", "KB", "MB", "GB", "TB")
@@ -185,3 +184,39 @@ def _branch(session_name: str, name: str, figures: Figures, stats: Stats) -> Seq
         Span(count(figures.rollbacks, "rollback"), "dim"),
         Span(f"{count(tokens, 'token')}{f', {cost}' if cost else ''}"),
     ]
+
+
+IN_CLEAR = "in clear"
+
+
+def key_lines(found: Mapping[str, int], *, width: int = 100) -> list[Line]:
+    """List the keys with how many values each has.
+
+    Example:
+        >>> from agentgit.render.text import plain
+        >>> print(plain(key_lines({"": 3, "2026-11": 12})))
+        in clear  3 values
+        2026-11   12 values
+    """
+    rows = [
+        [Span(clean(name) or IN_CLEAR, "reference" if name else "bad"), Span(count(n, "value"))]
+        for name, n in found.items()
+    ]
+    return table(rows, width=width) or [(Span("nothing is stored yet"),)]
+
+
+def rotated_lines(done: Rotated, *, width: int = 100) -> list[Line]:
+    """Return lines that show how many values were stored anew, and which keys are still needed."""
+    problem: list[Line] = [(Span(clean(done.problem), "bad"),)] if done.problem else []
+    return [
+        (Span(f"{count(done.changed, 'value')} stored anew", "heading"),),
+        *key_lines(done.keys, width=width),
+        *problem,
+    ]
+
+
+def erased_lines(name: str, done: Erased) -> list[Line]:
+    """Return lines that show what was erased, and what could not be reached."""
+    first = f"erased {clean(name)}: {count(sum(done.rows.values()), 'row')}, {count(done.values, 'value')}"
+    more = f", {count(done.events, 'event')} of its trail, {count(done.snapshots, 'snapshot')} of files"
+    return [(Span(first + more, "heading"),), *((Span(f"  {clean(one)}", "bad"),) for one in done.left)]

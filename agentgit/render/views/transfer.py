@@ -1,9 +1,9 @@
-"""Results of an export or an import: one line for what was transferred, and one for each kind of what was not."""
+"""Results of exports and imports, as lines."""
 
 from __future__ import annotations
 
-from agentgit.render.lines import Line, Span
-from agentgit.render.text import clean, count
+from agentgit.render.text import Line, Span, clean, count
+from agentgit.sessions.reports import EXTENDED, FAILED, IMPORTED, UNCHANGED, ImportReport, ThreadReport
 from agentgit.store.transfer.summary import Carried
 
 NAMED = 20
@@ -40,3 +40,39 @@ def lines(what: str, carried: Carried) -> list[Line]:
         more = f"  and {len(carried.left_paths) - NAMED} more paths; --json names all of them"
         left.append((Span(more, "bad"),))
     return [(Span(f"{what}  "), name, Span(f"  {', '.join(counted)}")), *left]
+
+
+STYLES = {IMPORTED: "added", EXTENDED: "added", UNCHANGED: "dim", FAILED: "bad"}
+
+
+def import_lines(report: ImportReport) -> list[Line]:
+    """Draw what came of an import, each thread in full, and at the end how many there were.
+
+    Example:
+        >>> import_lines(ImportReport([]))
+        [(Span(text='no threads there', style=''),)]
+    """
+    statuses = [status for status in STYLES if report.count(status)]
+    said = ", ".join(f"{report.count(status)} {status}" for status in statuses)
+    last = f"{count(len(report.threads), 'thread')}: {said}" if said else "no threads there"
+    return [*(_thread(one) for one in report.threads), (Span(last),)]
+
+
+def _thread(one: ThreadReport) -> Line:
+    name = clean(one.thread_id)
+    session = "" if one.session_name == one.thread_id else f" as {clean(one.session_name)}"
+    return (Span(f"{one.status:9}", STYLES[one.status]), Span(f"  {name}{session}", "reference"), Span(_said(one)))
+
+
+def _said(one: ThreadReport) -> str:
+    if one.status == FAILED:
+        return f"  {clean(str(one.error))}"
+    if one.status == UNCHANGED:
+        return ""
+    parts = [count(one.graph_checkpoints, "graph checkpoint"), count(one.checkpoints, "checkpoint")]
+    parts.append(count(one.tool_calls, "call"))
+    if one.left_out:
+        parts.append(f"{one.left_out} on other lines left out")
+    if one.hidden:
+        parts.append(f"without {', '.join(map(clean, one.hidden))}")
+    return f"  {', '.join(parts)}"

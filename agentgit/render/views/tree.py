@@ -1,13 +1,4 @@
-"""The picture of a session's tree: the conversation runs down, and each branch hangs where it left.
-
-    support-42: 2 branches, 11 checkpoints
-    ● main#3      order two chairs
-    ◆ main#4      before payment
-    ├─● retry#4   (HEAD -> retry *) rather a sofa
-    ● main#7      (main) and a table
-
-A line is a turn, a checkpoint with a name, or a place where a branch left; long runs of turns are folded.
-"""
+"""The picture of a session's tree: the conversation runs down, and each branch hangs where it left."""
 
 from __future__ import annotations
 
@@ -16,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, tzinfo
 
 from agentgit.render.layout import NAME_CELLS, Event, LayoutRow, branch_name, events_of, is_named, references, title_of
-from agentgit.render.lines import Line, Span, plain
-from agentgit.render.text import cells, clean, clock, count, cut, pad
+from agentgit.render.text import Line, Span, cells, clean, clock, count, cut, pad, plain, table
 from agentgit.sessions.session import OPEN
-from agentgit.sessions.tree import Branch, Tree
+from agentgit.sessions.tree import DONE, Branch, Exploration, Tree
 
 TURN, NAMED, BEGIN, FOLDED = "●", "◆", "○", "┆"
 
@@ -122,3 +112,48 @@ def _head(branch: Branch) -> Span:
     if branch.status != OPEN:
         words.append(cut(clean(branch.status), NAME_CELLS))
     return Span(f"({', '.join(words)}) ", "head")
+
+
+def draw_exploration(exploration: Exploration, *, width: int = 100) -> str:
+    """Draw an exploration as plain text.
+
+    Args:
+        exploration: The exploration to draw.
+        width: The longest line, in terminal cells.
+
+    Example:
+        >>> from agentgit.sessions.tree import ExploredBranch
+        >>> leaf = ExploredBranch(id=7, name="explore/1", choices=(1,), answer="two chairs", score=1.0)
+        >>> print(draw_exploration(Exploration(name="explore", branch="main", branches=[leaf])))
+        explore, from main: 1 turn, 1 leaf
+          explore/1  score 1  two chairs
+    """
+    return plain(exploration_lines(exploration, width=width))
+
+
+def exploration_lines(exploration: Exploration, *, width: int = 100) -> list[Line]:
+    """Draw an exploration.
+
+    Args:
+        exploration: The exploration to draw.
+        width: The longest line, in terminal cells.
+    """
+    leaves, tokens = len(exploration.leaves), exploration.tokens
+    told = [count(len(exploration.branches), "turn"), f"{leaves} {'leaf' if leaves == 1 else 'leaves'}"]
+    told += [count(tokens, "token")] if tokens is not None else []
+    head = f"{clean(exploration.name)}, from {clean(exploration.branch)}: {', '.join(told)}"
+    rows = [
+        [
+            Span(clean(row["branch"]), "reference"),
+            Span(f"score {row['score']:g}" if row["score"] is not None else ""),
+            Span(count(row["tokens"], "token") if row["tokens"] is not None else "", "dim"),
+            Span(count(len(row["tool_calls"]), "call") if row["tool_calls"] else "", "dim"),
+            Span("" if row["status"] == DONE else row["status"], "bad"),
+            Span(clean(row["error"] or row["answer"] or "")),
+        ]
+        for row in exploration.compare()
+    ]
+    made = [(Span(head, "heading"),), *table(rows, width=width, indent="  ")]
+    if undeclared := exploration.undeclared:
+        made.append((Span(f"  not declared, so not taken back: {clean(', '.join(undeclared))}", "bad"),))
+    return made

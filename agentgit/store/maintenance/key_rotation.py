@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Column, Connection, Table, and_, func, literal, select, tuple_, update
 
 from agentgit.errors import Corrupt, KeyMissing
-from agentgit.sessions.maintenance import Rotated
+from agentgit.sessions.reports import Rotated
 from agentgit.store.audit.trail import note
 from agentgit.store.database import Database
 from agentgit.store.records.encryption_keys import forget, prove, registered

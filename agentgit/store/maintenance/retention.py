@@ -16,8 +16,8 @@ from agentgit.store.maintenance.statistics import Sizes
 from agentgit.store.queries.explorations import mark_of
 from agentgit.store.records.checkpoints import merged_by
 from agentgit.store.records.sessions import Found
+from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.slices import slices
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_WRITE, OPERATION, SESSION, TOOL_INVOCATION
 from agentgit.store.store import Store
 from agentgit.store.threads.graph_rows import INTERRUPT

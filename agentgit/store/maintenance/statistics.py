@@ -12,12 +12,11 @@ from sqlalchemy import Connection, bindparam, case, func, select
 
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.stats import BranchFigures, Figures, Storage, Usage, beyond
-from agentgit.store.maintenance.gc import in_use
-from agentgit.store.maintenance.unused_checkpoints import find
-from agentgit.store.objects.chunks import HASH_BYTES
+from agentgit.store.maintenance.gc import find, in_use
+from agentgit.store.objects.packing import HASH_BYTES
 from agentgit.store.records.sessions import Found
+from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.slices import slices
 from agentgit.store.sql.tables import BLOB, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE, LIST, OPERATION, TOOL_INVOCATION
 from agentgit.store.store import Store
 from agentgit.store.threads import token_usage

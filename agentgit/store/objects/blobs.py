@@ -4,7 +4,7 @@ A leaf is a type and bytes; its hash is SHA-256 over type, NUL, bytes. A list is
 over `list`, NUL, those hashes, whatever its encoding. It is stored either in full, or as "the first k items of that
 earlier list, then these". A full one is written again when such a chain grows to max(64, n / 8) links, so that reading
 stays quick and storage linear. A record is a leaf of type `record`: names, each with the hash of a leaf or a list.
-A large leaf is stored in chunks (`agentgit.store.objects.chunks`); its hash is the same.
+A large leaf is stored in chunks (`agentgit.store.objects.packing`); its hash is the same.
 """
 
 from __future__ import annotations
@@ -20,12 +20,24 @@ from sqlalchemy import Connection, bindparam, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
-from agentgit.store.objects.chunks import CHUNK, CHUNK_BYTES, CHUNKS_AT_ONCE, HASH_BYTES, Chunk, cut, split_hashes
-from agentgit.store.objects.compression import CHUNKED, RAW, Compression, Data, unpacked
 from agentgit.store.objects.lru import Recent
+from agentgit.store.objects.packing import (
+    CHUNK,
+    CHUNK_BYTES,
+    CHUNKED,
+    CHUNKS_AT_ONCE,
+    HASH_BYTES,
+    RAW,
+    Chunk,
+    Compression,
+    Data,
+    cut,
+    split_hashes,
+    unpacked,
+)
+from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import Clear
-from agentgit.store.sql.slices import slices
 from agentgit.store.sql.tables import BLOB, LIST
 from agentgit.values import from_json, to_json, write_slowly
 
@@ -138,7 +150,7 @@ class Blobs:
 
     Args:
         tenant_id: The tenant. No other tenant's value is ever read or reused.
-        compression: The compression of new values, see `agentgit.store.objects.compression`. All kinds are read.
+        compression: The compression of new values, see `agentgit.store.objects.packing`. All kinds are read.
         chunk_bytes: The greatest size of a value that is stored in one row.
     """
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Generic, TypeVar
 
-from agentgit.store.sql import process_fork
+from agentgit.store.sql import process
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class Recent(Generic[K, T]):
         self._old: dict[K, T] = {}
         self._total = 0
         self._lock = threading.Lock()
-        process_fork.remember(self)
+        process.remember_at_fork(self)
 
     def before_fork(self) -> None:
         """Nothing here is to be closed."""

@@ -12,8 +12,8 @@ from agentgit.checkpoints.references import free_name
 from agentgit.effects import ToolInvocation
 from agentgit.effects.effects import UNDECLARED
 from agentgit.errors import NotFound
-from agentgit.sessions.exploration import BEGUN, Exploration, ExploredBranch
 from agentgit.sessions.messages import from_stored, text_of
+from agentgit.sessions.tree import BEGUN, Exploration, ExploredBranch
 from agentgit.store.records.journal import TrackPart
 from agentgit.store.records.sessions import Found
 from agentgit.store.sql.tables import CHECKPOINT

@@ -9,8 +9,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.auth import Principal
-from agentgit.auth.roles import FORKER, OWNER, VIEWER, Role, allows
-from agentgit.auth.scopes import ADMIN, FOR_ROLE, widest
+from agentgit.auth.principal import ADMIN, FOR_ROLE, FORKER, OWNER, VIEWER, Role, allows, widest
 from agentgit.checkpoints import Checkpoint, references
 from agentgit.checkpoints.queries import Filter
 from agentgit.errors import Ambiguous, InvalidInput, NotAllowed, NotFound

@@ -11,7 +11,7 @@ from agentgit.checkpoints import Checkpoint
 from agentgit.effects.invocation import PAUSED
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.tree import Branch, Point
-from agentgit.store.records.call_marks import marked, marks
+from agentgit.store.records.recorded_calls import marked, marks
 from agentgit.store.records.sessions import Found
 from agentgit.store.sql.tables import CHECKPOINT, TOOL_INVOCATION
 from agentgit.store.store import Store

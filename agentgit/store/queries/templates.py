@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, and_, select
 
 from agentgit.errors import Conflict, NotFound
-from agentgit.store.records import rerun_track
+from agentgit.store.records import recorded_calls
 from agentgit.store.records.checkpoints import Label, Snapshot
 from agentgit.store.records.sessions import Found
 from agentgit.store.sql import row_codes
@@ -50,7 +50,7 @@ def begin(
     store.sessions.note(connection, branch.id, {TEMPLATE: {"checkpoint": point.id, "reference": called}})
     if calls:
         origin = store.sessions.branch(connection, point.internal_session_id)
-        rerun_track.bring(connection, store.journal, branch, store.track(connection, origin, point.position))
+        recorded_calls.copy_track(connection, store.journal, branch, store.track(connection, origin, point.position))
     snapshot = Snapshot(
         graph_checkpoint_id=point.graph_checkpoint_id,
         state_hash=point.state_hash,

@@ -35,11 +35,11 @@ from agentgit.effects.invocation import (
 from agentgit.errors import Conflict
 from agentgit.store.audit.trail import note
 from agentgit.store.sql import row_codes
+from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.encryption import seal_of
 from agentgit.store.sql.ids import new_id
-from agentgit.store.sql.slices import slices
 from agentgit.store.sql.tables import (
     BRANCH,
     TOOL_INVOCATION,

@@ -16,8 +16,8 @@ from sqlalchemy import Connection, Select, and_, bindparam, func, select, tuple_
 from agentgit.checkpoints.queries import TOP, Filter, Mark
 from agentgit.store.records.sessions import Found, Segment
 from agentgit.store.sql import row_codes
+from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.slices import slices
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT
 
 ALL = 2**31 - 1

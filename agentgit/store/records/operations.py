@@ -16,7 +16,7 @@ from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResult
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.ids import new_id
-from agentgit.store.sql.leases import UNTIL, Held, Leases
+from agentgit.store.sql.process import UNTIL, Held, Leases
 from agentgit.store.sql.tables import OPERATION
 from agentgit.values import as_object, to_json
 

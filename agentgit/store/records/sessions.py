@@ -18,11 +18,11 @@ from agentgit.sessions.session import OPEN, RUNNING
 from agentgit.store.audit.trail import note
 from agentgit.store.records.journal import TrackPart
 from agentgit.store.records.users import UserStore
-from agentgit.store.sql import process_owner, row_codes
+from agentgit.store.sql import process, row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResult
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.ids import new_id
-from agentgit.store.sql.leases import UNTIL, Held, Leases, is_over
+from agentgit.store.sql.process import UNTIL, Held, Leases, is_over
 from agentgit.store.sql.tables import (
     BRANCH,
     CHECKPOINT,
@@ -343,7 +343,7 @@ class SessionStore:
 
     def is_abandoned(self, connection: Connection, row: Any) -> bool:
         """Return whether nobody works on a branch or an operation any more, by its owner and its lease."""
-        return not process_owner.is_alive(row.owner) or is_over(connection, row.lease_until)
+        return not process.is_alive(row.owner) or is_over(connection, row.lease_until)
 
     def see(self, connection: Connection, branch: Found, seq: int) -> None:
         """Note that a branch is up to date with the world.

@@ -11,8 +11,8 @@ from sqlalchemy import Connection, Select, and_, delete, exists, select
 from agentgit.effects.files import FilesAt
 from agentgit.store.records.sessions import Found
 from agentgit.store.sql import row_codes
+from agentgit.store.sql.batch import slices
 from agentgit.store.sql.ids import new_id
-from agentgit.store.sql.slices import slices
 from agentgit.store.sql.tables import CHECKPOINT, WORKSPACE_SNAPSHOT
 from agentgit.values import as_object, to_json
 

@@ -27,9 +27,9 @@ from agentgit.effects.invocation import (
 from agentgit.errors import Corrupt
 from agentgit.store.records.journal import LAST_SEQ, WITH_BRANCH, Journal, TrackPart
 from agentgit.store.sql import row_codes
+from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import seal_of
-from agentgit.store.sql.slices import slices
 from agentgit.store.sql.tables import BRANCH, OPERATION, TOOL_INVOCATION, WORLD_LOG
 
 

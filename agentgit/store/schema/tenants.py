@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, insert, select
 
-from agentgit.auth.user import require_name
+from agentgit.auth.principal import require_name
 from agentgit.checkpoints import references
 from agentgit.errors import NotFound
 from agentgit.store.database import Database

@@ -1,19 +1,35 @@
-"""Statements on their way to a server: what nobody needs at once waits, and goes along with what somebody does.
-
-The way to a server and back takes as long as several small statements. So in a transaction on PostgreSQL a statement
-is sent only when its answer, or that of a later one, is asked for, or with the commit; all that wait then go in one
-pipeline. Their order stays, and a failure of one of them is that of the transaction.
-"""
+"""Statements on their way to a server: what nobody needs at once waits, and goes along with the next one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.util import await_only
+
+T = TypeVar("T")
+
+AT_ONCE = 500
+"""The greatest number of parameters in one statement. SQLite allows 999 in old builds."""
+
+
+def slices(many: Sequence[T], most: int = AT_ONCE) -> Iterator[Sequence[T]]:
+    """Return a sequence in pieces, in order.
+
+    Args:
+        many: The sequence.
+        most: The greatest number of items in a piece.
+
+    Example:
+        >>> list(slices([1, 2, 3, 4, 5], 2))
+        [[1, 2], [3, 4], [5]]
+    """
+    for start in range(0, len(many), most):
+        yield many[start : start + most]
+
 
 _BATCH = "agentgit_batch"
 """The key under which a connection keeps the batch of its transaction."""

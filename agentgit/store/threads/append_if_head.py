@@ -1,23 +1,73 @@
-"""A graph checkpoint that goes on from one which this program knows: it is stored in one way to a server.
-
-Nothing is read first. The statement that stores it asks itself whether its parent still is the newest one of its
-namespace, and whether the run still has its branch; if not it stores nothing, and the checkpoint is put as any other.
-"""
+"""Writes of graph checkpoints: appended in one statement where the head is known, and guarded against late writers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from sqlalchemy import Connection, bindparam, exists, select
 from sqlalchemy.dialects import postgresql
 
+from agentgit.errors import Conflict
 from agentgit.sessions.session import RUNNING
 from agentgit.store.objects.lru import Recent
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import PendingResult
 from agentgit.store.sql.tables import BRANCH, GRAPH_CHECKPOINT
-from agentgit.store.threads.graph_rows import SPACE, Found, upsert, where
+from agentgit.store.threads.graph_rows import SPACE, Found, GraphKey, upsert, where
+
+REMEMBERED_PLACES = 100_000
+
+
+class SeenCheckpoints:
+    """The graph checkpoints that this program knows to have been stored, as far as it remembers them."""
+
+    def __init__(self) -> None:
+        self._places: Recent[bytes, bool] = Recent(REMEMBERED_PLACES, lambda _: 1)
+
+    def add(self, place: GraphKey) -> None:
+        """Remember that a graph checkpoint is stored: after the transaction that stored it, never inside of it."""
+        self._places.add([(_key(place), True)])
+
+    def __contains__(self, place: GraphKey) -> bool:
+        return self._places.get(_key(place)) is not None
+
+
+def refuse_gone(place: GraphKey) -> NoReturn:
+    """Refuse to build on a graph checkpoint that was stored and is there no more.
+
+    Raises:
+        Conflict: Always.
+    """
+    raise Conflict(
+        f"Thread {place.thread!r} was deleted while a run was writing to it (checkpoint {place.checkpoint_id!r} is "
+        "gone). Nothing was stored. Start the run again to begin the thread anew."
+    )
+
+
+def refuse_second_run(place: GraphKey, parent_id: str | None, newest: Found | None) -> None:
+    """Refuse a checkpoint that would leave the newest one of its thread behind without anybody asking for it.
+
+    Args:
+        place: The key that it would be stored under.
+        parent_id: The id of the graph checkpoint that it was made from.
+        newest: The newest graph checkpoint of its namespace.
+
+    Raises:
+        Conflict: The parent is not the newest.
+    """
+    at = newest.place.checkpoint_id if newest else None
+    if at != parent_id:
+        raise Conflict(
+            f"Two runs are on thread {place.thread!r}: this one continues {parent_id or 'an empty thread'}, but "
+            f"meanwhile the thread moved to {at or 'nothing: it was deleted'}. Nothing was stored. Run the turn again "
+            "on what the thread holds now, or give each run its own thread."
+        )
+
+
+def _key(place: GraphKey) -> bytes:
+    return "\0".join(place).encode(errors="surrogatepass")
+
 
 REMEMBERED = 1_000
 """Of so many namespaces the newest graph checkpoint is remembered."""

@@ -24,7 +24,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Integer, Row, and_, bindparam, func, insert, literal, select
 
-from agentgit.store.objects.chunks import HASH_BYTES
+from agentgit.store.objects.packing import HASH_BYTES
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import missing_row

@@ -12,8 +12,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
 from agentgit.store.objects.blobs import unpack
-from agentgit.store.objects.chunks import HASH_BYTES
 from agentgit.store.objects.content import Body, Encoded
+from agentgit.store.objects.packing import HASH_BYTES
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE

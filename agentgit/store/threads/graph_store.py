@@ -16,7 +16,14 @@ from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import PendingResult
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
 from agentgit.store.threads import fork, lifecycle, pending_writes, token_usage
-from agentgit.store.threads.append_if_head import Fence, Newest, put_after
+from agentgit.store.threads.append_if_head import (
+    Fence,
+    Newest,
+    SeenCheckpoints,
+    put_after,
+    refuse_gone,
+    refuse_second_run,
+)
 from agentgit.store.threads.delta_values import NOTHING, SpreadValues
 from agentgit.store.threads.graph_rows import (
     ADD_WRITES,
@@ -46,7 +53,6 @@ from agentgit.store.threads.graph_rows import (
     is_shown,
     pending,
 )
-from agentgit.store.threads.write_guard import SeenCheckpoints, refuse_gone, refuse_second_run
 
 __all__ = ["Draft", "Encoded", "Found", "GraphKey", "GraphScope", "GraphStore", "Head", "Pending", "Task"]
 
@@ -80,7 +86,7 @@ class GraphStore:
 
         Raises:
             Conflict: Its thread was deleted meanwhile, or another run moved it; see
-                `agentgit.store.threads.write_guard`.
+                `agentgit.store.threads.append_if_head`.
         """
         row = NEWEST_FOR_PUT.first(connection, self._space(place.thread, place.ns))
         newest = found(row) if row is not None else None

@@ -9,10 +9,10 @@ from sqlalchemy import Connection, and_, delete, exists, func, select
 
 from agentgit.errors import Conflict
 from agentgit.store.sql import row_codes
+from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.slices import slices
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
-from agentgit.store.threads.ancestry import ancestors
+from agentgit.store.threads.delta_values import ancestors
 from agentgit.store.threads.graph_rows import KEY, Found, found, where
 
 OF_SESSIONS = "agentgit-"

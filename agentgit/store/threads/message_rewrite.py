@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from sqlalchemy import Connection, select
 
-from agentgit.effects.tool_messages import Rewriter
+from agentgit.effects.results import Rewriter
 from agentgit.store.objects.blobs import Leaf, compact, leaf, pack
 from agentgit.store.objects.content import Body
 from agentgit.store.objects.plain_values import MESSAGE, MESSAGE_PY, READERS

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, bindparam, select
 
 from agentgit.errors import Corrupt
 from agentgit.store.objects.blobs import compact
-from agentgit.store.objects.chunks import HASH_BYTES, split_hashes
+from agentgit.store.objects.packing import HASH_BYTES, split_hashes
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
 from agentgit.store.threads.graph_rows import ERROR, INTERRUPT, WRITES, GraphKey, where

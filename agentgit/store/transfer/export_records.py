@@ -11,7 +11,7 @@ from agentgit.checkpoints.queries import Tag
 from agentgit.effects.invocation import INTENDED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
 from agentgit.effects.report import GROUPS
 from agentgit.store.objects.blobs import unpack
-from agentgit.store.objects.chunks import split_hashes
+from agentgit.store.objects.packing import split_hashes
 from agentgit.store.threads import pending_writes
 from agentgit.store.transfer.records import SETTINGS
 from agentgit.values import as_object, from_json

@@ -10,10 +10,10 @@ from sqlalchemy import Connection, Select, Table, and_, literal, or_, select, tu
 
 from agentgit.errors import Corrupt
 from agentgit.store.sql import row_codes
-from agentgit.store.sql.slices import slices
+from agentgit.store.sql.batch import slices
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.threads import fork, pending_writes
-from agentgit.store.threads.ancestry import ancestors
+from agentgit.store.threads.delta_values import ancestors
 from agentgit.store.threads.graph_rows import GraphKey, found
 from agentgit.store.transfer import export_records
 from agentgit.store.transfer.export_values import ValueWriter, Write

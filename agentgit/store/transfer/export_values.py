@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from agentgit.errors import InvalidInput
 from agentgit.store.objects.blobs import RECORD, Blobs, Leaf, shared_prefix, unpack
 from agentgit.store.objects.plain_values import READERS
-from agentgit.store.sql.slices import slices
+from agentgit.store.sql.batch import slices
 from agentgit.store.sql.tables import LIST
 from agentgit.store.transfer.lines import with_contents
 

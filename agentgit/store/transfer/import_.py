@@ -13,8 +13,8 @@ from agentgit.errors import Conflict, Corrupt
 from agentgit.store.audit.trail import note
 from agentgit.store.objects.blobs import Blobs, Leaf
 from agentgit.store.sql import row_codes
+from agentgit.store.sql.batch import AT_ONCE as ROWS_AT_ONCE
 from agentgit.store.sql.ids import new_id
-from agentgit.store.sql.slices import AT_ONCE as ROWS_AT_ONCE
 from agentgit.store.sql.tables import (
     BRANCH,
     CHECKPOINT,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from agentgit.store.objects.blobs import RECORD, Leaf, leaf, list_hash, unpack
-from agentgit.store.objects.chunks import CHUNK
+from agentgit.store.objects.packing import CHUNK
 from agentgit.store.objects.plain_values import (
     MESSAGE_MSGPACK,
     MESSAGES,

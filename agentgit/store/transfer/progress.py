@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import BinaryIO, cast
 
-from agentgit.sessions.maintenance import Progress
+from agentgit.sessions.reports import OnProgress
 
 STEP = 2**20
 """The number of bytes that are read between two reports of progress."""
@@ -20,7 +20,7 @@ class _Watched:
         times: The number of times that it will be read.
     """
 
-    def __init__(self, file: BinaryIO, progress: Progress, times: int) -> None:
+    def __init__(self, file: BinaryIO, progress: OnProgress, times: int) -> None:
         self._file = file
         self._progress = progress
         self._size, self._times, self._begun = file.seek(0, io.SEEK_END), times, 0
@@ -41,6 +41,6 @@ class _Watched:
         return line
 
 
-def watched(file: BinaryIO, progress: Progress | None, *, times: int) -> BinaryIO:
+def watched(file: BinaryIO, progress: OnProgress | None, *, times: int) -> BinaryIO:
     """Report the progress of reading a file `times` times; without a function to report to, return the file."""
     return cast(BinaryIO, _Watched(file, progress, times)) if progress is not None else file

@@ -1,18 +1,77 @@
-"""Answers of the API, for its description. The answers themselves are the values' own dicts."""
+"""Answers of the API, for its description; made from the dataclasses that they show."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import re
+import typing
 from datetime import datetime
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, create_model
 from starlette.responses import Response
 
-from agentgit.checkpoints import queries
-from agentgit.effects import ToolInvocation, files
-from agentgit.sessions import ExternalSession, InternalSession, events, maintenance, tree
+from agentgit.checkpoints import comparison, diff, queries
+from agentgit.effects import ToolInvocation, files, plan, report
+from agentgit.sessions import ExternalSession, InternalSession, events, operation, reports, tree
 from agentgit.values import to_json
-from agentgit.web.api.models import answer, described, listing, many
+
+ARGUMENTS = re.compile(r"^Args:\n((?: {4}.*\n?)+)", re.MULTILINE)
+ARGUMENT = re.compile(r"^ {4}(\w+): (.*(?:\n {5}.*)*)", re.MULTILINE)
+
+
+def described(
+    name: str, of: type[Any], *, without: tuple[str, ...] = (), but: dict[str, Any] | None = None, **more: Any
+) -> type[BaseModel]:
+    """Make the description of an answer that shows the fields of a dataclass.
+
+    Args:
+        name: The name of the answer in the API.
+        of: The dataclass; its docstring describes the answer and its fields.
+        without: Fields that the answer does not have.
+        but: Types of fields that are shown otherwise, such as other answers.
+        more: Fields that the answer has beside those of the dataclass, each with its type.
+
+    Example:
+        >>> from agentgit.checkpoints.queries import Tag
+        >>> sorted(described("Tag", Tag).model_json_schema()["required"])[:2]
+        ['checkpoint_id', 'created_at']
+    """
+    hints, said = typing.get_type_hints(of), _arguments(of.__doc__ or "")
+    shown = [field.name for field in dataclasses.fields(of) if field.name not in without and field.name[0] != "_"]
+    types = {field: hints[field] for field in shown} | (but or {}) | more
+    fields: dict[str, Any] = {field: (kind, Field(description=said.get(field))) for field, kind in types.items()}
+    return create_model(name, __doc__=(of.__doc__ or "").partition("\n")[0], **fields)
+
+
+def listing(name: str, of: type[BaseModel], doc: str, **more: Any) -> type[BaseModel]:
+    """Make the description of an answer that lists others.
+
+    Args:
+        name: The name of the answer in the API.
+        of: What its `items` are.
+        doc: A sentence about it.
+        more: Fields that it has beside `items`, each with its type.
+    """
+    return answer(name, doc, items=many(of), **more)
+
+
+def answer(name: str, doc: str, **types: Any) -> type[BaseModel]:
+    """Make the description of an answer from its fields, each with its type."""
+    fields: dict[str, Any] = {field: (kind, ...) for field, kind in types.items()}
+    return create_model(name, __doc__=doc, **fields)
+
+
+def many(of: type[BaseModel]) -> Any:
+    """Return the type of a list of answers."""
+    return list.__class_getitem__(of)
+
+
+def _arguments(docstring: str) -> dict[str, str]:
+    """Return what the section `Args` of a docstring says of each argument."""
+    section = ARGUMENTS.search(inspect.cleandoc(docstring))
+    return {name: " ".join(text.split()) for name, text in ARGUMENT.findall(section[1])} if section else {}
 
 
 class Answer(Response):
@@ -36,7 +95,7 @@ class Me(BaseModel):
 
 Session = described("Session", ExternalSession)
 Sessions = listing("Sessions", Session, "A page of sessions, the one that moved last first.", next=str | None)
-Erased = described("Erased", maintenance.Erased, but={"left": list[str]})
+Erased = described("Erased", reports.Erased, but={"left": list[str]})
 Branch = described("Branch", InternalSession, without=InternalSession.CONTENT)
 Branches = listing("Branches", Branch, "The branches of a session, in the order they were made.")
 Point = described("Point", tree.Point)
@@ -122,3 +181,42 @@ HitsPage = answer("HitsPage", "A page of what was found.", hits=many(Hit), next=
 
 Event = described("Event", events.Event)
 Events = listing("Events", Event, "The newest events, the oldest of these first.")
+
+Change = described("Change", diff.Change)
+Tokens = described("Tokens", diff.Tokens)
+Diff = described(
+    "Diff",
+    diff.Diff,
+    but={
+        "state": many(Change),
+        "removed_messages": many(MessageAnswer),
+        "added_messages": many(MessageAnswer),
+        "removed_tokens": Tokens,
+        "added_tokens": Tokens,
+        "removed_calls": many(Call),
+        "added_calls": many(Call),
+    },
+)
+Comparison = described("Comparison", comparison.Comparison, but={"left": Diff, "right": Diff, "between": Diff})
+Step = described("Step", plan.PlanStep, but={"invocation": Call})
+Plan = described(
+    "Plan",
+    plan.RollbackPlan,
+    but={"steps": many(Step), "replayed": many(Call), "files": FileChanges | None},
+    is_admissible=bool,
+)
+Item = described("Item", report.ReportItem, but={"invocation": Call})
+Report = described(
+    "Report",
+    report.RollbackReport,
+    but={**dict.fromkeys(report.GROUPS, many(Item)), "files": FileChanges | None},
+)
+
+
+Switched = answer(
+    "Switched", "The result of a switch; `report` is null without `sync`.", branch=Branch, report=Report | None
+)
+
+
+Operation = described("Operation", operation.Operation)
+Operations = listing("Operations", Operation, "The operations of a session, newest first.")

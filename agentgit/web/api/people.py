@@ -9,11 +9,10 @@ from pydantic import Field
 from starlette.responses import Response
 
 from agentgit.auth import User
-from agentgit.auth.keys import ApiKey, NewKey
+from agentgit.auth.credentials import ApiKey, NewKey
 from agentgit.values import portable
-from agentgit.web.api.answers import Answer, Erased
+from agentgit.web.api.answers import Answer, Erased, described, listing
 from agentgit.web.api.asking import Caller, Id, RequestBody, failures
-from agentgit.web.api.models import described, listing
 from agentgit.web.api.sharing import Seconds, lasting
 
 router = APIRouter(tags=["people"])

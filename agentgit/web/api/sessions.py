@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from agentgit.render import records
 from agentgit.repository import Repository
 from agentgit.sessions import ExternalSession
-from agentgit.web.api import answers, outcomes
+from agentgit.web.api import answers
 from agentgit.web.api.answers import Answer
 from agentgit.web.api.asking import After, BranchName, Caller, Id, Limit, Offset, Place, RequestBody, failures, part
 
@@ -147,13 +147,13 @@ def find_checkpoint(caller: Caller, session_id: Id, ref: Place, branch: BranchNa
     return Answer(records.of_checkpoint(caller.session(session_id).get_checkpoint(ref, branch=branch)))
 
 
-@router.get("/sessions/{session_id}/diff", response_model=outcomes.Diff, responses=failures(409))
+@router.get("/sessions/{session_id}/diff", response_model=answers.Diff, responses=failures(409))
 def get_diff(caller: Caller, session_id: Id, a: Place, b: Place) -> Answer:
     """Compare two checkpoints: what the second has and the first has not, and the other way round."""
     return Answer(caller.session(session_id).diff(a, b).to_dict())
 
 
-@router.get("/sessions/{session_id}/compare", response_model=outcomes.Comparison, responses=failures(409))
+@router.get("/sessions/{session_id}/compare", response_model=answers.Comparison, responses=failures(409))
 def get_comparison(caller: Caller, session_id: Id, a: Place, b: Place) -> Answer:
     """Put two branches side by side: what each did since they parted."""
     return Answer(caller.session(session_id).compare(a, b).to_dict())

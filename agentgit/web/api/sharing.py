@@ -13,9 +13,8 @@ from agentgit.auth import Member, ShareLink
 from agentgit.render import records
 from agentgit.values import portable
 from agentgit.web.api import answers
-from agentgit.web.api.answers import Answer
+from agentgit.web.api.answers import Answer, described, listing
 from agentgit.web.api.asking import Caller, Id, RequestBody, failures
-from agentgit.web.api.models import described, listing
 
 router = APIRouter(tags=["sharing"])
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 
 from agentgit.render import records
-from agentgit.web.api import answers, outcomes
+from agentgit.web.api import answers
 from agentgit.web.api.answers import Answer
 from agentgit.web.api.asking import BranchName, Caller, Id, Place, RequestBody, failures
 
@@ -68,7 +68,7 @@ class Resolve(RequestBody):
     result: Any = Field(None, description="What a call that happened has returned.")
 
 
-@router.get("/sessions/{session_id}/plan", response_model=outcomes.Plan, responses=failures(409))
+@router.get("/sessions/{session_id}/plan", response_model=answers.Plan, responses=failures(409))
 def plan_rollback(
     caller: Caller,
     session_id: Id,
@@ -87,7 +87,7 @@ def plan_rollback(
 
 
 @router.post(
-    "/sessions/{session_id}/rollbacks", status_code=201, response_model=outcomes.Report, responses=failures(409)
+    "/sessions/{session_id}/rollbacks", status_code=201, response_model=answers.Report, responses=failures(409)
 )
 def roll_back(caller: Caller, session_id: Id, wanted: Rollback) -> Answer:
     """Go back to a checkpoint on a new branch. Undo functions run here: those of the modules that the server trusts."""
@@ -104,13 +104,13 @@ def rewind_files(caller: Caller, session_id: Id, wanted: Rewind) -> Answer:
     return Answer(done.to_dict(), 201)
 
 
-@router.get("/sessions/{session_id}/switch", response_model=outcomes.Plan, responses=failures(409))
+@router.get("/sessions/{session_id}/switch", response_model=answers.Plan, responses=failures(409))
 def plan_switch(caller: Caller, session_id: Id, branch: Annotated[str, Query(min_length=1, max_length=300)]) -> Answer:
     """Return what `POST` with `sync: world` would do; nothing is done."""
     return Answer(caller.session(session_id).plan_switch(branch).to_dict())
 
 
-@router.post("/sessions/{session_id}/switch", response_model=outcomes.Switched, responses=failures(409))
+@router.post("/sessions/{session_id}/switch", response_model=answers.Switched, responses=failures(409))
 def switch(caller: Caller, session_id: Id, wanted: Switch) -> Answer:
     """Make a branch the one that the session continues on."""
     session = caller.session(session_id)
@@ -119,19 +119,19 @@ def switch(caller: Caller, session_id: Id, wanted: Switch) -> Answer:
     return Answer({"branch": branch, "report": report.to_dict() if wanted.sync is not None else None})
 
 
-@router.get("/sessions/{session_id}/operations", response_model=outcomes.Operations, responses=failures())
+@router.get("/sessions/{session_id}/operations", response_model=answers.Operations, responses=failures())
 def list_operations(caller: Caller, session_id: Id) -> Answer:
     """List the rollbacks, switches and forks of a session, newest first."""
     return Answer({"items": [records.of_operation(one) for one in caller.session(session_id).operations()]})
 
 
-@router.get("/operations/{operation_id}", response_model=outcomes.Operation, responses=failures())
+@router.get("/operations/{operation_id}", response_model=answers.Operation, responses=failures())
 def get_operation(caller: Caller, operation_id: Id) -> Answer:
     """Return a rollback, a switch or a fork."""
     return Answer(records.of_operation(caller.operation(operation_id)))
 
 
-@router.post("/operations/{operation_id}/resume", response_model=outcomes.Report, responses=failures(409))
+@router.post("/operations/{operation_id}/resume", response_model=answers.Report, responses=failures(409))
 def resume(caller: Caller, operation_id: Id, wanted: Resume) -> Answer:
     """Finish what stopped half way; what was done is not done again."""
     return Answer(caller.resume(operation_id, force=wanted.force).to_dict())

@@ -10,14 +10,14 @@ from starlette.responses import Response
 
 from agentgit.errors import AgentGitError, RollbackBlocked
 from agentgit.web import problems
-from agentgit.web.pages import account, checkpoints, events, people, sessions, sharing, world
+from agentgit.web.pages import checkpoints, sessions, sharing, users, world
 from agentgit.web.pages.drawing import draw
 from agentgit.web.pages.visiting import to_the_door, visitor_of
 
 
 def add_to(app: FastAPI) -> None:
     """Add the pages to an application."""
-    for part in (account, sessions, checkpoints, world, events, sharing, people):
+    for part in (users, sessions, checkpoints, world, sharing):
         app.include_router(part.router)
     app.add_exception_handler(AgentGitError, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)

@@ -19,10 +19,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 import agentgit
-from agentgit.auth.scopes import widest
-from agentgit.render.lines import Line
-from agentgit.render.text import clean, clock, count, visible
-from agentgit.render.views.calls import arguments
+from agentgit.auth.principal import widest
+from agentgit.render.text import Line, clean, clock, count, visible
+from agentgit.render.views.conversation import arguments
 from agentgit.sessions.messages import text_of
 from agentgit.values import portable
 from agentgit.web.security import mark_of

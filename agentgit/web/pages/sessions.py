@@ -1,4 +1,4 @@
-"""The pages of sessions: the list, one with its tree and its log, what is found in it, its tool calls."""
+"""The pages of sessions: the list, one with its tree and log, what is found in it, its calls, and the audit trail."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from starlette.responses import RedirectResponse, Response
 
 from agentgit.errors import InvalidInput
 from agentgit.render.svg import tree_svg
+from agentgit.sessions.events import KINDS
 from agentgit.sessions.tree import Point
-from agentgit.web.api.asking import After, BranchName, Id, Offset
+from agentgit.web.api.asking import LARGEST_ID, After, BranchName, Id, Offset
 from agentgit.web.api.sessions import download, page_of
 from agentgit.web.pages.visiting import Visit, place_of
 from agentgit.web.security import same_site
@@ -115,3 +116,22 @@ def delete(visit: Visit, session_id: Id, name: Text = "") -> Response:
     if name.strip() != found.name.strip():
         raise InvalidInput(f"Nothing was deleted. Type the name of the session, {found.name}, to delete it.")
     return visit.page("erased", name=found.name, erased=found.delete())
+
+
+MOST = 200
+"""The number of events that the page shows."""
+
+
+@router.get("/audit")
+def audit(
+    visit: Visit,
+    session: Annotated[int | None, Query(ge=1, le=LARGEST_ID)] = None,
+    kind: Annotated[str, Query(max_length=100)] = "*",
+) -> Response:
+    """Show what happened, the newest first."""
+    found = visit.repo.events.newest(session=session, kinds=kind or "*", limit=MOST)
+    of = visit.repo.session(session).info if session is not None else None
+    me = visit.repo.user
+    names = {one.id: one.name for one in (visit.repo.users.all() if me.is_admin else [me])}
+    groups = sorted({name.partition(".")[0] for name in KINDS})
+    return visit.page("audit", events=found[::-1], of=of, kind=kind, groups=groups, kinds=KINDS, names=names)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Form
 from starlette.responses import Response
 
-from agentgit.auth.roles import OWNER, allows
+from agentgit.auth.principal import OWNER, allows
 from agentgit.web.api.asking import LARGEST_ID, Id
 from agentgit.web.api.sharing import lasting
 from agentgit.web.pages.visiting import Visit, Visitor

@@ -1,17 +1,172 @@
-"""One file in a directory that is open: written in one step, and looked at or removed without following a link."""
+"""One file in an open directory: contents in parts, writes in one step, and renames that lose nothing."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from hashlib import sha256
 from typing import BinaryIO
 
 from agentgit.errors import InvalidInput, Unavailable
 from agentgit.values import shown
+
+IN_MEMORY = 8 << 20
+"""The most that is held in memory of one file, in bytes; git streams what is larger too."""
+
+CHUNK = 1 << 20
+"""The part of a larger file that is read at once, in bytes."""
+
+
+class Large:
+    """Contents too large for memory. Iterating reads them from the beginning, part by part; `len` is their size.
+
+    Args:
+        file: The file, which holds nothing else. It stays open as long as this object is used.
+        size: The size in bytes.
+    """
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._size = file, size
+
+    def __del__(self) -> None:
+        self._file.close()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._file.seek(0)
+        return iter(partial(self._file.read, CHUNK), b"")
+
+
+Data = bytes | Large
+"""The contents of a file, or the target of a link."""
+
+
+def parts(data: Data) -> Iterable[bytes]:
+    """Iterate over contents.
+
+    Args:
+        data: The contents.
+    """
+    return (data,) if isinstance(data, bytes) else data
+
+
+def gather(read: Callable[[int], bytes], size: int, folder: str | bytes) -> Data:
+    """Read contents to their end, or to a size, into memory or into a file without a name.
+
+    Args:
+        read: The function that reads at most so many bytes, and none at the end.
+        size: The greatest number of bytes to read.
+        folder: The directory where the file without a name takes its space.
+
+    Raises:
+        Unavailable: There is no space for it.
+    """
+    if size <= IN_MEMORY:
+        return b"".join(_up_to(read, size))
+    try:
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed with the object that holds it
+        large = Large(file, sum(map(file.write, _up_to(read, size))))
+        file.flush()
+    except OSError as error:
+        raise Unavailable(f"{os.fsdecode(folder)}: {error.strerror}. Free some space, then try again.") from error
+    return large
+
+
+def _up_to(read: Callable[[int], bytes], size: int) -> Iterator[bytes]:
+    while size > 0 and (part := read(min(CHUNK, size))):
+        size -= len(part)
+        yield part
+
+
+UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV}
+"""The errors of a system without the call, a file system that cannot do it, or a container that bars it."""
+
+Call = Callable[[int, bytes, int, bytes, int], int]
+"""Renames a name in one open directory to a name in another; returns 0 or the number of the error."""
+
+_MAC = sys.platform == "darwin"
+EXCHANGE, NO_REPLACE = (0x2, 0x4) if _MAC else (0x2, 0x1)
+
+
+def _system_call() -> Call:
+    try:
+        found = getattr(ctypes.CDLL(None, use_errno=True), "renameatx_np" if _MAC else "renameat2")
+    except (AttributeError, OSError):
+        return lambda *_: errno.ENOSYS
+    found.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+
+    def call(source: int, name: bytes, target: int, new: bytes, flags: int) -> int:
+        return ctypes.get_errno() if found(source, name, target, new, flags) else 0
+
+    return call
+
+
+system_call: Call = _system_call()
+"""The call of this system; replace it to see what happens on a system that does not have it."""
+
+
+def exchange(parent: int, one: bytes, other: bytes) -> bool:
+    """Exchange two names of a directory in one step.
+
+    Args:
+        parent: The open directory.
+        one: One name in it.
+        other: Another name in it.
+
+    Returns:
+        False if this system or this file system cannot; nothing was done.
+
+    Raises:
+        OSError: The system refused, for example because one of the names is gone.
+    """
+    return _renamed(parent, one, other, EXCHANGE)
+
+
+def rename_to_free(parent: int, name: bytes, new: bytes) -> bool:
+    """Rename within a directory if the new name is free.
+
+    Where the system cannot do it in one step, look first and rename then: what somebody makes in between is replaced.
+
+    Args:
+        parent: The open directory.
+        name: The name in it.
+        new: The name that must be free.
+
+    Returns:
+        False if something has the new name; nothing was done.
+
+    Raises:
+        OSError: The system refused.
+    """
+    try:
+        if _renamed(parent, name, new, NO_REPLACE):
+            return True
+    except FileExistsError:
+        return False
+    with suppress(FileNotFoundError):
+        os.lstat(new, dir_fd=parent)
+        return False
+    os.rename(name, new, src_dir_fd=parent, dst_dir_fd=parent)
+    return True
+
+
+def _renamed(parent: int, name: bytes, new: bytes, flags: int) -> bool:
+    problem = system_call(parent, name, parent, new, flags)
+    if problem in UNSUPPORTED:
+        return False
+    if problem:
+        raise OSError(problem, os.strerror(problem), os.fsdecode(name))
+    return True
+
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """The flags that open each directory on the way to a file: never through a symbolic link."""

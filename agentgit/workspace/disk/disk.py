@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from agentgit.workspace.disk.atomic_file import FOLDER, regular, remove_empty, set_mode, told, write
-from agentgit.workspace.disk.contents import CHUNK, Data, parts
+from agentgit.workspace.disk.atomic_file import CHUNK, FOLDER, Data, parts, regular, remove_empty, set_mode, told, write
 from agentgit.workspace.disk.directory_entry import DirectoryEntry
 from agentgit.workspace.disk.move_aside import Aside
 from agentgit.workspace.disk.permissions import READABLE, SEARCHABLE, WRITABLE, Permits

@@ -9,10 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from agentgit.workspace.disk.atomic_file import CREATE, FOLDER, regular, taken_name, told
-from agentgit.workspace.disk.contents import CHUNK
+from agentgit.workspace.disk.atomic_file import CHUNK, CREATE, FOLDER, regular, rename_to_free, taken_name, told
 from agentgit.workspace.disk.permissions import O_PATH, READABLE, SEARCHABLE
-from agentgit.workspace.disk.renaming import rename_to_free
 
 IMMOVABLE = {stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
 """The kinds of files that cannot be made again on another file system."""

@@ -17,8 +17,7 @@ from hashlib import sha256
 
 from agentgit.errors import InvalidInput, Unavailable
 from agentgit.values import shown
-from agentgit.workspace.disk.atomic_file import FOLDER, regular, remove_empty, told, write
-from agentgit.workspace.disk.contents import CHUNK
+from agentgit.workspace.disk.atomic_file import CHUNK, FOLDER, regular, remove_empty, told, write
 from agentgit.workspace.disk.directory_entry import DirectoryEntry
 from agentgit.workspace.disk.move_aside import Aside
 from agentgit.workspace.locations import require_in_place

@@ -17,9 +17,15 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
-from agentgit.workspace.engines.container_settings import Inspected, differences, mounts, options
-from agentgit.workspace.engines.container_values import ContainerRestored, ContainerSnapshot
-from agentgit.workspace.lock import exclusive
+from agentgit.workspace.engines.container_settings import (
+    ContainerRestored,
+    ContainerSnapshot,
+    Inspected,
+    differences,
+    mounts,
+    options,
+)
+from agentgit.workspace.locations import exclusive
 
 ENGINES = ("docker", "podman")
 """The command lines that are looked for, in this order."""

@@ -9,9 +9,8 @@ from typing import Any, NoReturn
 from agentgit.errors import AgentGitError, InvalidInput, NotFound, Unavailable
 from agentgit.workspace.catalog import Catalog, CatalogRow
 from agentgit.workspace.engines.files import Target
-from agentgit.workspace.environment import Environment
 from agentgit.workspace.restore import Progress
-from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, WorkspaceDiff
+from agentgit.workspace.values import Environment, FileCheckpoint, Restored, RestorePlan, WorkspaceDiff
 
 Paths = Iterable[bytes] | None
 

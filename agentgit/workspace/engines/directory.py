@@ -14,8 +14,7 @@ import orjson
 
 from agentgit.errors import Corrupt, NotFound, Unavailable
 from agentgit.values import shown
-from agentgit.workspace.disk.atomic_file import flush
-from agentgit.workspace.disk.contents import IN_MEMORY, Data, Large, parts
+from agentgit.workspace.disk.atomic_file import IN_MEMORY, Data, Large, flush, parts
 from agentgit.workspace.trees import TreeChange, TreeEntry, WrittenTree, digest_of
 
 FILES, INDEX = b"files", "tree.json"

@@ -15,14 +15,12 @@ from agentgit.errors import WorkspaceChanged
 from agentgit.values import shown
 from agentgit.workspace.catalog import Catalog, CatalogRow, Restoring
 from agentgit.workspace.diff import Read, Sides, compared, contents_of, differs
-from agentgit.workspace.disk.contents import IN_MEMORY
+from agentgit.workspace.disk.atomic_file import IN_MEMORY
 from agentgit.workspace.disk.disk import Disk
 from agentgit.workspace.disk.permissions import Permits
 from agentgit.workspace.locations import require_in_place
-from agentgit.workspace.restore import Progress, Restore, RestoreOutcome, limited
-from agentgit.workspace.restore_plan import RestorePlanner, RestoreSteps
-from agentgit.workspace.scan.excluded import Left, above, compare, left_of
-from agentgit.workspace.scan.excluded_report import Named, in_the_way, is_among
+from agentgit.workspace.restore import Progress, Restore, RestoreOutcome, RestorePlanner, RestoreSteps, limited
+from agentgit.workspace.scan.excluded import Left, Named, above, compare, in_the_way, is_among, left_of
 from agentgit.workspace.scan.ignore import GIT, IgnoreRules
 from agentgit.workspace.scan.index import PLAIN_DIRECTORY, Known, SeenFiles, Skipped, stamp_of, within
 from agentgit.workspace.scan.scan import EXCLUDED, UNREADABLE, Scan

@@ -20,8 +20,7 @@ from typing import IO
 
 from agentgit.errors import Corrupt, NotFound, Unavailable
 from agentgit.values import shown
-from agentgit.workspace.disk.atomic_file import flush
-from agentgit.workspace.disk.contents import IN_MEMORY, Data, gather, parts
+from agentgit.workspace.disk.atomic_file import IN_MEMORY, Data, flush, gather, parts
 from agentgit.workspace.trees import PLAIN_MODES, TreeChange, TreeEntry, WrittenTree, digest_of
 
 REFS = "refs/agentgit/"

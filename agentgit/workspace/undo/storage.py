@@ -14,7 +14,7 @@ from typing import Any
 
 from agentgit.errors import Corrupt, Unavailable
 from agentgit.workspace.disk.single_file import FileState
-from agentgit.workspace.lock import exclusive
+from agentgit.workspace.locations import exclusive
 from agentgit.workspace.values import plain
 
 UNDO, REDO, SAFETY = "undo", "redo", "safety"

@@ -14,12 +14,10 @@ from sqlalchemy.exc import DBAPIError
 
 from agentgit.errors import Corrupt
 from agentgit.sessions.events import Tip, Verified
-from agentgit.sessions.maintenance import Checked, Finding, Progress
+from agentgit.sessions.reports import Checked, Finding, OnProgress
 from agentgit.store.maintenance.fsck.cells import Cells, any_text, suspicious
-from agentgit.store.maintenance.fsck.heads import check_heads
-from agentgit.store.maintenance.fsck.rights import check_rights
-from agentgit.store.maintenance.fsck.rows import RowCheck
-from agentgit.store.maintenance.fsck.states import check_pending, check_states
+from agentgit.store.maintenance.fsck.rows import RowCheck, check_rights
+from agentgit.store.maintenance.fsck.states import check_heads, check_pending, check_states
 from agentgit.store.maintenance.fsck.trail import check_outbox, check_trail
 from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, check_values
 from agentgit.store.maintenance.fsck.world import check_world
@@ -38,7 +36,7 @@ MOST = 1000
 TABLES = [table for name, table in METADATA.tables.items() if name not in ("tenant", "user", "encryption_key")]
 
 
-def fsck(store: Store, level: int, progress: Progress | None = None) -> Checked:
+def fsck(store: Store, level: int, progress: OnProgress | None = None) -> Checked:
     """Check all rows of a tenant.
 
     Args:
@@ -123,7 +121,7 @@ def _check_trail(connection: Connection, store: Store, level: int, report: FsckR
     check_outbox(connection, store.tenant_id, report)
 
 
-def verify_trail(store: Store, known: Collection[Tip] = (), progress: Progress | None = None) -> Verified:
+def verify_trail(store: Store, known: Collection[Tip] = (), progress: OnProgress | None = None) -> Verified:
     """Check the audit trail alone.
 
     Args:
@@ -147,7 +145,7 @@ def _count(connection: Connection, tenant_id: int, tables: Sequence[Table] = TAB
 class _Counting(FsckReport):
     """Takes what is found, and tells how far it is."""
 
-    def __init__(self, progress: Progress | None) -> None:
+    def __init__(self, progress: OnProgress | None) -> None:
         self.findings: list[Finding] = []
         self._told: set[tuple[str, str]] = set()
         self.more = 0

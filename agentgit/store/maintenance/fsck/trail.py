@@ -11,7 +11,7 @@ from agentgit.sessions.events import NOWHERE, Tip
 from agentgit.store.audit.trail import hash_of
 from agentgit.store.maintenance.fsck.cells import Cells, Read, readable
 from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, rows
-from agentgit.store.objects.chunks import HASH_BYTES
+from agentgit.store.objects.packing import HASH_BYTES
 from agentgit.store.sql.tables import AUDIT_EVENT, ERASURE, SESSION, WEBHOOK, WEBHOOK_DELIVERY
 from agentgit.values import as_object
 

@@ -13,9 +13,8 @@ from sqlalchemy import ColumnElement, Connection, case, func, or_, select
 from agentgit.errors import AgentGitError, Corrupt, KeyMissing
 from agentgit.store.maintenance.fsck.cells import Cells, shown
 from agentgit.store.objects.blobs import FULL, RECORD, continued, link_of, unpack
-from agentgit.store.objects.chunks import CHUNK, HASH_BYTES, split_hashes
-from agentgit.store.objects.compression import CHUNKED, RAW, ZLIB, ZSTD, unpacked
-from agentgit.store.objects.list_hashing import walk
+from agentgit.store.objects.content import walk
+from agentgit.store.objects.packing import CHUNK, CHUNKED, HASH_BYTES, RAW, ZLIB, ZSTD, split_hashes, unpacked
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import as_given, seal_of
 from agentgit.store.sql.tables import BLOB, LIST

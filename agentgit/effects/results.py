@@ -1,0 +1,212 @@
+"""Results and errors of calls: what a record says, how messages carry it, and what an error proves. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from agentgit.effects.effects import COMPENSABLE, IRREVERSIBLE, REVERSIBLE, Effect
+
+PACKED = "agentgit_packed"
+"""The key in the record of a `Command` or a message that holds the object itself, if that can be built again."""
+
+
+def said(result: Any) -> Any:
+    """Return what a recorded result says, so that two calls of a tool can be compared.
+
+    Args:
+        result: The result as it was recorded, JSON-like.
+
+    Example:
+        >>> said({"type": "tool", "content": "done", "tool_call_id": "call-7", PACKED: "x7kF"})
+        {'type': 'tool', 'content': 'done'}
+    """
+    return _unaddressed(result) if isinstance(result, dict) and PACKED in result else result
+
+
+def _unaddressed(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_unaddressed(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    left = {PACKED, "tool_call_id"} if value.get("type") == "tool" else {PACKED}
+    return {name: _unaddressed(one) for name, one in value.items() if name not in left}
+
+
+LASTING = frozenset({REVERSIBLE, COMPENSABLE, IRREVERSIBLE})
+"""The effects of which something stands in the world after a call, so that it matters whether the call acted."""
+
+
+class NothingDone(Exception):  # it is no failure of its own: it says what another one means
+    """The part of `agentgit.NotDone` that needs no LangChain."""
+
+    raised_by: Any = None
+    """The call that raised it first. For a call that it only passes through, it proves nothing."""
+
+
+@dataclass(eq=False)
+class Body:
+    """The known facts about a run of one tool's own function.
+
+    Args:
+        effect: The declared effect of the tool; None if it is undeclared.
+        is_seen: True if the function runs inside `running`; else there are only the errors that LangChain reports.
+        has_begun: False if the function was not entered: the arguments of the call did not fit.
+        error: The exception that the function raised; None if it returned.
+    """
+
+    effect: Effect | None
+    is_seen: bool = True
+    has_begun: bool = False
+    error: BaseException | None = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Note that the function begins, and what it raises."""
+        self.has_begun = True
+        try:
+            yield
+        except BaseException as error:
+            self.raised(error, has_begun=True)
+            raise
+
+    def raised(self, error: BaseException, *, has_begun: bool) -> None:
+        """Note an error of the call; `has_begun` is False if the function was not entered."""
+        self.error, self.has_begun = error, has_begun
+        if isinstance(error, NothingDone) and error.raised_by is None:
+            error.raised_by = self
+
+    @property
+    def may_have_acted(self) -> bool:
+        """True if the call raised and nothing proves that it did nothing before."""
+        if not self.has_begun:
+            return False
+        if isinstance(self.error, NothingDone) and self.error.raised_by is self:
+            return False
+        return self.effect is None or not isinstance(self.error, self.effect.failed_on)
+
+    @property
+    def matters(self) -> bool:
+        """True if it must be known whether the call acted: something stands then, or it may happen only once."""
+        return self.effect is not None and (self.effect.kind in LASTING or self.effect.once)
+
+
+BLOCKS = frozenset(
+    {
+        "text",
+        "image_url",
+        "image",
+        "json",
+        "search_result",
+        "custom_tool_call_output",
+        "document",
+        "file",
+    }
+)
+"""The types of the content blocks that a tool message may have, as LangChain knows them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """The answer to a tool call of a conversation.
+
+    Args:
+        tool_call_id: The id of the call in the AI message.
+        then: The recorded result.
+        now: The result of the run that took its place; the same one if there was none.
+    """
+
+    tool_call_id: str
+    then: Any
+    now: Any
+
+
+def content_of(value: Any) -> Any:
+    """Return the content of the message that ToolNode makes of what a tool returned.
+
+    Args:
+        value: The value as it was recorded, JSON-like.
+
+    Example:
+        >>> content_of("done"), content_of({"order": 7}), content_of([{"type": "text", "text": "hi"}])
+        ('done', '{"order": 7}', [{'type': 'text', 'text': 'hi'}])
+    """
+    is_blocks = isinstance(value, list) and all(isinstance(b, dict) and b.get("type") in BLOCKS for b in value)
+    return value if isinstance(value, str) or is_blocks else json.dumps(value, ensure_ascii=False)
+
+
+class Rewriter:
+    """Puts new results into the messages of one conversation.
+
+    Args:
+        answers: The answers to the tool calls of the path, oldest first.
+    """
+
+    def __init__(self, answers: Sequence[Answered]) -> None:
+        self._left: dict[str, list[Answered]] = {}
+        for answer in answers:
+            self._left.setdefault(answer.tool_call_id, []).append(answer)
+
+    def rewritten(self, messages: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+        """Return the messages that change, by their places. A message that says something else than its result stays.
+
+        Models may use an id again, and old messages may be gone: so the newest message belongs to the newest call.
+
+        Args:
+            messages: The messages in LangChain's stored form, oldest first.
+        """
+        left = {id: list(answers) for id, answers in self._left.items()}
+        changed: dict[int, dict[str, Any]] = {}
+        for place in range(len(messages) - 1, -1, -1):
+            message = messages[place]
+            data = message.get("data") or {}
+            candidates = left.get(data.get("tool_call_id") or "", []) if message.get("type") == "tool" else []
+            found = ((n, now) for n in range(len(candidates) - 1, -1, -1) if (now := _in_place(data, candidates[n])))
+            if (fits := next(found, None)) is not None:
+                del candidates[fits[0] :]
+                if fits[1] != {name: data.get(name) for name in fits[1]}:
+                    changed[place] = {**message, "data": {**data, **fits[1]}}
+        return changed
+
+
+def _in_place(data: Mapping[str, Any], answer: Answered) -> dict[str, Any] | None:
+    """Return the fields that a message has with the new result; None if it does not have the recorded one."""
+    for then, now in zip(_forms(answer.then, answer), _forms(answer.now, answer), strict=False):
+        if all(data.get(name) == value for name, value in then.items()):
+            return now
+    return None
+
+
+def _forms(value: Any, answer: Answered) -> Iterator[dict[str, Any]]:
+    """Visit the fields that a message may have of a result, by how its tool may have returned it."""
+    if isinstance(value, dict) and PACKED in value:
+        message = next((m for m in _messages_in(value) if m.get("tool_call_id") == _address(value, answer)), None)
+        if message is not None:
+            rest = {name: message[name] for name in ("artifact", "status") if name in message}
+            yield {"content": content_of(message.get("content")), **rest}
+        return
+    yield {"content": content_of(value)}
+    if isinstance(value, list) and len(value) == 2:  # content and artifact
+        yield {"content": content_of(value[0]), "artifact": value[1]}
+
+
+def _address(value: Mapping[str, Any], answer: Answered) -> str | None:
+    """Return which call a returned message answers: the recorded one, or the one that a run was given an id for."""
+    ids = [message.get("tool_call_id") for message in _messages_in(value)]
+    return answer.tool_call_id if answer.tool_call_id in ids else next(iter(ids), None)
+
+
+def _messages_in(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Visit the tool messages in the record of a message, of a `Command`, or of a list of these."""
+    if isinstance(value, list):
+        for one in value:
+            yield from _messages_in(one)
+    elif isinstance(value, dict):
+        if value.get("type") == "tool":
+            yield value
+        update = value.get("update")
+        for part in (value.get("returned"), update.get("messages") if isinstance(update, dict) else None):
+            yield from _messages_in(part)

@@ -1,0 +1,196 @@
+"""Conversations and tool calls: who said what, and one line for each call with its effect and status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentgit.effects import ToolInvocation
+from agentgit.effects.effects import IRREVERSIBLE, UNDECLARED
+from agentgit.effects.invocation import DECISIONS, REPLAY, brief
+from agentgit.render import html
+from agentgit.render.text import Line, Span, clean, count, cut, plain, table, visible
+from agentgit.sessions.messages import text_of
+
+LATEST = 20
+"""The number of messages that are shown, from the end."""
+
+_TITLE_CELLS, _LONGEST = 100, 20_000
+"""The cells of a message's title, and the most characters of a message that a page shows."""
+
+
+def draw_messages(messages: Sequence[Mapping[str, Any]], *, width: int = 100) -> str:
+    """Draw a conversation as plain text, one line for each message.
+
+    Args:
+        messages: The messages as agentgit shows them, oldest first.
+        width: The longest line, in terminal cells.
+
+    Example:
+        >>> print(draw_messages([{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]))
+        user       hello
+        assistant  hi
+    """
+    return plain(message_lines(messages, width=width)) or "no messages yet"
+
+
+def message_lines(messages: Sequence[Mapping[str, Any]], *, width: int = 100, indent: str = "") -> list[Line]:
+    """Draw a conversation, the last messages of a long one.
+
+    Args:
+        messages: The messages as agentgit shows them, oldest first.
+        width: The longest line, in terminal cells.
+        indent: The beginning of each line.
+    """
+    rows = [[Span(clean(str(m.get("role", ""))), "reference"), Span(said(m))] for m in messages[-LATEST:]]
+    return table(rows, width=width, indent=indent)
+
+
+def said(message: Mapping[str, Any]) -> str:
+    """Return what a message says and which tools it calls, on one line."""
+    return clean(" ".join(part for part in (text_of(message), _called(message)) if part))
+
+
+def _called(message: Mapping[str, Any]) -> str:
+    calls = ", ".join(f"{c.get('name')}({arguments(c.get('args'))})" for c in message.get("tool_calls") or [])
+    return calls and f"→ {calls}"
+
+
+def message_page(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Draw a conversation as HTML: a short message as it is, a long one folded.
+
+    Args:
+        messages: The messages as agentgit shows them, oldest first.
+    """
+    if not messages:
+        return "<p>no messages yet</p>"
+    rows = [[html.styled(Span(clean(str(m.get("role", ""))), "reference")), _message(m)] for m in messages[-LATEST:]]
+    earlier = len(messages) - len(rows)
+    more = f"<p>{count(earlier, 'earlier message')} not shown</p>" if earlier else ""
+    return f"<div>{more}{html.table(['', 'says'], rows)}</div>"
+
+
+def _message(message: Mapping[str, Any]) -> str:
+    line = said(message)
+    title = cut(line, _TITLE_CELLS)
+    whole = visible(text_of(message)[:_LONGEST])
+    if title == line and "\n" not in whole.strip():
+        return html.room(html.escape(line), len(line))
+    text = "\n".join(filter(None, (whole, _called(message) and clean(_called(message)))))
+    content = html.pre(((Span(one),) for one in text.split("\n")), wrapped=True)
+    return html.room(html.fold(html.escape(title), content), len(line))
+
+
+_EFFECTS = {IRREVERSIBLE: "bad", UNDECLARED: "changed"}
+
+_LONGEST_CALL, _SHOWN = 2_000, 200
+"""The most characters of one call, and the most calls, that a page shows."""
+
+
+def draw_calls(calls: Sequence[ToolInvocation], *, width: int = 100) -> str:
+    """Draw a tool track as plain text.
+
+    Args:
+        calls: The calls, in the order to show them.
+        width: The longest line, in terminal cells.
+
+    Example:
+        >>> draw_calls([])
+        'no tool calls yet'
+    """
+    return plain(call_lines(calls, width=width)) or "no tool calls yet"
+
+
+def call_lines(calls: Sequence[ToolInvocation], *, width: int = 100) -> list[Line]:
+    """Draw a tool track.
+
+    Args:
+        calls: The calls, in the order to show them.
+        width: The longest line, in terminal cells.
+    """
+    return table(call_rows([call.to_dict() for call in calls], len(calls)), width=width)
+
+
+def call_rows(calls: Sequence[Mapping[str, Any]], latest: int) -> list[list[Span]]:
+    """Return a row for each of the last tool calls.
+
+    Args:
+        calls: The calls as `ToolInvocation.to_dict` returns them.
+        latest: The number of calls, from the end.
+    """
+    first = max(0, len(calls) - latest)
+    return [_row(call, i) for i, call in enumerate(calls[first:], start=first)]
+
+
+def _row(call: Mapping[str, Any], place: int) -> list[Span]:
+    status = str(call.get("status", ""))
+    return [
+        Span(str(call.get("position", place)), "dim"),
+        Span(str(call.get("id")) if status in DECISIONS else "", "reference"),  # what `agentgit resolve` takes
+        Span(clean(str(call.get("effect", "")))),
+        Span(clean(status), "bad" if "failed" in status or "unknown" in status else ""),
+        Span(clean(f"{call.get('tool_name', '')}({arguments(call.get('args'))}) {_outcome(call)}")),
+    ]
+
+
+def _outcome(call: Mapping[str, Any]) -> str:
+    error = call.get("error_message")
+    said = f"failed: {error}" if error else f"→ {call.get('result')!r}"
+    runs = call.get("runs", 1)
+    again = f", began {runs} times" if isinstance(runs, int) and runs > 1 else ""
+    return f"{said}{again}, from the record" if call.get("kind") == REPLAY else said + again
+
+
+def arguments(args: Any) -> str:
+    """Write the arguments of a call, the long ones cut."""
+    if not isinstance(args, Mapping):
+        return brief(args)
+    return ", ".join(f"{key}={brief(value)}" for key, value in args.items())
+
+
+# -- HTML
+
+
+def call_page(calls: Sequence[ToolInvocation]) -> str:
+    """Draw a tool track as HTML, the last calls of a long one.
+
+    Args:
+        calls: The calls, in the order to show them.
+    """
+    if not calls:
+        return "<p>no tool calls yet</p>"
+    rows = [
+        [str(call.position), cell(call), html.styled(effect(call)), html.styled(status(call)), _came(call)]
+        for call in calls[-_SHOWN:]
+    ]
+    earlier = len(calls) - len(rows)
+    more = f"<p>{count(earlier, 'earlier call')} not shown</p>" if earlier else ""
+    return f"<div>{more}{html.table(['', 'call', 'effect', 'status', 'what came of it'], rows)}</div>"
+
+
+def cell(call: ToolInvocation) -> str:
+    """Write a call in one line; what was shortened can be unfolded."""
+    whole = f"{call.tool_name}({', '.join(f'{k}={v!r}' for k, v in call.args.items())})"
+    return _shortened(str(call), whole)
+
+
+def effect(call: ToolInvocation) -> Span:
+    """Return the effect of a call on the outside world, as a span."""
+    return Span(clean(call.effect), _EFFECTS.get(call.effect, "dim"))
+
+
+def status(call: ToolInvocation) -> Span:
+    """Return the status of a call, as a span."""
+    again = f", began {call.runs} times" if call.runs > 1 else ""
+    return Span(clean(call.status) + again, "bad" if call.status in DECISIONS else "dim")
+
+
+def _came(call: ToolInvocation) -> str:
+    if call.error_message:
+        return _shortened(clean(call.error_message)[:80], call.error_message)
+    return "" if call.result is None else _shortened(brief(call.result), repr(call.result))
+
+
+def _shortened(short: str, whole: str) -> str:
+    content = html.code(short) if whole == short else html.fold(html.code(short), html.code(whole[:_LONGEST_CALL]))
+    return html.room(content, len(short))

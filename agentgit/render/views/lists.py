@@ -1,0 +1,200 @@
+"""Lists of sessions, branches, users, members, links and keys, one line each; and the status of an agent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, tzinfo
+
+from agentgit.auth import ApiKey, Member, ShareLink, User
+from agentgit.auth.principal import widest
+from agentgit.checkpoints import Checkpoint
+from agentgit.errors import AgentGitError
+from agentgit.render import html, svg
+from agentgit.render.text import Line, Span, clean, clock, count, table
+from agentgit.render.views import conversation
+from agentgit.render.views.log import reference, title
+from agentgit.sessions import ExternalSession, InternalSession, Tree
+from agentgit.sessions.operation import Operation
+from agentgit.sessions.session import OPEN, RUNNING
+
+
+def session_lines(sessions: Sequence[ExternalSession], *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
+    """Draw a list of sessions.
+
+    Args:
+        sessions: The sessions, in the order to show them.
+        width: The longest line, in terminal cells.
+        zone: The zone of the times; None is this machine's.
+    """
+    rows = [
+        [
+            Span(clean(session.reference), "reference"),
+            Span(clock(session.updated_at, zone), "dim"),
+            Span(count(session.branch_count, "branch")),
+            Span(", ".join(_facts(session)), "dim"),
+        ]
+        for session in sessions
+    ]
+    return table(rows, width=width)
+
+
+def _facts(session: ExternalSession) -> list[str]:
+    role = [] if session.is_own else [f"you are {session.role}"]
+    return role if session.is_active else [*role, "put away"]
+
+
+def branch_lines(
+    branches: Sequence[InternalSession], tree: Tree | None = None, *, width: int = 100, zone: tzinfo | None = UTC
+) -> list[Line]:
+    """Draw a list of branches, a `*` before the current one.
+
+    Args:
+        branches: The branches, in the order to show them.
+        tree: The tree that they form, which knows where each left; None to leave that out.
+        width: The longest line, in terminal cells.
+        zone: The zone of the times; None is this machine's.
+    """
+    all_of_them = tree.walk() if tree is not None else ()
+    known = {point.id: f"from {clean(b.name)}#{point.number}" for b in all_of_them for point in b.points}
+    return table([_branch(branch, known, zone) for branch in branches], width=width, whole=True)
+
+
+def _branch(branch: InternalSession, known: dict[int, str], zone: tzinfo | None) -> list[Span]:
+    left = known.get(branch.branch_point_checkpoint_id or 0, "")
+    status = [] if branch.status == OPEN else [clean(branch.status)]
+    return [
+        Span(f"{'*' if branch.is_current else ' '} {clean(branch.name)}", "head" if branch.is_current else "reference"),
+        Span(clock(branch.created_at, zone), "dim"),
+        Span(count(branch.checkpoint_count, "checkpoint")),
+        Span(count(branch.tool_invocation_count, "call")),
+        Span(", ".join([*status, *([left] if left else [])]), "bad" if status else "dim"),
+    ]
+
+
+# -- HTML
+
+
+def branch_page(branch: InternalSession) -> str:
+    """Draw one branch as HTML: its line in the list, and its conversation, folded away.
+
+    Args:
+        branch: The branch; its conversation is read, and if that fails, the reason is shown in its place.
+    """
+    try:
+        history = branch.conversation_history
+        content = html.fold(count(len(history), "message"), conversation.message_page(history))
+    except AgentGitError as error:
+        content = f"<p>{html.styled(Span(clean(str(error)), 'bad'))}</p>"
+    return f"<div>{html.pre(branch_lines([branch]))}{content}</div>"
+
+
+def user_lines(users: Sequence[User], *, width: int = 100) -> list[Line]:
+    """Draw a list of users."""
+    return table(
+        [
+            [
+                Span(clean(user.name), "reference"),
+                Span("admin" if user.is_admin else ""),
+                Span("shut out" if user.disabled_at is not None else "", "bad"),
+            ]
+            for user in users
+        ],
+        width=width,
+    )
+
+
+def member_lines(members: Sequence[Member], *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
+    """Draw a list of members."""
+    return table(
+        [
+            [
+                Span(clean(one.user_name), "reference"),
+                Span(one.role),
+                Span(_until(one.expires_at, zone), "dim"),
+                Span(f"by link {one.link_id}" if one.link_id is not None else "", "dim"),
+            ]
+            for one in members
+        ],
+        width=width,
+    )
+
+
+def link_lines(links: Sequence[ShareLink], *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
+    """Draw a list of links."""
+    return table(
+        [[Span(str(one.id), "reference"), Span(one.role), _end(one.expires_at, one.revoked_at, zone)] for one in links],
+        width=width,
+    )
+
+
+def key_lines(keys: Sequence[ApiKey], *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
+    """Draw a list of API keys."""
+    return table(
+        [
+            [
+                Span(str(one.id), "reference"),
+                Span(clean(one.name)),
+                Span(widest(one.scopes)),
+                Span(f"used {clock(one.last_used_at, zone)}" if one.last_used_at is not None else "never used", "dim"),
+                _end(one.expires_at, one.revoked_at, zone),
+            ]
+            for one in keys
+        ],
+        width=width,
+    )
+
+
+def _end(expires_at: datetime | None, revoked_at: datetime | None, zone: tzinfo | None) -> Span:
+    if revoked_at is not None:
+        return Span("revoked", "bad")
+    return Span(_until(expires_at, zone), "dim")
+
+
+def _until(at: datetime | None, zone: tzinfo | None) -> str:
+    if at is None:
+        return ""
+    return f"{'until' if at > datetime.now(UTC) else 'ended'} {clock(at, zone)}"
+
+
+def status_lines(session: ExternalSession, branch: InternalSession, head: Checkpoint | None) -> list[Line]:
+    """Return lines that show where an agent stands.
+
+    Args:
+        session: The session.
+        branch: The branch that the agent runs on.
+        head: The newest checkpoint of the branch; None before the first.
+    """
+    status = "" if branch.status == OPEN else f" ({clean(branch.status)})"
+    at = [Span("no checkpoints yet")]
+    if head is not None:
+        at = [Span(f"{reference(head)} "), Span(title(head), "" if head.is_auto else "name")]
+    calls = Span(f"  {count(branch.tool_invocation_count, 'tool call')}", "dim")
+    return [
+        (Span("session  ", "dim"), Span(clean(session.session_name), "heading")),
+        (Span("branch   ", "dim"), Span(clean(branch.name), "head"), Span(status, "bad"), calls),
+        (Span("head     ", "dim"), *at),
+    ]
+
+
+def stopped(operation: Operation) -> Line:
+    """Return a line that shows an operation that is not done, and the command that finishes it if it stopped half way.
+
+    Args:
+        operation: The operation.
+    """
+    if operation.status == RUNNING:
+        return (Span("running  ", "dim"), Span(f"{clean(operation.kind)} {operation.id}", "bad"))
+    told = f"{clean(operation.kind)} {operation.id}"
+    return (Span("stopped  ", "dim"), Span(told, "bad"), Span(f"; agentgit resume {operation.id} finishes it"))
+
+
+def status_page(session: ExternalSession, branch: InternalSession, head: Checkpoint | None, tree: Tree) -> str:
+    """Draw where an agent stands as HTML, with the picture of the tree.
+
+    Args:
+        session: The session.
+        branch: The branch that the agent runs on.
+        head: The newest checkpoint of the branch; None before the first.
+        tree: The tree of the session.
+    """
+    return f"<div>{html.pre(status_lines(session, branch, head))}{svg.page(tree)}</div>"

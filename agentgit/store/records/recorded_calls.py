@@ -1,0 +1,349 @@
+"""Recorded calls: their marks in a tree, earlier attempts with standing effects, and the track of a new run."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Row, bindparam, func, select
+
+from agentgit.effects import ToolInvocation
+from agentgit.effects.effects import READ_ONLY
+from agentgit.effects.invocation import (
+    CALL,
+    DONE,
+    FAILED,
+    INTENDED,
+    REDO,
+    REPLAY,
+    REVERSE_FAILED,
+    REVERSED,
+    STANDING,
+    UNKNOWN,
+    mark,
+)
+from agentgit.sessions.tree import Branch, Point
+from agentgit.store.records.journal import HAS_PLACE, IN_ORDER, WITH_BRANCH, Journal, TrackPart
+from agentgit.store.records.sessions import Found, SessionStore
+from agentgit.store.records.world_log import MADE_HERE, SUPERSEDED, World
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.batch import slices
+from agentgit.store.sql.compiled_statement import CompiledStatement
+from agentgit.store.sql.driver_errors import missing_row
+from agentgit.store.sql.ids import new_id
+from agentgit.store.sql.tables import BRANCH, TOOL_INVOCATION
+from agentgit.values import as_object
+
+
+def marks(connection: Connection, tenant_id: int, session_id: int) -> dict[int, list[tuple[int, str]]]:
+    """Read the marks of the calls that each branch of a session made, with their places among its own calls.
+
+    What was answered from a record, and what was made in another world, has none. A call that ran again has the mark
+    of the newest run.
+
+    Args:
+        connection: Any open connection.
+        tenant_id: The tenant.
+        session_id: The external session.
+    """
+    key = {"tenant": tenant_id, "session": session_id}
+    again = {row.replay_of: row.status for row in _AGAIN.all(connection, key)}
+    found: dict[int, list[tuple[int, str]]] = {}
+    for row in _CALLS.all(connection, key):
+        said = mark(row.effect, again.get(row.id, row.status))
+        if said is not None:
+            found.setdefault(row.internal_session_id, []).append((row.place, said))
+    return found
+
+
+def marked(branch: Branch, calls: Sequence[tuple[int, str]], inherited: int) -> Branch:
+    """Assign each call to the next checkpoint of its branch, and the calls after the last checkpoint to the branch.
+
+    Args:
+        branch: The branch with its points.
+        calls: The calls of the branch, as `marks` returned them.
+        inherited: The number of calls before the first one of the branch.
+    """
+    ends = [point.position for point in branch.points]
+    counts = [Counter[str]() for _ in range(len(ends) + 1)]
+    for place, said in calls:
+        counts[bisect_right(ends, inherited + place)][said] += 1
+    points = list(_with(branch.points, counts))
+    return replace(branch, points=points, effects=dict(counts[-1]))
+
+
+def _with(points: Sequence[Point], counts: Sequence[Counter[str]]) -> Iterator[Point]:
+    for point, count in zip(points, counts, strict=False):
+        yield replace(point, effects=dict(count)) if count else point
+
+
+_of_session = (
+    TOOL_INVOCATION.c.tenant_id == bindparam("tenant"),
+    TOOL_INVOCATION.c.external_session_id == bindparam("session"),
+)
+_place = func.row_number().over(partition_by=TOOL_INVOCATION.c.internal_session_id, order_by=IN_ORDER) - 1
+_placed = (
+    select(
+        *(TOOL_INVOCATION.c[name] for name in ("id", "internal_session_id", "kind", "effect", "status", "made_on")),
+        _place.label("place"),
+    )
+    .where(*_of_session, HAS_PLACE)
+    .subquery()
+)
+_CALLS = CompiledStatement(
+    select(_placed).where(_placed.c.effect != READ_ONLY, _placed.c.kind != REPLAY, _placed.c.made_on.is_(None))
+)
+_AGAIN = CompiledStatement(
+    select(TOOL_INVOCATION.c.replay_of, TOOL_INVOCATION.c.status)
+    .where(
+        *_of_session,
+        TOOL_INVOCATION.c.replay_of.is_not(None),
+        TOOL_INVOCATION.c.kind == REDO,
+        TOOL_INVOCATION.c.status != FAILED,
+    )
+    .order_by(TOOL_INVOCATION.c.id)
+)
+
+
+ANSWERS = frozenset({DONE, REVERSE_FAILED})
+"""The statuses of what stands and has a result."""
+
+
+class Fences:
+    """Looks up what a call is compared with.
+
+    Args:
+        tenant_id: The tenant.
+        journal: The invocations.
+        world: The world log that they stand in.
+    """
+
+    def __init__(self, tenant_id: int, journal: Journal, world: World) -> None:
+        self.tenant_id = tenant_id
+        self.journal = journal
+        self.world = world
+
+    def attempts(
+        self,
+        connection: Connection,
+        path: Sequence[TrackPart],
+        tool_name: str,
+        tool_call_id: str | None,
+        task: str | None,
+    ) -> list[ToolInvocation]:
+        """Read the calls of a tool on a path that had this id, or that this task made, newest first.
+
+        Args:
+            connection: Any open connection.
+            path: The path, root first.
+            tool_name: The name of the tool.
+            tool_call_id: The id of the call in the AI message; models may repeat an id.
+            task: The task; None if the id counts.
+        """
+        parts = {part.branch_id: part for part in path}
+        place = TOOL_INVOCATION.c.tool_call_id == tool_call_id if task is None else TOOL_INVOCATION.c.task == task
+        rows = self._rows(
+            connection,
+            TOOL_INVOCATION.c.internal_session_id.in_(list(parts)),
+            place,
+            TOOL_INVOCATION.c.tool_name == tool_name,
+            TOOL_INVOCATION.c.kind != REDO,
+        )
+        last = {branch_id: self.journal.last_of(connection, parts[branch_id]) for branch_id in _branches(rows)}
+        return self.journal.own_values(connection, [r for r in rows if r.arrival <= last[r.internal_session_id]][::-1])
+
+    def shares(self, connection: Connection, path: Sequence[TrackPart], task: str) -> list[dict[str, Any]]:
+        """Read which of a person's answers the calls of a task took, later attempts and nearer branches last.
+
+        Args:
+            connection: Any open connection.
+            path: The path, root first. What its branches did after they were left counts too: it is the same task.
+            task: Its name; a task that runs again has the same, on a fork too.
+        """
+        parts = [part.branch_id for part in path]
+        rows = self._rows(
+            connection, TOOL_INVOCATION.c.internal_session_id.in_(parts), TOOL_INVOCATION.c.answers.is_not(None)
+        )
+        rows = sorted(rows, key=lambda row: (parts.index(row.internal_session_id), row.id))
+        return [share for row in rows if (share := as_object(row.answers))["task"] == task]
+
+    def asked(self, connection: Connection, invocation_id: int) -> bool:
+        """Return whether a call took an answer of a person."""
+        answers = self.answers(connection, invocation_id)
+        return answers is not None and bool(answers["taken"])
+
+    def answers(self, connection: Connection, invocation_id: int) -> dict[str, Any] | None:
+        """Read which of a person's answers a call took, and which graphs it ran; None if none."""
+        rows = self._rows(connection, TOOL_INVOCATION.c.id == invocation_id)
+        return as_object(rows[0].answers) if rows and rows[0].answers is not None else None
+
+    def standing(self, connection: Connection, session_id: int, identity: str) -> list[ToolInvocation]:
+        """Read what stands in the world of a session, or may stand there, and is the same call; oldest first.
+
+        Args:
+            connection: Any open connection.
+            session_id: The external session.
+            identity: The value that makes two calls the same.
+        """
+        rows = self._rows(
+            connection,
+            TOOL_INVOCATION.c.external_session_id == session_id,
+            TOOL_INVOCATION.c.identity == identity,
+            ~SUPERSEDED,
+            ~MADE_HERE,
+        )
+        stands = [row for row in rows if row.status in STANDING - {FAILED} and row.kind != REPLAY]
+        return self.journal.own_values(connection, stands)
+
+    def inside(
+        self, connection: Connection, call: ToolInvocation, statuses: Collection[str] = ANSWERS, *, reads: bool = False
+    ) -> list[ToolInvocation]:
+        """Read what a call called in its turn, and what of that has one of these statuses; oldest first.
+
+        Args:
+            connection: Any open connection.
+            call: The call.
+            statuses: The statuses to look for.
+            reads: True for those that only read too.
+        """
+        if call.ended_at is None or call.kind != CALL:
+            return []
+        place = select(TOOL_INVOCATION.c.batch, TOOL_INVOCATION.c.batch_index, TOOL_INVOCATION.c.arrival)
+        own = connection.execute(
+            place.where(TOOL_INVOCATION.c.tenant_id == self.tenant_id, TOOL_INVOCATION.c.id == call.id)
+        ).first()
+        if own is None:
+            raise missing_row("tool invocation", call.id)
+        rows = self._rows(
+            connection,
+            TOOL_INVOCATION.c.internal_session_id == call.internal_session_id,
+            TOOL_INVOCATION.c.batch == own.batch,
+            TOOL_INVOCATION.c.batch_index == own.batch_index,
+            TOOL_INVOCATION.c.arrival > own.arrival,
+            TOOL_INVOCATION.c.started_at <= call.ended_at,
+            TOOL_INVOCATION.c.status.in_(sorted(statuses)),
+            *(() if reads else (TOOL_INVOCATION.c.effect != READ_ONLY,)),
+            TOOL_INVOCATION.c.kind == CALL,
+        )
+        return self.journal.own_values(connection, rows)
+
+    def withdraw(self, connection: Connection, invocation_id: int, error: str) -> None:
+        """Record that an answer from the record was not taken: the call that it was for raised before.
+
+        Args:
+            connection: A connection in a transaction that writes.
+            invocation_id: The replay; it never stood in the world.
+            error: The exception that was raised.
+        """
+        is_replay = TOOL_INVOCATION.c.kind == REPLAY
+        self.journal.change(connection, invocation_id, is_replay, status=FAILED, result=None, error_message=error)
+
+    def _rows(self, connection: Connection, *conditions: Any) -> Sequence[Row[Any]]:
+        query = select(TOOL_INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH)
+        mine = TOOL_INVOCATION.c.tenant_id == self.tenant_id
+        found = connection.execute(query.where(mine, *conditions).order_by(TOOL_INVOCATION.c.id)).all()
+        return self.journal.authentic(connection, found)
+
+
+def _branches(rows: Sequence[Row[Any]]) -> set[int]:
+    return {row.internal_session_id for row in rows}
+
+
+SHOWN = {FAILED: FAILED, UNKNOWN: UNKNOWN, INTENDED: UNKNOWN, REVERSED: REVERSED}
+"""The status that a call has where it was taken over from the record; DONE for all others."""
+
+
+class PlacedCall(NamedTuple):
+    """A place on the track.
+
+    `row_id` is the call that has this place on the track of the parent, `original_id` the call that it stands for:
+    itself, or the one whose result answered it. `run_id` is the run that takes its place; None if the record answers.
+    """
+
+    row_id: int
+    original_id: int
+    run_id: int | None
+
+
+def replace_track(
+    connection: Connection, journal: Journal, sessions: SessionStore, branch_id: int, track: Sequence[PlacedCall]
+) -> None:
+    """Write a branch's own track, in place of the one that it inherits.
+
+    Args:
+        connection: A connection in a transaction that writes.
+        journal: The store of the invocations.
+        sessions: The store of the branches.
+        branch_id: A branch that has made no calls except those that ran again.
+        track: The calls of the track, in order.
+    """
+    ids = [one.row_id for one in track]
+    found = [row for part in slices(ids) for row in _rows(connection, journal, TOOL_INVOCATION.c.id.in_(part))]
+    rows = {row.id: row for row in found}
+    # Past all arrivals that there were and will be, because no two of a branch may be equal at any moment.
+    behind = len(track) + journal.arrivals(connection, branch_id)
+    for row in _rows(connection, journal, TOOL_INVOCATION.c.internal_session_id == branch_id):
+        journal.change(connection, row.id, arrival=row.arrival + behind)
+    batches: dict[tuple[int, int], int] = {}
+    for arrival, one in enumerate(track):
+        row = rows[one.row_id]
+        batch = batches.setdefault((row.internal_session_id, row.batch), len(batches))
+        at = {"arrival": arrival, "batch": batch, "batch_index": row.batch_index}
+        if one.run_id is None:
+            row_codes.add(connection, TOOL_INVOCATION, _taken(row, branch_id, one.original_id) | at)
+        else:
+            journal.change(connection, one.run_id, **at, kind=CALL, tool_call_id=row.tool_call_id)
+    sessions.inherit_nothing(connection, branch_id)
+
+
+def copy_track(connection: Connection, journal: Journal, branch: Found, calls: Sequence[ToolInvocation]) -> None:
+    """Copy recorded calls to a branch of another session, as calls that were made in another world.
+
+    Args:
+        connection: A connection in a transaction that writes.
+        journal: The invocations.
+        branch: The row of a branch without calls.
+        calls: A track of the other session, in order.
+    """
+    ids = [call.id for call in calls]
+    found = [row for part in slices(ids) for row in _rows(connection, journal, TOOL_INVOCATION.c.id.in_(part))]
+    rows = {row.id: row for row in found}
+    batches: dict[tuple[int, int], int] = {}
+    for arrival, id in enumerate(ids):
+        row = rows[id]
+        batch = batches.setdefault((row.internal_session_id, row.batch), len(batches))
+        there = {
+            "external_session_id": branch.external_session_id,
+            "arrival": arrival,
+            "batch": batch,
+            "kind": CALL,
+            "replay_of": None,
+            "made_on": row.made_on or row.internal_session_id,
+            "status": DONE if row.status == REVERSED else SHOWN.get(row.status, DONE),
+            "answers": row.answers,
+        }
+        row_codes.add(connection, TOOL_INVOCATION, _taken(row, branch.id, id) | there)
+
+
+def _rows(connection: Connection, journal: Journal, condition: Any) -> Sequence[Row[Any]]:
+    mine = TOOL_INVOCATION.c.tenant_id == journal.tenant_id
+    return journal.authentic(connection, connection.execute(select(TOOL_INVOCATION).where(mine, condition)).all())
+
+
+def _taken(row: Row[Any], branch_id: int, original_id: int) -> dict[str, Any]:
+    """Make the row of a call that is taken over from the record: it shows what that came to, and nothing ran."""
+    status = SHOWN.get(row.status, DONE)
+    nothing = dict.fromkeys(("undo", "verify", "precheck", "owner", "answers"))
+    return {
+        **row._asdict(),
+        **nothing,
+        "id": new_id(),
+        "internal_session_id": branch_id,
+        "status": status,
+        "kind": REPLAY,
+        "replay_of": original_id,
+        "error_message": row.error_message if status == FAILED else None,
+    }

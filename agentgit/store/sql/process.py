@@ -1,0 +1,260 @@
+"""Processes: forks of one that has open databases, the owners of work, and the leases by which they count as alive."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import secrets
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from sqlalchemy import Connection, Table, bindparam, func, select, update
+
+from agentgit.errors import InvalidInput
+
+
+class Forked(Protocol):
+    """An object that has connections."""
+
+    def before_fork(self) -> None:
+        """Close what a child must not have."""
+
+    def after_fork(self) -> None:
+        """Be as new, in the child; nothing of the parent may be closed here."""
+
+
+_open: weakref.WeakSet[Forked] = weakref.WeakSet()
+
+
+def remember_at_fork(one: Forked) -> None:
+    """Notify an object of each fork, as long as it is in use."""
+    _open.add(one)
+
+
+def _before() -> None:
+    for one in list(_open):
+        one.before_fork()
+
+
+def _after() -> None:
+    for one in list(_open):
+        one.after_fork()
+
+
+if hasattr(os, "register_at_fork"):  # elsewhere no process forks
+    os.register_at_fork(before=_before, after_in_child=_after)
+
+
+_working: set[str] = set()
+"""The owners in this process that are still at work."""
+
+ENDED = "ended"
+"""Instead of a start time: it is dead, and its parent has not asked yet how it died."""
+
+
+@contextmanager
+def owner() -> Iterator[str]:
+    """Yield a name for one piece of work, which counts as alive until the block ends or the process dies.
+
+    Example:
+        >>> with owner() as name:
+        ...     is_alive(name)
+        True
+        >>> is_alive(name)
+        False
+    """
+    name = f"{_here()}|{os.getpid()}|{_started(os.getpid())}|{secrets.token_hex(8)}"
+    _working.add(name)
+    try:
+        yield name
+    finally:
+        _working.discard(name)
+
+
+def is_alive(name: str | None) -> bool:
+    """Return whether that piece of work may still be going on; on another host nobody can tell, so it may.
+
+    Args:
+        name: The name, as `owner` returned it; None is nobody.
+    """
+    if name is None:
+        return False
+    host, pid, started, _ = name.split("|")
+    if host != _here():
+        return True
+    if int(pid) == os.getpid() and started == _started(os.getpid()):
+        return name in _working
+    return _exists(int(pid)) and started == _started(int(pid))
+
+
+def is_here(name: str | None) -> bool:
+    """Return whether that piece of work is surely going on, on this machine; of another host nobody can tell."""
+    return name is not None and name.split("|")[0] == _here() and is_alive(name)
+
+
+@functools.cache
+def _here() -> str:
+    """Name the place where pids mean the same: one boot of one machine, one container; elsewhere the host's name."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return socket.gethostname()[:60]
+
+
+def _started(pid: int) -> str:
+    """Return a process's start time where the system tells it, so that a reused pid is not taken for the dead one."""
+    try:
+        state, *_, started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:20]
+    except (OSError, ValueError):
+        return ""
+    return started if state not in "ZX" else ENDED
+
+
+def _exists(pid: int) -> bool:
+    if os.name != "posix":
+        return True  # os.kill would end the process there
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # it lives, under another user
+    return True
+
+
+LEASE_SECONDS = 60.0
+"""Long enough for a paused virtual machine or a slow failover; short enough that a person waits for it."""
+
+SHORTEST = 3.0
+"""Seconds; a shorter one would end in an ordinary pause."""
+
+PER_LEASE = 3
+"""The number of renewals in the time of a lease: two of them may fail."""
+
+_log = logging.getLogger("agentgit")
+
+
+class Held(NamedTuple):
+    """A row that a piece of work has taken."""
+
+    table: Table
+    tenant_id: int
+    id: int
+
+
+class Leases:
+    """The leases of this process on one server.
+
+    Args:
+        write: Runs work in a transaction that sees all of a tenant.
+        seconds: The duration of a lease, in seconds.
+
+    Raises:
+        InvalidInput: It is too short to be renewed in time.
+    """
+
+    def __init__(
+        self, write: Callable[[int, Callable[[Connection], None]], None], seconds: float = LEASE_SECONDS
+    ) -> None:
+        if not seconds >= SHORTEST:
+            raise InvalidInput(
+                f"lease_seconds={seconds} is too short to be renewed in time; give {SHORTEST:g} or more."
+            )
+        self.seconds = seconds
+        self._write = write
+        self._changed = threading.Condition()
+        self._held: dict[str, set[Held]] = {}
+        self._thread: threading.Thread | None = None
+
+    def keep(self, owner: str, held: Held) -> None:
+        """Renew the lease of a row from now on."""
+        with self._changed:
+            self._held.setdefault(owner, set()).add(held)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._beat, name="agentgit-leases", daemon=True)
+                self._thread.start()
+
+    def end(self, owner: str) -> None:
+        """Renew nothing more of a piece of work."""
+        with self._changed:
+            self._held.pop(owner, None)
+
+    def renew(self) -> None:
+        """Renew all leases of this process, but of rows that were taken from it."""
+        of: dict[tuple[Table, int], tuple[set[str], set[int]]] = {}
+        with self._changed:
+            for owner, rows in self._held.items():
+                for table, tenant_id, id in rows:
+                    owners, ids = of.setdefault((table, tenant_id), (set(), set()))
+                    owners.add(owner)
+                    ids.add(id)
+        for (table, tenant_id), (owners, ids) in of.items():
+            given = {"tenant": tenant_id, "owners": sorted(owners), "ids": sorted(ids), **self.given}
+            self._write(tenant_id, functools.partial(_renew, table=table, given=given))
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The parameter of `UNTIL`."""
+        return {"lease": timedelta(seconds=self.seconds)}
+
+    def close(self) -> None:
+        """Renew nothing any more."""
+        with self._changed:
+            self._held.clear()
+            self._thread = None
+            self._changed.notify_all()
+
+    def after_fork(self) -> None:
+        """Forget, in a child, what its parent renews."""
+        self._changed, self._held, self._thread = threading.Condition(), {}, None
+
+    def _beat(self) -> None:
+        every = self.seconds / PER_LEASE
+        pause = every
+        while self._waited(pause):
+            try:
+                self.renew()
+                pause = every
+            # Whatever it is: the runs go on, and a thread that ended would not renew the next ones either.
+            except Exception as error:  # noqa: BLE001  # if it lasts, somebody may take their branches
+                _log.warning("Leases could not be renewed: %s", error)
+                pause = every / PER_LEASE
+
+    def _waited(self, seconds: float) -> bool:
+        """Wait; tell whether there is anything to renew then."""
+        me = threading.current_thread()
+        with self._changed:
+            self._changed.wait_for(lambda: self._thread is not me, seconds)
+            if self._thread is me and not self._held:
+                self._thread = None
+            return self._thread is me
+
+
+UNTIL = func.clock_timestamp() + bindparam("lease")
+"""The end of a lease that is given now. The time of the transaction may be long past."""
+
+
+def _renew(connection: Connection, table: Table, given: Mapping[str, Any]) -> None:
+    connection.execute(
+        update(table)
+        .where(
+            table.c.tenant_id == bindparam("tenant"),
+            table.c.id.in_(bindparam("ids", expanding=True)),
+            table.c.owner.in_(bindparam("owners", expanding=True)),
+        )
+        .values(lease_until=UNTIL),
+        given,
+    )
+
+
+def is_over(connection: Connection, until: datetime | None) -> bool:
+    """Return whether a lease has ended; None is one that never does."""
+    return until is not None and bool(connection.execute(select(func.clock_timestamp() > until)).scalar_one())

@@ -1,0 +1,176 @@
+"""The pages of accounts: login and logout, users for admins, API keys, and help."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Form, Query
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from agentgit.auth.credentials import LASTS
+from agentgit.errors import InvalidInput, NotAllowed
+from agentgit.web.api.asking import LARGEST_ID
+from agentgit.web.api.sharing import lasting
+from agentgit.web.authentication import Accounts, OwnerLink
+from agentgit.web.pages.drawing import draw
+from agentgit.web.pages.visiting import LONGEST, Visit, Visitor, inside
+from agentgit.web.problems import Unknown, headers_of, status_of
+from agentgit.web.security import (
+    FORM_COOKIE,
+    closed_line,
+    cookie_name,
+    device_cookie,
+    forget_credential,
+    keep,
+    let_in,
+    log_in,
+    new_mark,
+    same_site,
+)
+from agentgit.web.site import site_of
+
+router = APIRouter()
+
+Next = Annotated[str, Query(max_length=LONGEST)]
+
+
+@router.get("/enter", dependencies=[Depends(closed_line)])
+def enter(request: Request, token: Annotated[str, Query(max_length=200)]) -> Response:
+    """Come in by the link that was shown where the server was started."""
+    entrance = site_of(request).entrance
+    if not isinstance(entrance, OwnerLink):
+        raise NotAllowed("Here one comes in with a name and a password.")
+    root = request.scope.get("root_path", "")
+    return let_in(request, RedirectResponse(f"{root}/", 303), entrance.enter(token))
+
+
+@router.get("/login", dependencies=[Depends(closed_line)])
+def login_page(request: Request, next: Next = "/") -> Response:
+    """Ask for a name and a password, or say where the link is."""
+    return _door(request, next)
+
+
+def _door(request: Request, next: str, wrong: NotAllowed | None = None, name: str = "") -> Response:
+    fresh = None if request.cookies.get(FORM_COOKIE) else new_mark()
+    context = {
+        "by_password": site_of(request).entrance.by_password,
+        "name": name,
+        "wrong": wrong,
+        "next": inside(next, request.scope.get("root_path", "")),
+    }
+    page = draw(request, "login", context, status=status_of(wrong) if wrong is not None else 200, fresh=fresh)
+    if wrong is not None:
+        page.headers.update({k: v for k, v in headers_of(wrong).items() if k == "retry-after"})
+    if fresh is not None:
+        keep(request, page, FORM_COOKIE, fresh)
+    return page
+
+
+@router.post("/login", dependencies=[Depends(closed_line), Depends(same_site)])
+def login(
+    request: Request,
+    name: Annotated[str, Form(max_length=300)],
+    password: Annotated[str, Form(max_length=2_000)],
+    next: Annotated[str, Form(max_length=LONGEST)] = "/",
+) -> Response:
+    """Come in with a name and a password."""
+    entrance = site_of(request).entrance
+    if not isinstance(entrance, Accounts):
+        raise NotAllowed("Here one comes in by the link that agentgit serve has shown.")
+    try:
+        device = request.cookies.get(device_cookie(request, name))
+        entered = log_in(request, entrance, name, password, device)
+    except NotAllowed as error:
+        return _door(request, next, Unknown(str(error)) if status_of(error) == 403 else error, name)
+    answer = let_in(request, RedirectResponse(inside(next, request.scope.get("root_path", "")), 303), entered.key)
+    keep(request, answer, device_cookie(request, name), entered.device, int(LASTS.total_seconds()))
+    return answer
+
+
+@router.post("/logout", dependencies=[Depends(same_site)])
+def logout(request: Request, visit: Visit) -> Response:
+    """Go out; the key of this browser is worth nothing from now on."""
+    site_of(request).entrance.leave(request.cookies[cookie_name(request)])
+    return forget_credential(request, visit.go("/login"))
+
+
+@router.get("/help")
+def help_page(visit: Visit) -> Response:
+    """Show the keys, and where the API is."""
+    return visit.page("help")
+
+
+Text = Annotated[str, Form(max_length=300)]
+Password = Annotated[str, Form(max_length=2_000)]
+Of = Annotated[int, Form(ge=1, le=LARGEST_ID)]
+
+
+@router.get("/users")
+def users(visit: Visit) -> Response:
+    """List the users."""
+    return visit.page("users", users=visit.repo.users.all())
+
+
+@router.post("/users", dependencies=[Depends(same_site)])
+def make_user(visit: Visit, name: Text, password: Password = "", is_admin: Annotated[bool, Form()] = False) -> Response:
+    """Make a user."""
+    visit.repo.users.add(name.strip(), password or None, is_admin=is_admin)
+    return visit.go("/users")
+
+
+@router.post("/users/change", dependencies=[Depends(same_site)])
+def change_user(
+    visit: Visit, user: Of, what: Annotated[Literal["disable", "enable", "password"], Form()], password: Password = ""
+) -> Response:
+    """Shut a user out, let them in again, or give them another password."""
+    if what == "password":
+        visit.repo.users.set_password(user, password)
+    else:
+        (visit.repo.users.disable if what == "disable" else visit.repo.users.enable)(user)
+    return visit.go("/users")
+
+
+@router.post("/users/delete", dependencies=[Depends(same_site)])
+def delete_user(visit: Visit, user: Of, name: Text = "") -> Response:
+    """Erase a user with all of their sessions, if their name was typed, and tell what went."""
+    found = visit.repo.users.find(user)
+    if name.strip() != found.name:
+        raise InvalidInput(f"Nothing was deleted. Type the name of the user, {found.name}, to delete them.")
+    return visit.page("erased", name=found.name, erased=visit.repo.users.delete(user))
+
+
+@router.get("/keys")
+def keys(visit: Visit) -> Response:
+    """List one's own API keys."""
+    return _keys(visit)
+
+
+def _keys(visit: Visitor, secret: str | None = None) -> Response:
+    return visit.page("keys", keys=visit.repo.keys.all(), secret=secret)
+
+
+@router.post("/keys", dependencies=[Depends(same_site)])
+def make_key(
+    visit: Visit,
+    name: Text,
+    scope: Annotated[Literal["read", "fork", "write", "admin"], Form()] = "read",
+    days: Annotated[int, Form(ge=0, le=36_500)] = 90,
+) -> Response:
+    """Make an API key, and show it this once."""
+    made = visit.repo.keys.create(name.strip(), scopes=(scope,), expires_in=lasting(days * 86_400 if days else None))
+    return _keys(visit, made.secret)
+
+
+@router.post("/keys/revoke", dependencies=[Depends(same_site)])
+def revoke_key(visit: Visit, key: Of) -> Response:
+    """Let a key be worth nothing from now on."""
+    visit.repo.keys.revoke(key)
+    return visit.go("/keys")
+
+
+@router.post("/account/password", dependencies=[Depends(same_site)])
+def own_password(visit: Visit, password: Password, current: Password = "") -> Response:
+    """Set another password for oneself."""
+    visit.repo.users.set_password(visit.repo.user.id, password, current=current)
+    return visit.go("/keys")
