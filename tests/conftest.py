@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import threading
 import time
 import uuid
 from collections import defaultdict
@@ -12,6 +13,7 @@ import lives
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
+from receivers import Receiver
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 
@@ -252,3 +254,20 @@ def lived_through(database):
             return open_till_the_end.enter_context(agentgit.open(database.url))
 
         yield opened
+
+
+@pytest.fixture
+def receiver():
+    """A server that receives webhooks."""
+    with Receiver() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def webhooks_allowed(monkeypatch):
+    """Allow webhooks to this machine, as an operator does, before a test opens anything."""
+    monkeypatch.setenv("AGENTGIT_WEBHOOK_ALLOW", "127.0.0.1")

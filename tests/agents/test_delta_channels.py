@@ -30,6 +30,12 @@ PLAIN = Annotated[list, add_messages]
 DURABILITIES = ("sync", "async", "exit")
 
 
+@pytest.fixture
+def saver(database):
+    """A saver on each kind of database."""
+    return SQLModelSaver(database)
+
+
 def expect_true(agent):
     """Compare what is shown at the head with what LangGraph itself makes of the writes."""
     state = agent.state

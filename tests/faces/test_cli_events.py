@@ -11,7 +11,6 @@ from contextlib import closing
 from datetime import timedelta
 
 import pytest
-from receivers import allowed, receiver  # noqa: F401  # fixtures
 from test_cli_maintenance import _run
 from typer.testing import CliRunner
 
@@ -19,6 +18,8 @@ from agentgit.cli.app import app
 from agentgit.errors import AgentGitError
 from agentgit.sessions.webhooks import verify
 from agentgit.store.audit import outbox
+
+pytestmark = pytest.mark.usefixtures("webhooks_allowed")
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,7 @@ def test_w12_the_trail_is_verified_against_what_was_kept(at, tmp_path):
     assert at("audit", "verify", "--tips", "nothing.json")[0] == 3
 
 
-def test_w12_a_webhook_from_the_command_line(at, tmp_path, receiver, monkeypatch):  # noqa: F811  # the fixture
+def test_w12_a_webhook_from_the_command_line(at, tmp_path, receiver, monkeypatch):  # the fixture
     """W12: added with a secret in a file, listed, delivered, retried, removed; the secret is never shown."""
     monkeypatch.setattr(outbox, "FIRST_PAUSE", timedelta(hours=1))  # until the test says otherwise
     code, _, err = at("webhooks", "add", receiver.url)
@@ -117,7 +118,7 @@ def test_w12_a_webhook_from_the_command_line(at, tmp_path, receiver, monkeypatch
 
 
 @pytest.mark.long
-def test_w12_a_worker_goes_on_until_it_is_stopped(at, tmp_path, receiver):  # noqa: F811  # the fixture
+def test_w12_a_worker_goes_on_until_it_is_stopped(at, tmp_path, receiver):  # the fixture
     """W12: --follow delivers what comes later, and ends well when it is told to."""
     at("webhooks", "add", receiver.url, "-k", "tag.*", "--secret-file", "key")
     command = [sys.executable, "-m", "agentgit", "webhooks", "deliver", "--follow", "--json"]

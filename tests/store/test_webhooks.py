@@ -24,6 +24,8 @@ from agentgit.store.audit import outbox
 from agentgit.store.audit.outbox import TRIES
 from agentgit.store.sql.tables import WEBHOOK, WEBHOOK_DELIVERY
 
+pytestmark = pytest.mark.usefixtures("webhooks_allowed")
+
 
 @pytest.fixture(autouse=True)
 def long_pauses(monkeypatch):

@@ -2,13 +2,10 @@
 
 from typing import Annotated, TypedDict
 
-import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.channels import DeltaChannel
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import _messages_delta_reducer
-
-from agentgit import SQLModelSaver
 
 
 def delta(every=100, reducer=_messages_delta_reducer):
@@ -61,9 +58,3 @@ def seen(checkpoint):
 def all_seen(agent):
     """What a person sees of the checkpoints of an agent."""
     return [seen(checkpoint) for checkpoint in agent.checkpoints()]
-
-
-@pytest.fixture
-def saver(database):
-    """A saver on each kind of database."""
-    return SQLModelSaver(database)

@@ -1,13 +1,11 @@
 """A server that receives webhooks."""
 
 import base64
-import threading
 from collections import deque
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import backend
-import pytest
 from sqlalchemy import update
 
 from agentgit.store.sql.tables import WEBHOOK_DELIVERY
@@ -46,22 +44,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         """Say nothing."""
-
-
-@pytest.fixture
-def receiver():
-    with Receiver() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
-@pytest.fixture(autouse=True)
-def allowed(monkeypatch):
-    """Let this machine's own servers be sent to, as an operator does, before a test opens anything."""
-    monkeypatch.setenv("AGENTGIT_WEBHOOK_ALLOW", "127.0.0.1")
 
 
 def due_now(repo):
