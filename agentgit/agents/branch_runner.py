@@ -279,7 +279,9 @@ class BranchRunner(Runnable[Any, Any]):
             with by_itself(), self._current():
                 return await self._runs.ainvoke(value, filled, **self._durable(kwargs, is_async=True))
 
-    async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+    async def astream(
+        self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
         """Run one turn, as the graph's `astream`."""
         async with (
             self._ataken(input, config) as (value, filled),

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from sqlalchemy import Connection
 
@@ -35,7 +35,7 @@ class Exporter(SessionAccess):
 
     def export(
         self,
-        path: str | Path | BinaryIO,
+        path: str | Path | IO[bytes],
         branch: BranchRef,
         checkpoint: CheckpointRef | None,
         *,
@@ -58,7 +58,7 @@ class Exporter(SessionAccess):
         )
 
     def _write(
-        self, file: BinaryIO, branch: BranchRef, checkpoint: CheckpointRef | None, *, files: bool
+        self, file: IO[bytes], branch: BranchRef, checkpoint: CheckpointRef | None, *, files: bool
     ) -> dict[str, Any]:
         sealer, counts = Sealer(), Counter[str]()
 
@@ -143,7 +143,7 @@ class Exporter(SessionAccess):
 
 
 @contextmanager
-def _target(path: str | Path | BinaryIO) -> Iterator[BinaryIO]:
+def _target(path: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
     """Open the target of a write; a file appears only when it is complete."""
     if not isinstance(path, (str, Path)):
         yield path
@@ -153,7 +153,7 @@ def _target(path: str | Path | BinaryIO) -> Iterator[BinaryIO]:
         with tempfile.NamedTemporaryFile(dir=place.parent, prefix=f".{place.name}.", delete=False) as file:
             part = Path(file.name)
             try:
-                yield file  # type: ignore[misc]  # it is a binary file
+                yield file
                 file.flush()
                 part.replace(place)
             finally:

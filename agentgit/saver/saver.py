@@ -75,6 +75,12 @@ PAGE = 16
 """The number of checkpoints that `list` reads at once; each of them may hold large values."""
 
 
+class _StoredCheckpoint(Checkpoint):
+    """A checkpoint with the key that older versions of LangGraph wrote too."""
+
+    pending_sends: list[Any]
+
+
 class SQLModelSaver(AsyncTwins):
     """A LangGraph checkpointer that keeps its data in agentgit's tables.
 
@@ -271,7 +277,7 @@ class SQLModelSaver(AsyncTwins):
 
     def _tuple(self, found: Found, writes: Sequence[Pending], bodies: Mapping[bytes, Body]) -> CheckpointTuple:
         values = {name: self._value(found, name, bodies[key]) for name, key in found.channels.items()}
-        checkpoint = {
+        checkpoint: _StoredCheckpoint = {
             "v": found.header["v"],
             "id": found.place.checkpoint_id,
             "ts": found.header["ts"],
@@ -284,7 +290,7 @@ class SQLModelSaver(AsyncTwins):
         parent = found.place._replace(checkpoint_id=found.parent_id) if found.parent_id else None
         return CheckpointTuple(
             config_of(found.place),
-            cast(Checkpoint, checkpoint),
+            checkpoint,
             cast(CheckpointMetadata, found.meta),
             config_of(parent) if parent else None,
             [self._pending(write, bodies[write.value]) for write in writes],

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
@@ -413,7 +413,7 @@ class Database:
                 "pool_size, or let fewer threads or tasks use it at once."
             ) from error
         except DBAPIError as error:
-            raise self._meaning(cast(Exception, error.orig), stage) from error
+            raise self._meaning(error.orig if isinstance(error.orig, Exception) else error, stage) from error
         except self._driver_error as error:  # from a statement that went past SQLAlchemy
             raise self._meaning(error, stage) from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 
@@ -48,6 +48,16 @@ _BEGINS = (b'{"record":"agentgit-export"', b'{"record": "agentgit-export"')
 _TAIL = len(b',"hash":""}\n') + 64
 
 
+class LineReader(Protocol):
+    """A binary file that is read line by line, again from its beginning if need be."""
+
+    def readline(self, size: int, /) -> bytes:
+        """Read a line, and no more of it than `size` bytes."""
+
+    def seek(self, offset: int, /) -> int:
+        """Go to a position in the file."""
+
+
 class Sealer:
     """Writes records as lines.
 
@@ -80,7 +90,7 @@ class ExportLine(NamedTuple):
     hash: bytes
 
 
-def read_lines(stream: BinaryIO) -> Iterator[ExportLine]:
+def read_lines(stream: LineReader) -> Iterator[ExportLine]:
     """Return the lines of an export, each checked against its hash.
 
     Args:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, BinaryIO, cast
+from typing import IO, Any
 
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.reports import OnProgress
 from agentgit.store.transfer.paths import text_of
+from agentgit.store.transfer.records import LineReader
 
 STEP = 2**20
 """The number of bytes that are read between two reports of progress."""
@@ -24,7 +25,7 @@ class _Watched:
         times: The number of times that it will be read.
     """
 
-    def __init__(self, file: BinaryIO, progress: OnProgress, times: int) -> None:
+    def __init__(self, file: IO[bytes], progress: OnProgress, times: int) -> None:
         self._file = file
         self._progress = progress
         self._size, self._times, self._begun = file.seek(0, io.SEEK_END), times, 0
@@ -45,9 +46,9 @@ class _Watched:
         return line
 
 
-def watched(file: BinaryIO, progress: OnProgress | None, *, times: int) -> BinaryIO:
+def watched(file: IO[bytes], progress: OnProgress | None, *, times: int) -> LineReader:
     """Report the progress of reading a file `times` times; without a function to report to, return the file."""
-    return cast(BinaryIO, _Watched(file, progress, times)) if progress is not None else file
+    return _Watched(file, progress, times) if progress is not None else file
 
 
 _COUNTED = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 from tempfile import SpooledTemporaryFile
-from typing import Annotated, BinaryIO, Literal, cast
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import Field
@@ -199,7 +199,7 @@ def download(caller: Caller, session_id: int, branch: str | None, *, files: bool
     """Return an export as a file to keep. It is checked before the first byte goes out."""
     file = SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115  # it is open until its last byte went out
     try:
-        caller.session(session_id).export(cast(BinaryIO, file), branch=branch, files=files)
+        caller.session(session_id).export(file, branch=branch, files=files)
     except BaseException:
         file.close()
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Table, select
@@ -51,7 +52,7 @@ def check_trail(
     )
     for page in Cells(connection, query).pages():
         for one in page:
-            report.attempt(one.name, lambda one=one: chains.take(one))  # type: ignore[misc]  # mypy cannot infer it
+            report.attempt(one.name, partial(chains.take, one))
         report.did(len(page))
     erased = {session_id: end for session_id, end in gone.items() if end in chains.told}
     _check_erased(connection, tenant_id, gone, erased, report)
