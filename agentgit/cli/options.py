@@ -1,4 +1,8 @@
-"""The options that commands share, the help that lists commands by subject, and how a command opens a database."""
+"""The options that commands share, the help that lists commands by subject, and how a command opens a database.
+
+The options that commands share, and how a database is opened for one command. Nothing heavy is imported before a
+command runs, so that `agentgit --help` answers at once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""Snapshots on their way into an export and out of one: contents once, each tree as what it changes."""
+"""Snapshots on their way into an export and out of one: contents once, each tree as what it changes.
+
+Snapshots on their way into an export: contents once, and each tree as what it changes of the one before. They are read
+from the storage of a workspace; its directory need not be there. Nothing is locked: a snapshot that a checkpoint has
+is not collected.
+
+Snapshots on their way out of an export: kept aside while the export is checked, then put into a workspace's storage.
+What is kept aside is in files without a name: they are gone with the process, however it ends. The directory of the
+workspace is not touched.
+"""
 
 from __future__ import annotations
 

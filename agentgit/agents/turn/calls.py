@@ -1,4 +1,10 @@
-"""The calls of one turn: as requested and admitted, the tasks they are made in, and those that run a second time."""
+"""The calls of one turn: as requested and admitted, the tasks they are made in, and those that run a second time.
+
+The tasks of one turn, each by a name that it has again when LangGraph runs it again. A task of the graph itself has an
+id that LangGraph makes from the graph checkpoint before it. What such a task calls in its turn (a graph, a `@task`) is
+named by its place there: the ids that LangGraph gives it are others when the task is retried, or where the inner graph
+is not saved.
+"""
 
 from __future__ import annotations
 

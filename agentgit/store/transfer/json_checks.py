@@ -1,4 +1,8 @@
-"""Checks of what an export carries as JSON: metadata of branches, headers of graph checkpoints, messages. Pure."""
+"""Checks of what an export carries as JSON: metadata of branches, headers of graph checkpoints, messages. Pure.
+
+Checks of a graph checkpoint's data beside its values: what is read must be what LangGraph and agentgit expect. Pure.
+The data may contain more, because LangGraph and its users put in what they like.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""The lines of an export, and the records that they hold."""
+"""The lines of an export, and the records that they hold.
+
+The lines of an export: JSON objects, each with a hash over itself and all lines before it. Pure. Because the hash goes
+on from line to line, a line that was changed, left out, doubled or moved is found where it is.
+
+The records of an export: which there are, and what each holds. How they fit together is looked at elsewhere. An export
+is a header, the session, its branches, the values and graph checkpoints of each branch with their pending writes, the
+checkpoints, each after the pending writes that it keeps, and their tags, the files if they were asked for, the calls,
+the operations, the world log, and an end that counts the others. What a record names comes before it, except where two
+name each other.
+"""
 
 from __future__ import annotations
 

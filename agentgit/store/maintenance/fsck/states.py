@@ -1,4 +1,8 @@
-"""Checks of what LangGraph saved, and of the state at the head of each branch."""
+"""Checks of what LangGraph saved, and of the state at the head of each branch.
+
+Checking what LangGraph saved: values are there, hashes are those of the values, and no way back is a circle. Nothing
+of a row is kept, so a database with millions of them takes no more memory than one with a few.
+"""
 
 from __future__ import annotations
 
