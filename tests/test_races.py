@@ -10,7 +10,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 from puts import PutTurn, count, on, put, values
 
 from agentgit.errors import Conflict
-from agentgit.saver.saver import Beside, SQLModelSaver
+from agentgit.saver.recorded_turn import Beside
+from agentgit.saver.saver import SQLModelSaver
 from agentgit.store.sql.tables import BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE
 
 

@@ -27,7 +27,8 @@ from puts import BLOB, Cart, PutTurn, count, on, put, values
 from sqlalchemy import select
 
 from agentgit.errors import Conflict, InvalidInput, SchemaMismatch
-from agentgit.saver.saver import Beside, SQLModelSaver
+from agentgit.saver.recorded_turn import Beside
+from agentgit.saver.saver import SQLModelSaver
 from agentgit.store.database import Database
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.threads import graph_store

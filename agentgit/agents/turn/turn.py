@@ -26,7 +26,7 @@ from agentgit.effects.plan import KEEP
 from agentgit.errors import Conflict, Corrupt, WorldDiverged
 from agentgit.rollback import notes
 from agentgit.rollback.crash_recovery import recover_abandoned
-from agentgit.saver.saver import NOTHING_ELSE, After, Beside
+from agentgit.saver.recorded_turn import NOTHING_ELSE, After, Beside
 from agentgit.sessions.messages import text_of
 from agentgit.store.audit.trail import note, prefetch_notes
 from agentgit.store.maintenance import retention

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Table, select
 
-from agentgit.sessions.events import NOWHERE, Tip
-from agentgit.store.audit.trail import hash_of
+from agentgit.sessions.events import NOWHERE, Tip, hash_of
 from agentgit.store.maintenance.fsck.cells import Cells, Read, readable
 from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, rows
 from agentgit.store.objects.packing import HASH_BYTES
