@@ -7,7 +7,7 @@ WORKERS ?= 2
 # The tests start hundreds of processes; without its bytecode each would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test soak quick check docs bench format pins clean
+.PHONY: demo test test-all check docs bench format pins clean
 
 # One stamp file says that .venv has what the pinned requirements ask for.
 $(BIN)/.ready: requirements/dev.txt pyproject.toml
@@ -20,16 +20,13 @@ $(BIN)/.ready: requirements/dev.txt pyproject.toml
 demo: $(BIN)/.ready
 	@$(BIN)/agentgit demo
 
+# A few variants of each test, without what takes long.
 test: $(BIN)/.ready
-	$(BIN)/pytest -n $(WORKERS) -m "not soak"
+	$(BIN)/pytest -n $(WORKERS) -m "not long"
 
-# Long lives of sessions and large counts; CI runs them after the tests.
-soak: $(BIN)/.ready
-	$(BIN)/pytest -n $(WORKERS) -m soak
-
-# Everything but the slow tests, for while you work.
-quick: $(BIN)/.ready
-	$(BIN)/pytest -n $(WORKERS) -m "not slow and not soak"
+# Those, and then everything else.
+test-all: test
+	$(BIN)/pytest -n $(WORKERS) -m long
 
 check: $(BIN)/.ready
 	$(BIN)/ruff check .

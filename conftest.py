@@ -202,8 +202,8 @@ class KeepTogether(LoadScopeScheduling):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes long, so that no process waits for another one's last test."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    """Begin with what takes seconds to make, so that no process waits for another one's last test."""
+    items.sort(key=lambda item: not item.path.name.endswith(TOGETHER))
 
 
 @pytest.hookimpl(optionalhook=True)

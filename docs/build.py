@@ -1,4 +1,4 @@
-"""What building the site needs: navigation by patterns, the word `Example:` of our docstrings, a picture of the rooms.
+"""Hooks of the MkDocs build: navigation by patterns, the reference of the command line, docstrings, a picture.
 
 `python docs/build.py` draws the picture anew, after the contracts in pyproject.toml.
 """
@@ -63,6 +63,63 @@ class Examples(griffe.Extension):
         """
         if obj.docstring is not None:
             obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
+
+
+# -- the reference of the command line
+
+REFERENCE = "reference/cli.md"
+"""The page with the commands; in its file, two comments mark the places of what is generated."""
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Insert the generated parts of the reference of the command line; called by MkDocs.
+
+    Args:
+        markdown: The text of a page.
+        page: The page.
+    """
+    if page.file.src_uri != REFERENCE:
+        return markdown
+    return markdown.replace("<!-- slash commands -->", slash_commands()).replace("<!-- commands -->", commands())
+
+
+def commands() -> str:
+    """Return every command with its arguments and options, from the help texts in agentgit/cli/, as Markdown."""
+    from typer.cli import get_docs_for_click
+    from typer.main import get_command
+
+    from agentgit.cli.app import app
+
+    root = get_command(app)
+    _prepare(root)
+    with root.make_context("agentgit", [], resilient_parsing=True) as context:
+        text = get_docs_for_click(obj=root, ctx=context, indent=1, name="agentgit")
+    return "".join(map(_linked, re.split(r"^(?=#+ `)", text, flags=re.MULTILINE)))
+
+
+def _prepare(command: Any) -> None:
+    """Sort the commands below one, and let lists of them show the whole first sentence of their help."""
+    command.short_help = (command.help or "").partition("\n")[0]
+    below = getattr(command, "commands", {})
+    for name in sorted(below):
+        below[name] = below.pop(name)
+        _prepare(below[name])
+
+
+def _linked(section: str) -> str:
+    """Link the commands that the section of a group lists, and show arguments by their names alone."""
+    heading = re.match(r"#+ `(.+)`", section)
+    anchor = heading[1].replace(" ", "-") if heading else ""
+    section = re.sub(r"^\* `([a-z][a-z-]*)`", rf"* [`\1`](#{anchor}-\1)", section, flags=re.MULTILINE)
+    section = re.sub(r"^(\* `[^-`][^`]*) <(?:str|list\[str\])>`", r"\1`", section, flags=re.MULTILINE)
+    return re.sub(r"\{([^}|\n]+)\}", r"\1", section)
+
+
+def slash_commands() -> str:
+    """Return the commands of `agentgit chat`, as Markdown."""
+    from agentgit.cli import slash
+
+    return "".join(f"* `{form.usage}`: {form.help}\n" for form in slash.FORMS)
 
 
 # -- the picture of the rooms

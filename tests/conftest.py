@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 import uuid
+from collections import defaultdict
 from contextlib import ExitStack, closing
 
 import lives
@@ -42,8 +43,33 @@ settings.register_profile("exploring", deadline=None, suppress_health_check=[Hea
 settings.load_profile("exploring" if EXPLORING else "same")
 if not EXPLORING:
     # Hypothesis tries constants out of all modules that are imported by then: examples would depend on what ran before,
-    # and on each line of agentgit. It has no option for that; test_same_examples.py holds that this still does it.
+    # and on each line of agentgit. It has no option for that; test_hypothesis_determinism.py holds it.
     providers._get_local_constants = providers.Constants
+
+
+MOST_VARIANTS = 4
+"""How many variants of a parametrized test `make test` runs; `make test-all` runs the others as well."""
+
+ONE_DATABASE = {"agents", "faces", "crash"}
+"""Rooms whose tests `make test` runs on SQLite alone; those of the store run on both databases."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark as long what `make test` leaves out of tests with many variants."""
+    variants = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function):
+            variants[item.path, item.originalname].append(item)
+    for (path, _), tests in variants.items():
+        chosen = tests
+        if path.parent.name in ONE_DATABASE:
+            chosen = [test for test in tests if "postgresql" not in test.name] or tests
+        step = max(1, len(chosen) / MOST_VARIANTS)
+        short = {chosen[int(n * step)] for n in range(min(len(chosen), MOST_VARIANTS))}
+        for test in tests:
+            if test not in short:
+                test.add_marker("long")
 
 
 def pytest_collection_finish(session):

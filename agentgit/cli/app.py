@@ -52,7 +52,7 @@ from agentgit.sessions.operation import DONE
 app = typer.Typer(
     name="agentgit",
     cls=Grouped,
-    help="Git for LangGraph sessions: look, go back, undo what tools did. Sessions, branches and places go by name.",
+    help="Git for LangGraph sessions: look at what was recorded, roll back, and undo what the tools did.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help reads the same in a terminal, a pipe and a page
@@ -81,17 +81,21 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def before(
     context: typer.Context,
-    db: Annotated[str | None, typer.Option("--db", metavar="PATH|URL", help="The database.")] = None,
+    db: Annotated[str | None, typer.Option("--db", metavar="PATH|URL", help="The database: a path or a URL.")] = None,
     user: Annotated[
         str | None,
-        typer.Option("--user", metavar="NAME", envvar="AGENTGIT_USER", help="Who you are; else the local owner."),
+        typer.Option(
+            "--user", metavar="NAME", envvar="AGENTGIT_USER", help="The user to act as; by default the local owner."
+        ),
     ] = None,
     tenant: Annotated[
         str | None,
-        typer.Option("--tenant", metavar="NAME", envvar="AGENTGIT_TENANT", help="Which tenant; else the first one."),
+        typer.Option(
+            "--tenant", metavar="NAME", envvar="AGENTGIT_TENANT", help="The tenant to use; by default the first one."
+        ),
     ] = None,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Write the version.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Keep the database, the user and the tenant that were named before the command."""
@@ -102,10 +106,10 @@ def before(
 @app.command()
 def demo(
     db: Where = None,
-    shop: Annotated[str, typer.Option(metavar="PATH", help="The shop's own database.")] = "shop.db",
+    shop: Annotated[str, typer.Option(metavar="PATH", help="The database of the demo shop.")] = "shop.db",
     as_json: AsJson = False,
 ) -> None:
-    """Play a story of rollbacks in a shop, without any key or network."""
+    """Run a demo of rollbacks in a small shop, without an API key or network."""
     from agentgit.demo import tell
 
     said: list[str] = []
@@ -117,7 +121,7 @@ def demo(
 
 @app.command()
 def sessions(db: Where = None, as_json: AsJson = False) -> None:
-    """List the sessions, the one that moved last first."""
+    """List the sessions, most recently updated first."""
     with repository(db) as repo:
         found = repo.sessions()
         nothing = [(Span("no sessions yet; wrap a graph with repo.wrap(graph, session=...), or run `agentgit demo`"),)]
@@ -130,7 +134,7 @@ def sessions(db: Where = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def status(session: OfBranch = None, db: Where = None, as_json: AsJson = False) -> None:
-    """Show where a session stands: its branch, its head, and what stopped half way."""
+    """Show a session's branch, head and unfinished operations."""
     with repository(db) as repo:
         found, named = references.path(repo, session)
         branch = found.branch(named)
@@ -150,7 +154,7 @@ def status(session: OfBranch = None, db: Where = None, as_json: AsJson = False) 
 
 @app.command()
 def branches(session: Session = None, db: Where = None, as_json: AsJson = False) -> None:
-    """List the branches of a session, a * before the current one."""
+    """List the branches of a session; * marks the current one."""
     with repository(db) as repo:
         found = repo.session(session).branches()
         output.emit(
@@ -163,12 +167,12 @@ def branches(session: Session = None, db: Where = None, as_json: AsJson = False)
 @app.command()
 def tree(
     session: Session = None,
-    every: Annotated[bool, typer.Option("--all", help="Give each checkpoint its own line.")] = False,
-    times: Annotated[bool, typer.Option("--times", help="Show when each was made.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Show each checkpoint on its own line.")] = False,
+    times: Annotated[bool, typer.Option("--times", help="Show when each checkpoint was created.")] = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw the branches of a session, each where it left."""
+    """Draw the branches of a session as a tree."""
     with repository(db) as repo:
         found = repo.session(session).tree()
         output.emit(
@@ -180,7 +184,7 @@ def tree(
 
 @app.command()
 def track(session: OfBranch = None, limit: Limit = None, db: Where = None, as_json: AsJson = False) -> None:
-    """List the tool calls along a branch, the first one first, each with its status."""
+    """List the tool calls of a branch, oldest first, with their effects and statuses."""
     with repository(db) as repo:
         found, branch = references.path(repo, session)
         invocations = found.tool_track(branch=branch)[-(limit or 0) :]
@@ -196,19 +200,23 @@ def show(
     first: Annotated[
         str | None,
         typer.Argument(
-            metavar="SESSION", autocompletion=places_too, help="A session's name or id; else the most recent one."
+            metavar="SESSION",
+            autocompletion=places_too,
+            help="The name or id of a session; by default the most recently updated one.",
         ),
     ] = None,
     second: Annotated[
         str | None,
         typer.Argument(
-            metavar="REF", autocompletion=places_too, help="Like main#7, HEAD~1, a name or an id; else HEAD."
+            metavar="REF",
+            autocompletion=places_too,
+            help="A checkpoint, like main#7, HEAD~1, a name or an id; by default HEAD.",
         ),
     ] = None,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the state, messages and calls of a checkpoint."""
+    """Show a checkpoint: its state, messages and tool calls."""
     with repository(db) as repo:
         found = references.checkpoint(repo, first, second)
         output.emit(as_json, found.to_dict, lambda width: shows.lines(found, width=width, zone=None))

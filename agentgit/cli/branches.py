@@ -1,4 +1,4 @@
-"""The commands that save points and make branches: checkpoint, fork, undo, redo, recover, explore, promote."""
+"""The commands for checkpoints and branches: checkpoint, fork, rename, undo, redo, recover, explore, promote."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="checkpoint",
-    help="Save points of a session, and delete them; `agentgit log` lists them.",
+    help="Create and delete checkpoints; `agentgit log` lists them.",
     no_args_is_help=True,
     cls=Brief,
     rich_markup_mode=None,
 )
 
-KeepFiles = Annotated[bool, typer.Option("--keep-files", help="Do not look at the files of the workspace.")]
+KeepFiles = Annotated[bool, typer.Option("--keep-files", help="Leave out the files of the workspace.")]
 
 
 def add_to(parent: typer.Typer) -> None:
@@ -65,14 +65,15 @@ def add_to(parent: typer.Typer) -> None:
 
 def create(
     words: Annotated[
-        list[str], typer.Argument(metavar="[SESSION[@BRANCH]] NAME", help="What to call it; names may repeat.")
+        list[str],
+        typer.Argument(metavar="[SESSION[@BRANCH]] NAME", help="The name of the checkpoint; names may repeat."),
     ],
-    description: Annotated[str | None, typer.Option(metavar="TEXT", help="A sentence about it.")] = None,
+    description: Annotated[str | None, typer.Option(metavar="TEXT", help="A description of the checkpoint.")] = None,
     keep_files: KeepFiles = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Save the point where a branch stands, under a name."""
+    """Create a checkpoint with a name at the head of a branch."""
     with repository(db) as repo:
         session, branch, name = references.last(repo, words)
         made = session.checkpoint(name, branch=branch, description=description, files=not keep_files)
@@ -82,7 +83,7 @@ def create(
 
 
 def delete(target: Target, yes: Yes = False, db: Where = None, as_json: AsJson = False) -> None:
-    """Delete one checkpoint that nothing needs; the conversation and the tool track stay."""
+    """Delete a checkpoint that nothing needs; the conversation and the tool track stay."""
     with repository(db) as repo:
         session, branch, place = references.last(repo, target)
         found = session.get_checkpoint(place, branch=branch)
@@ -95,18 +96,20 @@ def delete(target: Target, yes: Yes = False, db: Where = None, as_json: AsJson =
 
 def cleanup(
     session: OfBranch = None,
-    keep: Annotated[int, typer.Option("--keep", metavar="N", min=0, help="How many automatic ones stay.")] = 5,
+    keep: Annotated[
+        int, typer.Option("--keep", metavar="N", min=0, help="The number of automatic checkpoints to keep.")
+    ] = 5,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete the automatic checkpoints of a path but the newest ones; what is needed stays."""
+    """Delete older automatic checkpoints of a branch, if nothing needs them."""
     with repository(db) as repo:
         found, branch = references.path(repo, session)
         _count(as_json, found.cleanup_auto_checkpoints(branch=branch, keep=keep))
 
 
 def clear(session: OfBranch = None, yes: Yes = False, db: Where = None, as_json: AsJson = False) -> None:
-    """Delete all checkpoints of a session, or of one branch, that nothing needs, also the named ones."""
+    """Delete all checkpoints of a session or branch that nothing needs, named ones included."""
     with repository(db) as repo:
         found, branch = references.path(repo, session)
         if not yes:
@@ -128,15 +131,15 @@ def fork(
         typer.Argument(
             metavar="[SESSION[@BRANCH]] [PLACE]",
             autocompletion=places_too,
-            help="Where it leaves; else where the branch stands.",
+            help="The checkpoint to fork from; by default the head of the branch.",
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Of the new branch.")] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The name of the new branch.")] = None,
     keep_files: KeepFiles = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a branch without touching the world; the session stays where it is."""
+    """Create a branch without touching the world; the session stays on its current branch."""
     with repository(db) as repo:
         session, branch, place = references.maybe(repo, list(words or ()))
         made = session.fork(place, branch=branch, name=name, files=not keep_files)
@@ -145,12 +148,12 @@ def fork(
 
 def rename(
     words: Annotated[
-        list[str], typer.Argument(metavar="[SESSION[@BRANCH]] NAME", help="What to rename, and its new name.")
+        list[str], typer.Argument(metavar="[SESSION[@BRANCH]] NAME", help="The session or branch, and its new name.")
     ],
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rename a session, or with @BRANCH one of its branches."""
+    """Rename a session or, with @BRANCH, one of its branches."""
     with repository(db) as repo:
         session, branch, name = references.last(repo, words)
         if branch is not None:
@@ -175,14 +178,16 @@ def _show(session: Session, branch: InternalSession, as_json: bool) -> None:
 
 def undo(
     session: OfBranch = None,
-    steps: Annotated[int, typer.Option("--steps", "-n", metavar="N", min=1, help="How many turns to go back.")] = 1,
+    steps: Annotated[
+        int, typer.Option("--steps", "-n", metavar="N", min=1, help="The number of turns to go back.")
+    ] = 1,
     force: Force = False,
     yes: Yes = False,
     trust: Trust = None,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go back one turn, or several, on a new branch: show the plan, ask, reverse what came after it."""
+    """Go back one turn or several, on a new branch: show the plan, ask, then reverse later effects."""
     with repository(db, trust=trust) as repo, carried(as_json):
         found, branch = references.path(repo, session)
         if not yes:
@@ -198,7 +203,7 @@ def redo(
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take back the rollback that made a branch: what it reversed is done again."""
+    """Take back the rollback that created a branch: run again what it reversed."""
     with repository(db, trust=trust) as repo, carried(as_json):
         found, branch = references.path(repo, session)
         if not yes:
@@ -212,12 +217,15 @@ def redo(
 def recover(
     session: OfBranch = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Also from a process of this machine that lives, as one that hangs.")
+        bool,
+        typer.Option(
+            "--force", help="Recover it from a process that still runs on this machine, such as one that hangs."
+        ),
     ] = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take a branch back whose turn or rollback died, where nobody here can see it, as on another machine."""
+    """Recover a branch whose process died on another machine."""
     with repository(db) as repo:
         found, branch = references.path(repo, session)
         _show(found, found.recover(branch=branch, force=force), as_json)
@@ -231,26 +239,30 @@ def explore(
     graph: chat.Graph,
     session: chat.Continued = None,
     step: Annotated[
-        list[str] | None, typer.Option("--step", metavar="TEXT", help="What a step says; once for each step.")
+        list[str] | None, typer.Option("--step", metavar="TEXT", help="The message of a step; repeat it for each step.")
     ] = None,
     choices: Annotated[
-        int | None, typer.Option("--choices", metavar="N", min=1, help="How often each --step is gone; 2.")
+        int | None, typer.Option("--choices", metavar="N", min=1, help="How often to run each --step; by default 2.")
     ] = None,
     choice: Annotated[
-        list[str] | None, typer.Option("--choice", metavar="TEXT", help="What a step may say; once for each way.")
+        list[str] | None, typer.Option("--choice", metavar="TEXT", help="A possible message of a step; repeatable.")
     ] = None,
     steps: Annotated[
-        int | None, typer.Option("--steps", metavar="N", min=1, help="How many steps of --choice; 1.")
+        int | None, typer.Option("--steps", metavar="N", min=1, help="The number of steps with --choice; by default 1.")
     ] = None,
     score: Annotated[
-        str | None, typer.Option("--score", metavar="MODULE:NAME", help="Judges a leaf: the higher, the better.")
+        str | None,
+        typer.Option("--score", metavar="MODULE:NAME", help="A function that scores a leaf; higher is better."),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Of its branches; one that was broken off goes on.")
+        str | None,
+        typer.Option("--name", metavar="NAME", help="The name of the exploration; an interrupted one is continued."),
     ] = None,
     parallel: Annotated[
         int,
-        typer.Option("--parallel", metavar="N", min=0, help="How many turns at once; if no tool changes the world."),
+        typer.Option(
+            "--parallel", metavar="N", min=0, help="The number of turns at once, if no tool changes the world."
+        ),
     ] = 0,
     branch: chat.OnBranch = None,
     effects: chat.Effects = None,
@@ -258,7 +270,7 @@ def explore(
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go the same steps in several ways, each on branches of its own, and compare what came of them."""
+    """Try alternatives, each on a branch of its own, and compare the results."""
     said, ways = _laid(step, choices, choice, steps)
     import_from_here()
     with repository(db, create=True) as repo, carried(as_json):
@@ -275,10 +287,10 @@ def explore(
 def _laid(
     step: list[str] | None, choices: int | None, choice: list[str] | None, steps: int | None
 ) -> tuple[list[str] | int, int | list[str]]:
-    """Read what the steps say, and in which ways.
+    """Return the messages of the steps, and the choices.
 
     Raises:
-        InvalidInput: That is not told, or told in two ways.
+        InvalidInput: The options name none, or name them twice.
     """
     if step and not choice and steps is None:
         return step, choices or WAYS
@@ -291,10 +303,10 @@ def _laid(
 
 
 def _judge(path: str) -> Callable[[ExploredBranch], float]:
-    """Return the function that judges leaves.
+    """Return the function that scores leaves.
 
     Raises:
-        InvalidInput: It is none.
+        InvalidInput: It is no function.
     """
     from agentgit.agents import user_modules
 
@@ -307,7 +319,7 @@ def _judge(path: str) -> Callable[[ExploredBranch], float]:
 def promote(
     target: Annotated[
         list[str],
-        typer.Argument(metavar="[SESSION] BRANCH", autocompletion=places_too, help="A leaf by its name or id."),
+        typer.Argument(metavar="[SESSION] BRANCH", autocompletion=places_too, help="The branch, by its name or id."),
     ],
     force: Force = False,
     yes: Yes = False,
@@ -316,5 +328,5 @@ def promote(
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Continue a session on an explored branch, and bring the world to it: what its tools did runs again."""
+    """Continue on an explored branch: run its tool calls again, so that the world matches it."""
     switch(target, "world", force, yes, on_error, trust, db, as_json)

@@ -1,4 +1,4 @@
-"""`agentgit chat`: talk with a graph, line by line; words that begin with a slash go back, branch and look."""
+"""`agentgit chat`: talk with a graph line by line; lines that start with a slash are commands."""
 
 from __future__ import annotations
 
@@ -17,18 +17,22 @@ if TYPE_CHECKING:
     from agentgit.repository import Repository
 
 FIRST_SESSION = "chat"
-"""The session that is made where none is named and none is there."""
+"""The session to create where none is named and none exists."""
 
 
 Graph = Annotated[
-    str, typer.Argument(metavar="MODULE:GRAPH", help="Your compiled graph, or the function that makes it.")
+    str, typer.Argument(metavar="MODULE:GRAPH", help="Your compiled graph, or a function that returns it.")
 ]
 Continued = Annotated[
-    str | None, typer.Argument(metavar="SESSION", help="Made if it is not there; else the most recent one.")
+    str | None,
+    typer.Argument(metavar="SESSION", help="Created if it does not exist; by default the most recently updated one."),
 ]
-OnBranch = Annotated[str | None, typer.Option("--branch", metavar="NAME", help="Continue on this branch.")]
+OnBranch = Annotated[
+    str | None, typer.Option("--branch", metavar="NAME", help="The branch to continue on; by default the current one.")
+]
 Effects = Annotated[
-    str | None, typer.Option("--effects", metavar="MODULE:NAME", help="What the tools do, as `wrap` takes it.")
+    str | None,
+    typer.Option("--effects", metavar="MODULE:NAME", help="The effects of the tools, as `repo.wrap` takes them."),
 ]
 Folder = Annotated[
     Path | None, typer.Option("--workspace", metavar="DIR", help="The folder whose files roll back too.")
@@ -42,12 +46,15 @@ def chat(
     effects: Effects = None,
     workspace: Folder = None,
     template: Annotated[
-        str | None, typer.Option("--template", metavar="SESSION[@REF]", help="What a new session begins as.")
+        str | None,
+        typer.Option("--template", metavar="SESSION[@REF]", help="The checkpoint that a new session starts from."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before something is reversed.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask before effects are reversed or files change.")
+    ] = False,
     db: Where = None,
 ) -> None:
-    """Talk with a graph; what is said and done is recorded, and /help tells how to go back."""
+    """Talk with your graph; every turn is recorded, and /help lists the commands for going back."""
     import_from_here()
     with repository(db, create=True, trust=None) as repo:
         agent = wrapped(repo, graph, session, branch=branch, effects=effects, workspace=workspace, template=template)
@@ -66,12 +73,12 @@ def wrapped(
     workspace: Path | None,
     template: str | None = None,
 ) -> RollbackAgent:
-    """Wrap the graph that was named, in the session to continue or to make.
+    """Wrap the named graph in the session to continue or to create.
 
     Args:
         repo: The repository of the session.
         graph: The graph, as `module:graph`.
-        session: The name of the session; None is the one that moved last, or else one called `chat`.
+        session: The name of the session; None is the most recently updated one, or a new one called `chat`.
         branch: The branch, as `repo.wrap` takes it.
         effects: The effects, as `module:name`.
         workspace: The folder whose files roll back too.
@@ -91,7 +98,7 @@ def wrapped(
 
 
 def _session(repo: Repository, ref: str | None) -> str:
-    """Return the name of the session to continue, or of the one to make."""
+    """Return the name of the session to continue or to create."""
     try:
         return repo.session(ref).reference
     except NotFound:

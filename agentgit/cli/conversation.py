@@ -143,8 +143,8 @@ class Chat:
     Args:
         repo: The repository of the session.
         agent: The agent that answers; after a rollback it is another one.
-        carry_out: Does what a line that begins with a slash orders.
-        yes: True if nobody is to be asked.
+        carry_out: Runs the command of a line that starts with a slash.
+        yes: True to ask for no confirmation.
     """
 
     def __init__(self, repo: Repository, agent: RollbackAgent, carry_out: CarryOut, *, yes: bool = False) -> None:
@@ -162,7 +162,7 @@ class Chat:
         self._runner.close()
 
     def run(self) -> int:
-        """Hear every line; give the exit code: 0 from a person, else that of the first failure."""
+        """Process every line, and return the exit code: 0 at a terminal, else that of the first failure."""
         if at_terminal():
             where = f"session {self.agent.session.reference}, branch {self.agent.branch.name}"
             output.show([(Span(f"{clean(where)}. /help lists the commands, Ctrl-D leaves.", "dim"),)])
@@ -191,7 +191,7 @@ class Chat:
         return slash.offer(before, word) or fitting
 
     def hear(self, line: str) -> bool:
-        """Do what a line says; tell whether the chat goes on."""
+        """Process a line; return whether the chat continues."""
         try:
             if line.startswith("/") and not line.startswith("//"):
                 order = slash.parse(line)
@@ -210,10 +210,10 @@ class Chat:
     # -- turns
 
     def turn(self, text: str | None) -> None:
-        """Run a turn, and write what comes as it comes.
+        """Run a turn, and write its output as it arrives.
 
         Args:
-            text: The user's message; None to go on with a turn that broke off.
+            text: The user's message; None to continue an interrupted turn.
         """
         from agentgit.agents import chat_turn
 
@@ -266,10 +266,10 @@ class Chat:
             output.show(rollbacks.lines(report, width=output.width()))
 
     def agree(self, order: SlashOrder, plan: RollbackPlan) -> bool:
-        """Show a plan that would move the world, and ask; tell whether it may be done.
+        """Show a plan that changes the world, and ask; return whether to do it.
 
         Raises:
-            InvalidInput: Nobody can be asked.
+            InvalidInput: There is no terminal to ask at.
         """
         planned = plan.forced() if slash.FORCE in order.options else plan
         if not planned.is_admissible or not planned.moves_the_world:
@@ -285,7 +285,7 @@ class Chat:
         return False
 
     def fail(self, error: Exception) -> None:
-        """Write a failure, with the plan or report that it carries; the chat goes on."""
+        """Write a failure, with the plan or report that it carries; the chat continues."""
         self.failed = self.failed or getattr(error, "exit_code", 1)
         if isinstance(error, RollbackBlocked):
             output.show(rollbacks.lines(error.plan, width=output.width()))

@@ -1,4 +1,4 @@
-"""`agentgit db`: look at the schema of a database, bring it up to date; its keys."""
+"""`agentgit db`: the schema of a database, its roles and partitions, and its encryption keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="db",
-    help="Look at the schema of a database; bring it up to date; make it smaller; encrypt it.",
+    help="Manage the schema and the encryption of a database.",
     no_args_is_help=True,
     cls=Brief,
     rich_markup_mode=None,
@@ -33,7 +33,7 @@ def before(context: typer.Context, db: Where = None) -> None:
 
 @app.command()
 def current(db: Where = None, as_json: AsJson = False) -> None:
-    """Show which schema a database has, and which is needed."""
+    """Show the schema revision of a database, and the required one."""
     with database(db) as found:
         _report(found, as_json)
 
@@ -41,10 +41,10 @@ def current(db: Where = None, as_json: AsJson = False) -> None:
 @app.command()
 def check(
     db: Where = None,
-    deep: Annotated[bool, typer.Option("--deep", help="Compare each table with what the migrations make.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Compare each table with what the migrations create.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fail, and say what to do, if a database does not fit."""
+    """Check the schema; fail and print what to do if it does not fit."""
     from agentgit.store.schema import schema
 
     with database(db) as found:
@@ -54,7 +54,7 @@ def check(
 
 @app.command()
 def upgrade(db: Where = None, as_json: AsJson = False) -> None:
-    """Bring a database to the schema that is needed, or make it."""
+    """Upgrade the schema to the required revision, or create it."""
     from agentgit.store.schema import schema
 
     with database(db, create=True) as found:
@@ -65,13 +65,13 @@ def upgrade(db: Where = None, as_json: AsJson = False) -> None:
 @app.command()
 def downgrade(
     revision: Annotated[
-        str, typer.Argument(metavar="REVISION", help="An earlier schema, or `base` to remove all tables.")
+        str, typer.Argument(metavar="REVISION", help="An earlier revision, or `base` to remove all tables.")
     ],
     db: Where = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Also if data is lost.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Downgrade even if data is lost.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Bring a database back to an earlier schema; what would be lost is told first."""
+    """Downgrade the schema to an earlier revision; data is lost only with --yes."""
     from agentgit.store.schema import schema
 
     with database(db) as found:
@@ -81,11 +81,11 @@ def downgrade(
 
 @app.command()
 def stamp(
-    revision: Annotated[str, typer.Argument(metavar="REVISION", help="The schema that the tables have.")],
+    revision: Annotated[str, typer.Argument(metavar="REVISION", help="The revision that the tables have.")],
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Note which schema tables have that were made by hand, after a look that they have it."""
+    """Record the revision of tables that were created by other means, after checking them."""
     from agentgit.store.schema import schema
 
     with database(db) as found:
@@ -96,14 +96,20 @@ def stamp(
 @app.command()
 def sql(
     start: Annotated[
-        str | None, typer.Argument(metavar="FROM", help="The schema that is there; none if empty.")
+        str | None, typer.Argument(metavar="FROM", help="The revision to upgrade from; by default none.")
     ] = None,
-    end: Annotated[str | None, typer.Argument(metavar="TO", help="The schema that is wanted; else the newest.")] = None,
+    end: Annotated[
+        str | None, typer.Argument(metavar="TO", help="The revision to upgrade to; by default the newest.")
+    ] = None,
     kind: Annotated[
-        str, typer.Option("--for", help="postgresql or sqlite; of an empty database also citus, cockroach, yugabyte.")
+        str,
+        typer.Option(
+            "--for",
+            help="The kind of database: postgresql or sqlite; for an empty one also citus, cockroach, yugabyte.",
+        ),
     ] = "postgresql",
 ) -> None:
-    """Write the SQL of an upgrade, for an administrator who runs it by hand."""
+    """Print the SQL of an upgrade, to review it or to run it by hand."""
     from agentgit.store.schema import partitioning, schema
 
     if kind in partitioning.KINDS and start is not None:
@@ -129,11 +135,11 @@ def grant(
 
 @app.command()
 def partition(
-    parts: Annotated[int, typer.Argument(metavar="PARTS", min=2, help="How many parts each table gets.")],
+    parts: Annotated[int, typer.Argument(metavar="PARTS", min=2, help="The number of partitions of each table.")],
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Divide the tables of a PostgreSQL by tenant; nobody else can work while it runs."""
+    """Partition the tables of a PostgreSQL database by tenant; it is locked while this runs."""
     from agentgit.store.schema import partitioning
 
     with database(db) as found:
@@ -145,11 +151,11 @@ def partition(
 
 @app.command()
 def keys(
-    new: Annotated[bool, typer.Option("--new", help="Make a key, and write it; nothing else is done.")] = False,
+    new: Annotated[bool, typer.Option("--new", help="Generate a key, print it, and do nothing else.")] = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count how many stored values and codes of rows each key has; or make a key."""
+    """Count the stored values and row codes of each encryption key, or generate a key."""
     from agentgit.auth import Keyring
 
     if new:
@@ -163,18 +169,18 @@ def keys(
 
 @app.command()
 def rotate(
-    off: Annotated[bool, typer.Option("--off", help="Store everything in clear again.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Decrypt everything.")] = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Encrypt all that is stored with the first key; $AGENTGIT_ENCRYPTION_KEYS has them."""
+    """Encrypt all stored data with the first key; $AGENTGIT_ENCRYPTION_KEYS lists the keys."""
     with repository(db) as repo, bar("encrypting", as_json) as progress:
         done = repo.maintenance.rotate_keys(off=off, progress=progress)
     output.emit(as_json, done.to_dict, lambda width: drawn.rotated_lines(done, width=width))
 
 
 def _report(found: Database, as_json: bool) -> None:
-    """Write what is there and what is needed."""
+    """Write the current and the required revision."""
     from agentgit.store.schema import schema
 
     revision = schema.current(found)

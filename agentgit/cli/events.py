@@ -1,4 +1,4 @@
-"""The commands that tell: events, audit, webhooks."""
+"""The commands for events: events, audit, webhooks."""
 
 from __future__ import annotations
 
@@ -28,27 +28,29 @@ if TYPE_CHECKING:
 
 Kinds = Annotated[
     list[str] | None,
-    typer.Option("--kind", "-k", metavar="KIND", help="Like checkpoint.created or rollback.*; may be repeated."),
+    typer.Option(
+        "--kind", "-k", metavar="KIND", help="Only this kind, like checkpoint.created or rollback.*; repeatable."
+    ),
 ]
-OneHook = Annotated[int, typer.Argument(metavar="ID", help="As `agentgit webhooks list` shows it.")]
+OneHook = Annotated[int, typer.Argument(metavar="ID", help="The id that `agentgit webhooks list` shows.")]
 OfSession = Annotated[
-    str | None, typer.Argument(metavar="SESSION", help="A session's name or id; else all of your sessions.")
+    str | None, typer.Argument(metavar="SESSION", help="The name or id of a session; by default all your sessions.")
 ]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until you press Ctrl-C.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep running until Ctrl-C or SIGTERM.")]
 
 SECONDS = 1.0
 """The seconds that a worker waits when there is nothing to send."""
 
 audit = typer.Typer(
     name="audit",
-    help="The audit trail: what is of no session, and whether it is as it was.",
+    help="Show and verify the audit trail.",
     no_args_is_help=True,
     cls=Brief,
     rich_markup_mode=None,
 )
 webhooks = typer.Typer(
     name="webhooks",
-    help="Send events to URLs, signed, and again until they are taken.",
+    help="Send signed events to URLs, with retries.",
     no_args_is_help=True,
     cls=Brief,
     rich_markup_mode=None,
@@ -66,15 +68,17 @@ def events(
     session: OfSession = None,
     kind: Kinds = None,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only what happened then or later, like 2026-11-21.")
+        str | None, typer.Option(metavar="TIME", help="Only events at or after this time, like 2026-11-21.")
     ] = None,
-    after: Annotated[int | None, typer.Option(metavar="ID", help="All that came after this event.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="So many of the newest; not with --after.")] = 50,
+    after: Annotated[int | None, typer.Option(metavar="ID", help="All events after the one with this id.")] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, help="The number of newest events; not with --after.")
+    ] = 50,
     follow: Follow = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what happened, the newest last."""
+    """List events, newest last."""
     kinds, at = kind or "*", time_of(since)
     with repository(db) as repo:
         if after is not None and not follow:
@@ -127,11 +131,11 @@ def _line(as_json: bool, data: Callable[[], Any], lines: Callable[[int], list[Li
 @audit.command("show")
 def audit_show(
     kind: Kinds = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="So many of the newest.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The number of newest events.")] = 50,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """List logins, users, keys and refusals, which belong to no session; for admins."""
+    """List events that belong to no session: logins, users, keys, refusals; for admins."""
     with repository(db) as repo:
         found = repo.events.audit(kinds=kind or "*", limit=limit)
         people = {user.id: user.name for user in repo.users.all()}
@@ -146,7 +150,7 @@ def audit_show(
 
 @audit.command("tips")
 def audit_tips(db: Where = None) -> None:
-    """Write the end of each trail, a line of JSON each, to be kept where the owner of the database cannot write."""
+    """Print the tip of each trail as a line of JSON; keep them where the database owner cannot write."""
     with repository(db) as repo:
         found = repo.events.tips()
     output.stream("".join(f"{json.dumps(vars(tip))}\n" for tip in found))
@@ -156,7 +160,7 @@ def audit_tips(db: Where = None) -> None:
 def audit_verify(
     tips: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What `agentgit audit tips` wrote: the trails must still lead through it."),
+        typer.Option(metavar="FILE", help="The output of `agentgit audit tips`; the trails must still contain it."),
     ] = None,
     db: Where = None,
     as_json: AsJson = False,
@@ -179,22 +183,23 @@ def audit_verify(
 
 @webhooks.command("add")
 def add(
-    url: Annotated[str, typer.Argument(metavar="URL", help="http or https.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="An http or https URL.")],
     kind: Kinds = None,
     session: Annotated[
-        str | None, typer.Option("--session", metavar="SESSION", help="Only its events; else those of all of yours.")
+        str | None,
+        typer.Option("--session", metavar="SESSION", help="Only events of this session; by default of all yours."),
     ] = None,
     secret_env: Annotated[
-        str | None, typer.Option("--secret-env", metavar="NAME", help="Your environment variable that has the secret.")
+        str | None, typer.Option("--secret-env", metavar="NAME", help="The environment variable with the secret.")
     ] = None,
     secret_file: Annotated[
         Path | None,
-        typer.Option("--secret-file", metavar="FILE", help="The file that has it; if it is not there, it is made."),
+        typer.Option("--secret-file", metavar="FILE", help="The file with the secret; created if it does not exist."),
     ] = None,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send events to a URL from now on; `agentgit webhooks deliver` does the sending."""
+    """Add a URL that events are sent to; `agentgit webhooks deliver` sends them."""
     if (secret_env is None) == (secret_file is None):
         raise InvalidInput(
             "Say where the secret is that signs the messages: --secret-env NAME, or --secret-file FILE, which is made "
@@ -225,7 +230,7 @@ def _secret_in(file: Path) -> str:
 
 @webhooks.command("list")
 def list_(db: Where = None, as_json: AsJson = False) -> None:
-    """List the webhooks, with what is still to be sent."""
+    """List the webhooks, with their pending and failed deliveries."""
     with repository(db) as repo:
         found = repo.webhooks.list()
     nothing: list[Line] = [(Span("no webhooks yet; add one with: agentgit webhooks add URL"),)]
@@ -238,7 +243,7 @@ def list_(db: Where = None, as_json: AsJson = False) -> None:
 
 @webhooks.command("remove")
 def remove(webhook: OneHook, db: Where = None, as_json: AsJson = False) -> None:
-    """Send nothing more to a webhook, also not what waits."""
+    """Remove a webhook, with its pending deliveries."""
     with repository(db) as repo:
         gone = repo.webhooks.remove(webhook)
     output.line(as_json, gone.to_dict, f"nothing more is sent to {gone.url}")
@@ -246,7 +251,7 @@ def remove(webhook: OneHook, db: Where = None, as_json: AsJson = False) -> None:
 
 @webhooks.command("retry")
 def retry(webhook: OneHook, db: Where = None, as_json: AsJson = False) -> None:
-    """Let what was given up be sent again, and what waits at once."""
+    """Make the pending and failed deliveries of a webhook due now."""
     with repository(db) as repo:
         number = repo.webhooks.retry(webhook)
     output.line(as_json, lambda: {"count": number}, f"{number} to be sent")
@@ -254,7 +259,7 @@ def retry(webhook: OneHook, db: Where = None, as_json: AsJson = False) -> None:
 
 @webhooks.command("deliver")
 def deliver(follow: Follow = False, db: Where = None, as_json: AsJson = False) -> None:
-    """Send what is due, of all users; several processes may do it at once."""
+    """Send the due events of all users; several processes may do so at once."""
     with repository(db) as repo, _until_stopped() if follow else nullcontext():
         found = repo.webhooks.deliver()
         if not follow:

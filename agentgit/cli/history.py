@@ -152,7 +152,7 @@ def tag(
             help="The place and its new name; else the tags are listed.",
         ),
     ] = None,
-    description: Annotated[str | None, typer.Option(metavar="TEXT", help="A sentence about it.")] = None,
+    description: Annotated[str | None, typer.Option(metavar="TEXT", help="A description of the checkpoint.")] = None,
     delete: Annotated[str | None, typer.Option("--delete", "-d", metavar="NAME", help="Take this tag away.")] = None,
     db: Where = None,
     as_json: AsJson = False,
@@ -188,16 +188,18 @@ def _places(words: list[str]) -> tuple[str | None, str, str]:
     return session[0] if session else None, a, b
 
 
-AsPage = Annotated[bool, typer.Option("--html", help="Write an HTML page.")]
+AsPage = Annotated[bool, typer.Option("--html", help="Print an HTML page.")]
 
 
 def diff(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="[SESSION] A B", autocompletion=places_too, help="Two places like main#7 or HEAD."),
+        typer.Argument(
+            metavar="[SESSION] A B", autocompletion=places_too, help="Two checkpoints, like main#7 and HEAD."
+        ),
     ],
-    other: Annotated[str | None, typer.Option("--other", metavar="SESSION", help="B is of this session.")] = None,
-    patch: Annotated[bool, typer.Option("--patch", "-p", help="Show how the files differ, line by line.")] = False,
+    other: Annotated[str | None, typer.Option("--other", metavar="SESSION", help="Look up B in this session.")] = None,
+    patch: Annotated[bool, typer.Option("--patch", "-p", help="Also show file changes line by line.")] = False,
     as_page: AsPage = False,
     db: Where = None,
     as_json: AsJson = False,
@@ -227,13 +229,15 @@ def _write_page(title: str, value: Drawn, as_json: bool) -> None:
 def compare(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="[SESSION] A B", autocompletion=places_too, help="Two branches, or places like main#7."),
+        typer.Argument(
+            metavar="[SESSION] A B", autocompletion=places_too, help="Two branches, or checkpoints like main#7."
+        ),
     ],
     as_page: AsPage = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what two branches did since they parted."""
+    """Show what two branches did since they diverged."""
     session, a, b = _places(words)
     with repository(db) as repo:
         found = repo.session(session).compare(a, b)
@@ -246,12 +250,15 @@ def compare(
 def start(
     session: Annotated[str, typer.Argument(metavar="NEW", help="The name of the new session.")],
     template: Annotated[
-        str, typer.Argument(metavar="SESSION[@REF]", help="What it begins as, like support-42@main#3; else its HEAD.")
+        str,
+        typer.Argument(
+            metavar="SESSION[@REF]", help="The checkpoint to start from, like support-42@main#3; by default HEAD."
+        ),
     ],
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a session that begins as a checkpoint of another one, with a world of its own."""
+    """Create a session from a checkpoint of another one, with a world of its own."""
     with repository(db) as repo:
         made = repo.session(session, create=True, template=template)
         output.emit(

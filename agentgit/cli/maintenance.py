@@ -1,4 +1,4 @@
-"""The commands that keep a database in order: retention, gc, fsck; and stats, which counts."""
+"""The maintenance commands: stats, retention, gc, fsck, delete."""
 
 from __future__ import annotations
 
@@ -21,23 +21,34 @@ if TYPE_CHECKING:
     from agentgit.checkpoints import Retention
 
 DAY = timedelta(days=1)
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Tell only what would go.")]
-Most = Annotated[int | None, typer.Option("--max", metavar="N", min=0, help="At most so many; 0 is no limit.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be deleted, and delete nothing.")]
+Most = Annotated[int | None, typer.Option("--max", metavar="N", min=0, help="The most to keep; 0 is no limit.")]
 After = Annotated[
     int | None,
-    typer.Option("--compress-after", metavar="N", min=0, help="Past so many, keep the essential ones; 0 is never."),
+    typer.Option(
+        "--compress-after",
+        metavar="N",
+        min=0,
+        help="Above this number, keep only the first, the newest and the newest of each name; 0 is never.",
+    ),
 ]
-Last = Annotated[int | None, typer.Option("--keep-last", metavar="N", min=1, help="The newest ones stay in any case.")]
+Last = Annotated[
+    int | None, typer.Option("--keep-last", metavar="N", min=1, help="The number of newest ones to keep anyway.")
+]
 Age = Annotated[
-    float | None, typer.Option("--max-age", metavar="DAYS", min=0, help="None older than that; 0 is no limit.")
+    float | None, typer.Option("--max-age", metavar="DAYS", min=0, help="Delete older ones; 0 is no limit.")
 ]
 Size = Annotated[
     str | None,
-    typer.Option("--max-size", metavar="SIZE", help="At most so much of the database, like 20MB; 0 is no limit."),
+    typer.Option("--max-size", metavar="SIZE", help="The most space to take, like 20MB; 0 is no limit."),
 ]
 Price = Annotated[
     list[str] | None,
-    typer.Option("--price", metavar="MODEL=IN,OUT", help="What a million tokens cost, or IN,OUT,CACHED,INTO_CACHE."),
+    typer.Option(
+        "--price",
+        metavar="MODEL=IN,OUT",
+        help="The price of a million tokens, or IN,OUT,CACHED,INTO_CACHE; repeatable.",
+    ),
 ]
 
 
@@ -52,19 +63,19 @@ def add_to(app: typer.Typer) -> None:
 
 def retention(
     session: Session = None,
-    on: Annotated[bool, typer.Option("--on", help="Keep what the defaults say.")] = False,
+    on: Annotated[bool, typer.Option("--on", help="Use the default limits.")] = False,
     off: Annotated[bool, typer.Option("--off", help="Keep everything from now on.")] = False,
     most: Most = None,
     after: After = None,
     last: Last = None,
     age: Age = None,
     size: Size = None,
-    now: Annotated[bool, typer.Option("--now", help="Thin it out at once, too.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Also delete what exceeds the limits now.")] = False,
     dry_run: DryRun = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set which checkpoints a session keeps, or show it."""
+    """Show or set which checkpoints a session keeps."""
     if off and (now or dry_run):
         raise InvalidInput("--off keeps everything, so nothing would go. Leave out --now and --dry-run.")
     with repository(db) as repo:
@@ -95,7 +106,7 @@ def _wanted(
     age: float | None,
     size: str | None,
 ) -> Retention | None:
-    """Change what was kept by what was written; what was not written stays."""
+    """Return the retention with the options applied; other limits stay."""
     from agentgit.checkpoints import Retention
 
     if off:
@@ -133,14 +144,14 @@ def _age(days: float) -> timedelta | None:
 def gc(
     dry_run: DryRun = False,
     keep_steps: Annotated[
-        bool, typer.Option("--keep-steps", help="Keep what LangGraph saved between the checkpoints.")
+        bool, typer.Option("--keep-steps", help="Keep what LangGraph saved between checkpoints.")
     ] = False,
-    no_shrink: Annotated[bool, typer.Option("--no-shrink", help="Keep the free space in the database.")] = False,
-    imports: Annotated[bool, typer.Option("--imports", help="Also delete what imports left half way.")] = False,
+    no_shrink: Annotated[bool, typer.Option("--no-shrink", help="Do not shrink the database.")] = False,
+    imports: Annotated[bool, typer.Option("--imports", help="Also delete what interrupted imports left.")] = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Free the space of data that nothing needs any more."""
+    """Delete data that nothing needs any more, and free its space."""
     with repository(db) as repo, bar("collecting", as_json) as progress:
         found = repo.maintenance.gc(
             dry_run=dry_run, steps=not keep_steps, shrink=not no_shrink, imports=imports, progress=progress
@@ -150,12 +161,15 @@ def gc(
 
 def fsck(
     level: Annotated[
-        int, typer.Option("--level", metavar="N", help="1 references, 2 hashes too, 3 the state of every head too.")
+        int,
+        typer.Option(
+            "--level", metavar="N", help="What to check: 1 references, 2 also hashes, 3 also the state of every head."
+        ),
     ] = 2,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check whether everything that is stored is whole; nothing is changed."""
+    """Check the integrity of everything that is stored; nothing is changed."""
     with repository(db) as repo, bar("checking", as_json) as progress:
         found = repo.maintenance.fsck(level, progress=progress)
     output.emit(as_json, found.to_dict, lambda _: drawn.checked_lines(found))
@@ -164,12 +178,14 @@ def fsck(
 
 
 def delete(
-    session: Annotated[str, typer.Argument(metavar="SESSION", autocompletion=names, help="A session's name or id.")],
+    session: Annotated[
+        str, typer.Argument(metavar="SESSION", autocompletion=names, help="The name or id of a session.")
+    ],
     yes: Yes = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Erase a session for good, with its trail; it does not come back."""
+    """Erase a session and its trail permanently."""
     with repository(db) as repo:
         found = repo.session(session)
         name = found.name
@@ -181,9 +197,11 @@ def delete(
 
 def stats(
     session: OfBranch = None,
-    every: Annotated[bool, typer.Option("--all", help="Of all your sessions.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Count all your sessions.")] = False,
     price: Price = None,
-    storage: Annotated[bool, typer.Option("--storage", help="Measure what it takes of the database, too.")] = False,
+    storage: Annotated[
+        bool, typer.Option("--storage", help="Also measure the space it takes in the database.")
+    ] = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:

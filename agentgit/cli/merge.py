@@ -1,4 +1,4 @@
-"""`agentgit merge` and `cherry-pick`: what is good in one branch comes to another; your graph's reducers write it."""
+"""`agentgit merge` and `cherry-pick`: copy work between branches; the reducers of the graph write it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from agentgit.repository import Repository
 
 Graph = Annotated[
-    str, typer.Argument(metavar="MODULE:GRAPH", help="Your compiled graph, or the function that makes it.")
+    str, typer.Argument(metavar="MODULE:GRAPH", help="Your compiled graph, or a function that returns it.")
 ]
-Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Of the checkpoint that is made.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show only what would come.")]
+Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="The name of the new checkpoint.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, and change nothing.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -36,12 +36,13 @@ def add_to(app: typer.Typer) -> None:
 def merge(
     graph: Graph,
     words: Annotated[
-        list[str], typer.Argument(metavar="[SESSION[@BRANCH]] PLACE", help="Where to, and the branch that comes.")
+        list[str],
+        typer.Argument(metavar="[SESSION[@BRANCH]] PLACE", help="The target branch, and the branch to merge."),
     ],
     resolve: Annotated[
         list[str] | None,
         typer.Option(
-            "--resolve", metavar="[KEY=]SIDE", help="ours or theirs, for all conflicts or one; several may be given."
+            "--resolve", metavar="[KEY=]SIDE", help="ours or theirs, for all conflicts or for one key; repeatable."
         ),
     ] = None,
     name: Name = None,
@@ -49,7 +50,7 @@ def merge(
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bring what another branch did to a branch: messages and values. No tool runs."""
+    """Merge the messages and values of another branch; no tool runs."""
     choices = _choices(resolve or ())
     with repository(db) as repo:
         session, branch, place = references.last(repo, words)
@@ -64,7 +65,7 @@ def merge(
 
 
 def _choices(written: Sequence[str]) -> dict[str, Choice]:
-    """Read what was said about conflicts.
+    """Parse the values of --resolve.
 
     Example:
         >>> _choices(["ours", "note=theirs"])
@@ -78,21 +79,21 @@ def cherry_pick(
     graph: Graph,
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SESSION[@BRANCH]] [PLACE]", help="Where to, and the checkpoint whose messages come."),
+        typer.Argument(metavar="[SESSION[@BRANCH]] [PLACE]", help="The target branch, and the checkpoint to pick."),
     ] = None,
     messages: Annotated[
         list[str] | None,
-        typer.Option("--message", metavar="ID", help="This message instead; several may be given."),
+        typer.Option("--message", metavar="ID", help="Pick the message with this id instead; repeatable."),
     ] = None,
     call: Annotated[
-        int | None, typer.Option("--call", metavar="INVOCATION", help="This tool call instead, with its result.")
+        int | None, typer.Option("--call", metavar="INVOCATION", help="Pick this tool call and its result instead.")
     ] = None,
     name: Name = None,
     dry_run: DryRun = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bring chosen messages to a branch: what a checkpoint added, messages by id, or a tool call. No tool runs."""
+    """Copy chosen messages to a branch: those that a checkpoint added, by id, or of a tool call; no tool runs."""
     given = list(words or ())
     with repository(db) as repo:
         session, branch, find = _meant(repo, given, messages, call)
@@ -106,10 +107,10 @@ def cherry_pick(
 def _meant(
     repo: Repository, words: list[str], messages: list[str] | None, call: int | None
 ) -> tuple[Session, str | None, Callable[[], Any]]:
-    """Return where something is to come, and what.
+    """Return the target session and branch, and a function that returns what to pick.
 
     Raises:
-        InvalidInput: There is more than one thing, or none.
+        InvalidInput: The command names nothing to pick, or several things.
     """
     if sum((bool(messages), call is not None)) + (len(words) > 1) > 1:
         raise InvalidInput("Pick one thing: a place, or --message, or --call.")
@@ -133,7 +134,7 @@ def _call(repo: Repository, session: Session, invocation: int) -> Any:
 
 
 def _wrap(repo: Repository, graph: str, session: Session) -> None:
-    """Make the graph known whose reducers write what comes."""
+    """Wrap the graph, whose reducers write the merged values."""
     from agentgit.agents import user_modules  # takes a second, because it needs LangGraph
 
     import_from_here()
@@ -141,7 +142,7 @@ def _wrap(repo: Repository, graph: str, session: Session) -> None:
 
 
 def _tell(as_json: bool, plan: MergePlan, made: Checkpoint | None) -> None:
-    """Write what comes, and the checkpoint that was made."""
+    """Write the plan, and the checkpoint that was created."""
     output.emit(
         as_json,
         lambda: {"plan": plan.to_dict(), "checkpoint": records.of_checkpoint(made) if made is not None else None},

@@ -1,7 +1,6 @@
-"""The options that commands share, the help that lists commands by subject, and how a command opens a database.
+"""The options that commands share, the help that groups commands by task, and how a command opens a database.
 
-The options that commands share, and how a database is opened for one command. Nothing heavy is imported before a
-command runs, so that `agentgit --help` answers at once.
+Nothing heavy is imported before a command runs, so that `agentgit --help` answers at once.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from agentgit.store.database import Database
 
 GROUPS = {
-    "Begin": ("demo", "chat", "start"),
-    "Look": (
+    "Get started": ("demo", "chat", "start"),
+    "Look around": (
         "sessions",
         "status",
         "tree",
@@ -41,7 +40,7 @@ GROUPS = {
         "operations",
         "stats",
     ),
-    "Go back and go on": (
+    "Roll back and branch": (
         "plan",
         "rollback",
         "undo",
@@ -57,10 +56,10 @@ GROUPS = {
         "explore",
         "promote",
     ),
-    "Mend what stopped": ("resume", "resolve", "recover"),
-    "Carry and connect": ("export", "import", "import-langgraph", "trajectory", "mcp", "serve", "webhooks"),
+    "Finish what stopped": ("resume", "resolve", "recover"),
+    "Exchange and connect": ("export", "import", "import-langgraph", "trajectory", "mcp", "serve", "webhooks"),
     "Share": ("share", "unshare", "members", "link", "accept", "users", "keys", "whoami"),
-    "Keep in order": ("workspace", "retention", "gc", "fsck", "delete", "audit", "db"),
+    "Operate": ("workspace", "retention", "gc", "fsck", "delete", "audit", "db"),
 }
 """The headings, each with its commands."""
 
@@ -68,15 +67,15 @@ OTHERS = "Others"
 
 
 def brief(text: str, width: int) -> str:
-    """Return what of a sentence fits, up to where it pauses.
+    """Shorten a sentence at a pause so that it fits.
 
     Args:
-        text: The help of a command; its first line counts.
-        width: The cells there are.
+        text: The help of a command; only its first line is used.
+        width: The available width in terminal cells.
 
     Example:
-        >>> brief("Go back to a place, on a new branch: show the plan, ask.", 40)
-        'Go back to a place, on a new branch'
+        >>> brief("Roll back to a checkpoint, on a new branch: show the plan, ask.", 48)
+        'Roll back to a checkpoint, on a new branch'
     """
     sentence = text.partition("\n")[0].rstrip(".")
     for pauses in ("$", "[:;]", ","):
@@ -86,14 +85,12 @@ def brief(text: str, width: int) -> str:
 
 
 class Brief(TyperGroup):
-    """A command whose help says of each command below it a whole clause."""
-
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands."""
         self.list_below(formatter, "Commands", self.list_commands(ctx))
 
     def list_below(self, formatter: Any, heading: str, names: Iterable[str]) -> None:
-        """Write some of the commands under a heading; nothing if there are none."""
+        """Write the named commands under a heading, or nothing if none exists."""
         width = max(map(len, self.commands))
         rows = [
             (name.ljust(width), brief(self.commands[name].help or "", formatter.width - width - 4))
@@ -106,8 +103,6 @@ class Brief(TyperGroup):
 
 
 class Grouped(Brief):
-    """A command whose help lists the commands below it under headings."""
-
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands, each group under its heading."""
         known = {name for names in GROUPS.values() for name in names}
@@ -127,7 +122,7 @@ Where = Annotated[
         "--db",
         metavar="PATH|URL",
         callback=_from_before,
-        help="The database; else $AGENTGIT_DATABASE_URL, else ./agentgit.db.",
+        help="The database; by default $AGENTGIT_DATABASE_URL, then ./agentgit.db.",
     ),
 ]
 
@@ -136,11 +131,11 @@ Trust = Annotated[
     typer.Option(
         "--trust",
         metavar="MODULE",
-        help="Your module with the tools and their undo functions, or MODULE:NAME; else $AGENTGIT_TRUST.",
+        help="A module with your tools and undo functions, or MODULE:NAME; repeatable. By default $AGENTGIT_TRUST.",
     ),
 ]
 
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def names(context: typer.Context, incomplete: str) -> list[str]:
@@ -214,26 +209,34 @@ def _offered(context: typer.Context, incomplete: str, look: Callable[[Repository
 
 Session = Annotated[
     str | None,
-    typer.Argument(metavar="SESSION", autocompletion=names, help="A session's name or id; else the most recent one."),
+    typer.Argument(
+        metavar="SESSION",
+        autocompletion=names,
+        help="The name or id of a session; by default the most recently updated one.",
+    ),
 ]
 
 OfBranch = Annotated[
     str | None,
     typer.Argument(
-        metavar="SESSION[@BRANCH]", autocompletion=names, help="Else the current branch of the most recent one."
+        metavar="SESSION[@BRANCH]",
+        autocompletion=names,
+        help="A session, or one of its branches; by default the most recently updated session.",
     ),
 ]
 
 Target = Annotated[
     list[str],
     typer.Argument(
-        metavar="[SESSION[@BRANCH]] PLACE", autocompletion=places_too, help="A place like main#3, HEAD~1 or a name."
+        metavar="[SESSION[@BRANCH]] PLACE",
+        autocompletion=places_too,
+        help="A checkpoint, like main#3, HEAD~1 or a name.",
     ),
 ]
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation; required with --json.")]
 
-Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Show the newest ones only.")]
+Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Show only this many, the newest.")]
 
 
 def usage(*pieces: str) -> type[TyperCommand]:

@@ -1,4 +1,4 @@
-"""The commands that plan and move the world of a session: plan, rollback, switch; and what mends one that stopped."""
+"""The commands that plan and run rollbacks and switches, and those that finish interrupted ones."""
 
 from __future__ import annotations
 
@@ -17,15 +17,32 @@ from agentgit.render.text import Span
 from agentgit.render.views import conversation
 from agentgit.render.views import rollback as rollbacks
 
-Tools = Annotated[str, typer.Option("--tools", metavar="WHAT", help="reverse, keep or require_clean.")]
-Replay = Annotated[str, typer.Option("--replay", metavar="HOW", help="record, redo or execute.")]
-KeepFiles = Annotated[bool, typer.Option("--keep-files", help="Leave the files of the workspace alone.")]
-WorldOnly = Annotated[bool, typer.Option("--world-only", help="Leave the conversation as it is; make no branch.")]
-Force = Annotated[
-    bool, typer.Option("--force", help="Keep what cannot be reversed, and bring back files that others changed.")
+Tools = Annotated[
+    str,
+    typer.Option(
+        "--tools",
+        metavar="WHAT",
+        help="What to do with later effects: reverse, keep, or require_clean (refuse if there are any).",
+    ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-OnError = Annotated[str, typer.Option("--on-error", metavar="WHAT", help="stop or continue.")]
+Replay = Annotated[
+    str,
+    typer.Option(
+        "--replay",
+        metavar="HOW",
+        help="How to replay earlier calls: from the record, redo those that were reversed, or execute all again.",
+    ),
+]
+KeepFiles = Annotated[bool, typer.Option("--keep-files", help="Do not restore the files of the workspace.")]
+WorldOnly = Annotated[bool, typer.Option("--world-only", help="Keep the conversation, and create no branch.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Keep what cannot be reversed or run again; restore files that others changed.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation; required with --json.")]
+OnError = Annotated[
+    str,
+    typer.Option("--on-error", metavar="WHAT", help="When an undo or a tool fails: stop, or continue with the others."),
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -52,7 +69,7 @@ def plan(
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a rollback would do; nothing is done."""
+    """Show what a rollback would do; nothing is changed."""
     with repository(db, trust=trust) as repo:
         session, branch, place = references.last(repo, target)
         how = _how(tools, replay, files=not keep_files, conversation=not world_only)
@@ -69,19 +86,27 @@ def rollback(
     keep_files: KeepFiles = False,
     replay: Replay = "record",
     world_only: WorldOnly = False,
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Of the new branch.")] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The name of the new branch.")] = None,
     force: Force = False,
     yes: Yes = False,
     on_error: OnError = "stop",
-    on_drift: Annotated[str, typer.Option("--on-drift", metavar="WHAT", help="stop or continue.")] = "stop",
+    on_drift: Annotated[
+        str,
+        typer.Option(
+            "--on-drift", metavar="WHAT", help="When a call that runs again returns something else: stop or continue."
+        ),
+    ] = "stop",
     request_id: Annotated[
-        str | None, typer.Option("--request-id", metavar="ID", help="The same one twice gives the same branch.")
+        str | None,
+        typer.Option(
+            "--request-id", metavar="ID", help="Your id for this rollback; used again, it returns the same branch."
+        ),
     ] = None,
     trust: Trust = None,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go back to a place, on a new branch: show the plan, ask, reverse what came after it."""
+    """Roll back to a checkpoint, on a new branch: show the plan, ask, then reverse later effects."""
     with repository(db, trust=trust) as repo, carried(as_json):
         session, branch, place = references.last(repo, target)
         how = _how(tools, replay, files=not keep_files, conversation=not world_only)
@@ -106,15 +131,15 @@ def rewind(
         typer.Argument(
             metavar="[SESSION[@BRANCH]] RESTORE_POINT",
             autocompletion=places_too,
-            help="The id of a user's message, or a place.",
+            help="The id of a user's message, or a checkpoint.",
         ),
     ],
-    force: Annotated[bool, typer.Option("--force", help="Bring back files that others have changed too.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also restore files that others changed.")] = False,
     yes: Yes = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bring only the files back, to what they were before a user's message; the conversation stays as it is."""
+    """Restore only the files, as they were before a user's message; the conversation stays."""
     with repository(db) as repo, carried(as_json):
         session, branch, point = references.last(repo, target)
         if not yes:
@@ -126,10 +151,15 @@ def rewind(
 def switch(
     target: Annotated[
         list[str],
-        typer.Argument(metavar="[SESSION] BRANCH", autocompletion=places_too, help="A branch by its name or id."),
+        typer.Argument(metavar="[SESSION] BRANCH", autocompletion=places_too, help="The branch, by its name or id."),
     ],
     sync: Annotated[
-        str | None, typer.Option("--sync", metavar="HOW", help="What to do about the world: world, note or ignore.")
+        str | None,
+        typer.Option(
+            "--sync",
+            metavar="HOW",
+            help="What to do about the world: world (bring it to the branch), note (tell the model) or ignore.",
+        ),
     ] = None,
     force: Force = False,
     yes: Yes = False,
@@ -156,7 +186,7 @@ def switch(
 
 
 def operations(session: Session = None, db: Where = None, as_json: AsJson = False) -> None:
-    """List the rollbacks, switches and forks of a session, the newest first."""
+    """List the rollbacks, switches and forks of a session, newest first."""
     with repository(db) as repo:
         of = repo.session(session)
         found, branches = of.operations(), {branch.id: branch.name for branch in of.branches()}
@@ -170,28 +200,28 @@ def operations(session: Session = None, db: Where = None, as_json: AsJson = Fals
 
 
 def resume(
-    operation: Annotated[int, typer.Argument(metavar="OPERATION", help="Its id, as `agentgit operations` lists it.")],
-    force: Annotated[bool, typer.Option("--force", help="Give up what still cannot be done.")] = False,
+    operation: Annotated[int, typer.Argument(metavar="OPERATION", help="The id that `agentgit operations` shows.")],
+    force: Annotated[bool, typer.Option("--force", help="Finish without the steps that still fail.")] = False,
     trust: Trust = None,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Finish a rollback or switch that stopped half way; what was done is not done again."""
+    """Finish an interrupted rollback or switch; completed steps are not repeated."""
     with repository(db, trust=trust) as repo, carried(as_json):
         found = repo.operation(operation)
         write(as_json, repo.resume(found, force=force))
 
 
 def resolve(
-    invocation: Annotated[int, typer.Argument(metavar="INVOCATION", help="Its id, as `agentgit track` lists it.")],
-    outcome: Annotated[str, typer.Argument(metavar="happened|did-not-happen", help="What you saw in the world.")],
+    invocation: Annotated[int, typer.Argument(metavar="INVOCATION", help="The id that `agentgit track` shows.")],
+    outcome: Annotated[str, typer.Argument(metavar="happened|did-not-happen", help="What you found out.")],
     result: Annotated[
         str | None, typer.Option("--result", metavar="JSON", help="What the call returned, for its undo function.")
     ] = None,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Record whether a call, or its reversal, happened, where the record cannot know."""
+    """Record whether a call or its reversal happened, if its outcome is unknown."""
     returned = output.result_of(result)
     with repository(db) as repo:
         call = repo.resolve(invocation, outcome.replace("-", "_"), result=returned)
@@ -202,7 +232,7 @@ def resolve(
 
 
 def agree(planned: RollbackPlan, question: str, as_json: bool, *, force: bool = False) -> None:
-    """Show a plan, and ask; what is blocked is left to the verb, which says what else could be done."""
+    """Show a plan, and ask; a blocked plan is left to the verb, whose error says what to do."""
     planned = planned.forced() if force else planned
     if planned.is_admissible:
         output.confirm(question, as_json, lambda: write(False, planned))

@@ -17,38 +17,40 @@ NEEDS = ("fastapi", "jinja2", "python_multipart", "uvicorn")
 
 
 def serve(
-    host: Annotated[str, typer.Option(metavar="HOST", help="Where it listens.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="Where it listens; 0 is any.")] = 8700,
-    open_: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="The port to listen on; 0 is any free one.")
+    ] = 8700,
+    open_: Annotated[bool, typer.Option("--open", help="Open the pages in a browser.")] = False,
     accounts: Annotated[
-        bool, typer.Option("--accounts", help="Ask for a name and a password on a SQLite file of this machine, too.")
+        bool, typer.Option("--accounts", help="Require a login for a SQLite file on this machine too.")
     ] = False,
     allow_host: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A name under which it is asked for; may be repeated.")
+        list[str] | None, typer.Option(metavar="NAME", help="A host name that the server answers to; repeatable.")
     ] = None,
     trusted_proxy: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="ADDRESS", help="A proxy, or a network of them, to believe who asks, and for what; may be repeated."
-        ),
+        typer.Option(metavar="ADDRESS", help="The address or network of a proxy whose headers to trust; repeatable."),
     ] = None,
     public_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Where browsers find it, if not where requests are sent to.")
+        str | None, typer.Option(metavar="URL", help="The address of the server as browsers know it.")
     ] = None,
     metrics_token: Annotated[
         str | None,
         typer.Option(
-            metavar="TOKEN", envvar="AGENTGIT_METRICS_TOKEN", help="Lets a program read /metrics; else only admins do."
+            metavar="TOKEN",
+            envvar="AGENTGIT_METRICS_TOKEN",
+            help="Let a program with this token read /metrics, not only admins.",
         ),
     ] = None,
-    access_log: Annotated[bool, typer.Option("--access-log", help="Write a line for each request.")] = False,
+    access_log: Annotated[bool, typer.Option("--access-log", help="Log each request.")] = False,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Let people log in over plain http from other machines.")
+        bool, typer.Option("--insecure", help="Allow logins over plain HTTP from other machines.")
     ] = False,
     trust: Trust = None,
     db: Where = None,
 ) -> None:
-    """Show everything on pages in a browser, and give programs an HTTP API."""
+    """Serve the web pages and the HTTP API."""
     try:
         # Late and by its name: no face knows another one, and neither needs the extra of the other.
         serving = importlib.import_module("agentgit.web.server")
@@ -77,12 +79,12 @@ def mcp(
     session: Session = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="Offer only tools that change nothing.")] = False,
     allow_force: Annotated[
-        bool, typer.Option("--allow-force", help="Let clients keep in the world what cannot be undone.")
+        bool, typer.Option("--allow-force", help="Let clients roll back past effects that cannot be undone.")
     ] = False,
     trust: Trust = None,
     db: Where = None,
 ) -> None:
-    """Serve the checkpoints of a session, or of all, as MCP tools over standard input and output."""
+    """Serve the checkpoints of one session or all as MCP tools, over standard input and output."""
     server = _server()
     modules = to_trust(trust)
     with repository(db) as repo:

@@ -1,4 +1,4 @@
-"""The words of the chat that begin with a slash: what there is, and how a line is read. Pure."""
+"""The slash commands of the chat: their forms, and the parser of a line. Pure."""
 
 from __future__ import annotations
 
@@ -54,39 +54,41 @@ _AGREED = {YES: ""}
 _GOING = {FORCE: "", **_AGREED}
 
 FORMS = (
-    SlashForm("checkpoint create", ("[NAME]", "[DESCRIPTION]"), help="Save this point under a name."),
-    SlashForm("checkpoint list", help="List the points that were saved by name."),
-    SlashForm("checkpoint restore", ("PLACE",), _GOING, "Go back to a saved point; the same as /rollback."),
-    SlashForm("checkpoint undo", (), _GOING, "Go back to the newest saved point."),
+    SlashForm("checkpoint create", ("[NAME]", "[DESCRIPTION]"), help="Create a checkpoint here."),
+    SlashForm("checkpoint list", help="List the checkpoints that somebody created."),
+    SlashForm("checkpoint restore", ("PLACE",), _GOING, "Roll back to a checkpoint; the same as /rollback."),
+    SlashForm("checkpoint undo", (), _GOING, "Roll back to the newest checkpoint that somebody created."),
     SlashForm("undo", ("[N]",), _GOING, "Go back one turn, or N of them, on a new branch."),
     SlashForm("redo", (), _GOING, "Take back the last undo or rollback."),
-    SlashForm("rollback", ("PLACE",), _GOING, "Go back to a place, on a new branch."),
-    SlashForm("plan", ("PLACE",), help="Show what a rollback would do; nothing is done."),
-    SlashForm("rewind", ("RESTORE_POINT",), _GOING, "Bring only the files back to before a user's message."),
-    SlashForm("resume", ("OPERATION",), {FORCE: ""}, "Finish a rollback that stopped half way."),
+    SlashForm("rollback", ("PLACE",), _GOING, "Roll back to a checkpoint, on a new branch."),
+    SlashForm("plan", ("PLACE",), help="Show what a rollback would do; nothing is changed."),
+    SlashForm("rewind", ("RESTORE_POINT",), _GOING, "Restore only the files, to before a user's message."),
+    SlashForm("resume", ("OPERATION",), {FORCE: ""}, "Finish an interrupted rollback or switch."),
     SlashForm(
         "resolve",
         ("INVOCATION", "OUTCOME"),
         {RESULT: "JSON"},
-        "Say what became of a call: happened or did-not-happen.",
+        "Record the outcome of a call: happened or did-not-happen.",
     ),
     SlashForm("tree", help="Draw the branches."),
     SlashForm("log", ("[N]",), help="List the checkpoints, or the newest N."),
     SlashForm("track", ("[N]",), help="List the tool calls, or the last N."),
-    SlashForm("search", ("TEXT...",), {EVERYWHERE: "", AFTER: "CURSOR"}, "Find what was said, called or named."),
-    SlashForm("tag", ("[PLACE]", "NAME"), help="Name a checkpoint, this one or that at PLACE, and keep it."),
-    SlashForm("untag", ("NAME",), help="Take a tag away; the checkpoint stays."),
+    SlashForm(
+        "search", ("TEXT...",), {EVERYWHERE: "", AFTER: "CURSOR"}, "Find messages, tool calls and named checkpoints."
+    ),
+    SlashForm("tag", ("[PLACE]", "NAME"), help="Tag a checkpoint, by default the current one."),
+    SlashForm("untag", ("NAME",), help="Remove a tag; the checkpoint stays."),
     SlashForm("tags", help="List the tags of the session."),
-    SlashForm("diff", ("[A]", "[B]"), help="Compare two places; else what the last turn changed."),
-    SlashForm("compare", ("PLACE",), help="Tell what this branch and PLACE did apart."),
-    SlashForm("merge", ("PLACE",), {RESOLVE: "SIDE"}, "Bring in what a branch did; --resolve ours, or theirs."),
-    SlashForm("pick", ("PLACE",), help="Bring in the messages that a checkpoint added."),
+    SlashForm("diff", ("[A]", "[B]"), help="Compare checkpoints, or show what the last turn changed."),
+    SlashForm("compare", ("PLACE",), help="Show what this branch and PLACE did since they diverged."),
+    SlashForm("merge", ("PLACE",), {RESOLVE: "SIDE"}, "Merge a branch into this one; --resolve ours or theirs."),
+    SlashForm("pick", ("PLACE",), help="Copy the messages that a checkpoint added."),
     SlashForm("branches", help="List the branches."),
-    SlashForm("branch", ("[NAME]",), help="Go on from here on a new branch; the world stays."),
+    SlashForm("branch", ("[NAME]",), help="Continue from here on a new branch; the world stays."),
     SlashForm("switch", ("NAME",), {SYNC: "HOW"} | _GOING, "Continue on another branch; --sync world, note or ignore."),
-    SlashForm("continue", help="Go on with a turn that broke off."),
+    SlashForm("continue", help="Continue an interrupted turn."),
     SlashForm("help", help="Show this."),
-    SlashForm("quit", help="Leave; Ctrl-D does it too."),
+    SlashForm("quit", help="Leave; Ctrl-D does the same."),
 )
 
 ALIASES = {
@@ -96,12 +98,12 @@ ALIASES = {
     "fork": "branch",
     "exit": "quit",
 }
-"""Other words for the same."""
+"""Other names of commands."""
 
 NOTES = (
-    "Anything else is said to the agent; // begins a message with a slash. A name with spaces is put in quotes.",
-    "PLACE is like main#3, HEAD~1, a name or an id. --yes: do not ask.",
-    "--force: keep what cannot be reversed, and bring back files that others have changed.",
+    "Anything else is a message to the agent; // starts a message with a slash. Quote names that contain spaces.",
+    "PLACE is a checkpoint, like main#3, HEAD~1, a name or an id. --yes: do not ask.",
+    "--force: keep what cannot be reversed, and restore files that others changed.",
 )
 """The text of the help below the commands."""
 
@@ -142,11 +144,11 @@ def parse(line: str) -> SlashOrder:
     """Read a line that begins with a slash.
 
     Args:
-        line: As it was written; a name with spaces is put in quotes.
+        line: The line; names that contain spaces are quoted.
 
     Raises:
-        NotFound: There is no such command; near ones are told.
-        InvalidInput: It takes something else.
+        NotFound: There is no such command; the error suggests similar ones.
+        InvalidInput: The words or options do not fit the command.
 
     Example:
         >>> order = parse('/rollback "before payment" --force')

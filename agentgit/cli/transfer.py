@@ -1,4 +1,4 @@
-"""The commands that carry sessions: export, import, trajectory, and import-langgraph."""
+"""The commands that move sessions between databases: export, import, trajectory and import-langgraph."""
 
 from __future__ import annotations
 
@@ -37,13 +37,15 @@ def add_to(app: typer.Typer) -> None:
 def export(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="[SESSION[@BRANCH] [PLACE]] FILE", help="What to write, and where to; - is a pipe."),
+        typer.Argument(
+            metavar="[SESSION[@BRANCH] [PLACE]] FILE", help="What to export, and the file; - is standard output."
+        ),
     ],
-    files: Annotated[bool, typer.Option("--files", help="Take the files of its workspace along.")] = False,
+    files: Annotated[bool, typer.Option("--files", help="Include the files of the workspace.")] = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a session, a branch or a checkpoint to one file."""
+    """Export a session, a branch or a checkpoint to one file."""
     *what, file = words
     with repository(db) as repo, bar("exporting", as_json) as progress:
         if not what and _is_session(repo, file):
@@ -54,21 +56,25 @@ def export(
     _tell("exported", carried, as_json=as_json, piped=file == PIPE)
 
 
-Name = Annotated[str | None, typer.Option("--session", metavar="NAME", help="What the session is called.")]
+Name = Annotated[str | None, typer.Option("--session", metavar="NAME", help="The name of the new session.")]
 Folder = Annotated[
     str | None,
-    typer.Option("--workspace", metavar="FOLDER", help="Whose files are those of the export; else they are left out."),
+    typer.Option(
+        "--workspace",
+        metavar="FOLDER",
+        help="The folder that the exported files belong to; by default they are left out.",
+    ),
 ]
 
 
 def import_(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="What `agentgit export` wrote; - is a pipe.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file from `agentgit export`; - is standard input.")],
     session: Name = None,
     workspace: Folder = None,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a session of a file that `agentgit export` wrote."""
+    """Create a session from a file that `agentgit export` wrote."""
     from agentgit.repository import open
 
     source = sys.stdin.buffer if file == PIPE else file
@@ -78,7 +84,7 @@ def import_(
 
 
 def trajectory(session: OfBranch = None, db: Where = None, as_json: AsJson = False) -> None:
-    """Write what an agent saw, did and got, a line of JSON for each AI message; of all branches, or of one."""
+    """Print trajectories for training: one line of JSON for each AI message."""
     with repository(db) as repo:
         found, branch = references.path(repo, session)
         steps = found.trajectories(branch=branch)
@@ -125,15 +131,15 @@ def import_langgraph(
         str, typer.Argument(metavar="PATH|URL", help="The database of SqliteSaver, AsyncSqliteSaver or PostgresSaver.")
     ],
     thread: Annotated[
-        list[str] | None, typer.Option("--thread", metavar="ID", help="Only this thread; may be given several times.")
+        list[str] | None, typer.Option("--thread", metavar="ID", help="Only this thread; repeatable.")
     ] = None,
     session_prefix: Annotated[
-        str, typer.Option("--session-prefix", metavar="TEXT", help="Put before a thread's id to name its session.")
+        str, typer.Option("--session-prefix", metavar="TEXT", help="The text before the thread id in a session's name.")
     ] = "",
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a session of each thread of a LangGraph saver; run again, add what is new."""
+    """Import the threads of a LangGraph saver as sessions; run it again to add what is new."""
     from agentgit.render.views import transfer
 
     with repository(db, create=True) as repo, _progress(as_json) as progress:
@@ -145,7 +151,7 @@ def import_langgraph(
 
 @contextmanager
 def _progress(as_json: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """Show how far it is: a bar in a terminal, lines elsewhere, nothing for programs."""
+    """Show the progress: a bar in a terminal, lines elsewhere, nothing with --json."""
     if as_json:
         yield None
     elif not sys.stderr.isatty():

@@ -1,4 +1,4 @@
-"""The commands of who may: users, keys, share, unshare, members, link, accept, whoami."""
+"""The commands for users and rights: users, keys, share, unshare, members, link, accept, whoami."""
 
 from __future__ import annotations
 
@@ -19,24 +19,34 @@ from agentgit.render.text import Line, Span, clean
 from agentgit.render.views import lists as drawn
 from agentgit.render.views.maintenance import erased_lines
 
-Named = Annotated[str, typer.Argument(metavar="SESSION", autocompletion=names, help="A session's name or id.")]
-Who = Annotated[str, typer.Argument(metavar="USER", help="A user's name or id.")]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="What it is called.")]
-Id = Annotated[int, typer.Argument(metavar="ID", help="As the list shows it.")]
-Whom = Annotated[str | None, typer.Option("--for", metavar="USER", help="Another user's; for admins.")]
-RoleOf = Annotated[str, typer.Option("--role", "-r", help="viewer, forker, editor or owner.")]
-Expires = Annotated[str | None, typer.Option("--expires", metavar="TIME", help="How long, like 12h, 7d or 2w.")]
-KeyExpires = Annotated[str, typer.Option("--expires", metavar="TIME", help="How long, like 12h, 7d or 2w; or never.")]
+Named = Annotated[str, typer.Argument(metavar="SESSION", autocompletion=names, help="The name or id of a session.")]
+Who = Annotated[str, typer.Argument(metavar="USER", help="The name or id of a user.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the new user or key.")]
+Id = Annotated[int, typer.Argument(metavar="ID", help="The id that the list shows.")]
+Whom = Annotated[str | None, typer.Option("--for", metavar="USER", help="The owner of the keys; for admins.")]
+RoleOf = Annotated[str, typer.Option("--role", "-r", help="The role: viewer, forker, editor or owner.")]
+Expires = Annotated[str | None, typer.Option("--expires", metavar="TIME", help="The lifetime, like 12h, 7d or 2w.")]
+KeyExpires = Annotated[
+    str, typer.Option("--expires", metavar="TIME", help="The lifetime, like 12h, 7d or 2w; or never.")
+]
 
 PLAIN: dict[str, Any] = {"no_args_is_help": True, "cls": Brief, "rich_markup_mode": None}
 UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 users = typer.Typer(
-    name="users", help="The users of the database; for admins.", no_args_is_help=True, cls=Brief, rich_markup_mode=None
+    name="users",
+    help="Manage the users of the database; for admins.",
+    no_args_is_help=True,
+    cls=Brief,
+    rich_markup_mode=None,
 )
-keys = typer.Typer(name="keys", help="API keys.", **PLAIN)
+keys = typer.Typer(name="keys", help="Manage API keys.", **PLAIN)
 link = typer.Typer(
-    name="link", help="Links by which others join a session.", no_args_is_help=True, cls=Brief, rich_markup_mode=None
+    name="link",
+    help="Manage links by which others join a session.",
+    no_args_is_help=True,
+    cls=Brief,
+    rich_markup_mode=None,
 )
 
 
@@ -49,10 +59,10 @@ def add_to(app: typer.Typer) -> None:
 
 
 def time_of(text: str | None) -> timedelta | None:
-    """Read how long something holds; None is for ever.
+    """Parse a lifetime; None never expires.
 
     Raises:
-        InvalidInput: It is no time.
+        InvalidInput: It is not a lifetime.
 
     Example:
         >>> time_of("36h")
@@ -92,14 +102,14 @@ def share(
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Share a session with a user, in a role."""
+    """Share a session with a user in a role."""
     with repository(db) as repo:
         found = repo.session(session).sharing.share(user, role, time_of(expires))
         _one(as_json, found, f"{found.user_name} is {found.role} of {session}")
 
 
 def unshare(session: Named, user: Who, db: Where = None, as_json: AsJson = False) -> None:
-    """Take all roles of somebody in a session away, at once."""
+    """Remove all roles of a user in a session, with immediate effect."""
     with repository(db) as repo:
         repo.session(session).sharing.unshare(user)
         data = {"session": session, "user": user}
@@ -107,13 +117,13 @@ def unshare(session: Named, user: Who, db: Where = None, as_json: AsJson = False
 
 
 def members(session: Named, db: Where = None, as_json: AsJson = False) -> None:
-    """List who has a role in a session."""
+    """List the users who have a role in a session."""
     with repository(db) as repo:
         _emit(as_json, repo.session(session).sharing.members(), drawn.member_lines, "shared with nobody")
 
 
 def accept(
-    token: Annotated[str, typer.Argument(metavar="TOKEN", help="As `agentgit link create` gave it.")],
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="The token that `agentgit link create` printed.")],
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
@@ -124,7 +134,7 @@ def accept(
 
 
 def whoami(db: Where = None, as_json: AsJson = False) -> None:
-    """Show which user you are in this database; --user or $AGENTGIT_USER chooses."""
+    """Show which user you are; --user or $AGENTGIT_USER selects one."""
     with repository(db) as repo:
         _one(as_json, repo.user, f"{repo.user.name}{', an admin' if repo.user.is_admin else ''}")
 
@@ -136,7 +146,7 @@ def whoami(db: Where = None, as_json: AsJson = False) -> None:
 def link_create(
     session: Named, role: RoleOf = "viewer", expires: Expires = "7d", db: Where = None, as_json: AsJson = False
 ) -> None:
-    """Make a link; its token is shown once."""
+    """Create a link; its token is shown only once."""
     with repository(db) as repo:
         made = repo.session(session).sharing.create_link(role, time_of(expires))
         _one(as_json, made, f"{made.token}")
@@ -151,7 +161,7 @@ def link_list(session: Named, db: Where = None, as_json: AsJson = False) -> None
 
 @link.command("revoke")
 def link_revoke(id: Id, db: Where = None, as_json: AsJson = False) -> None:
-    """End a link, and the right of all who joined by it."""
+    """Revoke a link, and the roles of all who joined by it."""
     with repository(db) as repo:
         _one(as_json, repo.revoke_link(id), f"link {id} is revoked")
 
@@ -162,12 +172,12 @@ def link_revoke(id: Id, db: Where = None, as_json: AsJson = False) -> None:
 @users.command("add")
 def users_add(
     name: Name,
-    admin: Annotated[bool, typer.Option("--admin", help="An admin.")] = False,
+    admin: Annotated[bool, typer.Option("--admin", help="Make the user an admin.")] = False,
     password: Annotated[bool, typer.Option("--password", help="Ask for a password, or read it from a pipe.")] = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a user; for the local owner also the database or the tenant, if it is not there."""
+    """Create a user; for the local owner, also the database or tenant if it does not exist."""
     with repository(db, create=True) as repo:
         made = repo.users.add(name, _password() if password else None, is_admin=admin)
         _one(as_json, made, f"user {made.name} is made")
@@ -182,28 +192,28 @@ def users_list(db: Where = None, as_json: AsJson = False) -> None:
 
 @users.command("password")
 def users_password(user: Who, db: Where = None, as_json: AsJson = False) -> None:
-    """Set the password of a user, asked for or from a pipe; all their logins end."""
+    """Set the password of a user, read from a prompt or a pipe; all their logins end."""
     with repository(db) as repo:
         _one(as_json, repo.users.set_password(user, _password()), f"{user} has a new password")
 
 
 @users.command("disable")
 def users_disable(user: Who, db: Where = None, as_json: AsJson = False) -> None:
-    """Shut a user out at once."""
+    """Disable a user with immediate effect."""
     with repository(db) as repo:
         _one(as_json, repo.users.disable(user), f"{user} is shut out")
 
 
 @users.command("enable")
 def users_enable(user: Who, db: Where = None, as_json: AsJson = False) -> None:
-    """Let a user in again."""
+    """Enable a disabled user again."""
     with repository(db) as repo:
         _one(as_json, repo.users.enable(user), f"{user} is let in again")
 
 
 @users.command("delete")
 def users_delete(user: Who, yes: Yes = False, db: Where = None, as_json: AsJson = False) -> None:
-    """Erase a user for good, with all sessions of theirs; they do not come back."""
+    """Erase a user and all their sessions permanently."""
     with repository(db) as repo:
         found = repo.users.find(user)
         if not yes:
@@ -214,11 +224,11 @@ def users_delete(user: Who, yes: Yes = False, db: Where = None, as_json: AsJson 
 
 @users.command("revoke-tokens")
 def users_revoke_tokens(
-    user: Annotated[str | None, typer.Argument(metavar="USER", help="Whose; else everybody's.")] = None,
+    user: Annotated[str | None, typer.Argument(metavar="USER", help="The user; by default all users.")] = None,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """End all logins and tokens that were given before now."""
+    """Revoke all logins and tokens that were issued before now."""
     with repository(db) as repo:
         repo.users.revoke_tokens(user)
         _one(as_json, {"user": user}, f"what was given to {user or 'all users'} before now has ended")
@@ -230,13 +240,13 @@ def users_revoke_tokens(
 @keys.command("create")
 def keys_create(
     name: Name,
-    scope: Annotated[str, typer.Option("--scope", "-s", help="read, fork, write or admin.")] = "read",
+    scope: Annotated[str, typer.Option("--scope", "-s", help="The scope: read, fork, write or admin.")] = "read",
     expires: KeyExpires = "90d",
     of: Whom = None,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make an API key; its text is shown once."""
+    """Create an API key; it is shown only once."""
     with repository(db) as repo:
         made = repo.keys.create(name, scope, time_of(expires if expires != "never" else None), of)
         output.line(as_json, lambda: {**of_value(made.key), "secret": made.secret}, made.secret)
@@ -251,6 +261,6 @@ def keys_list(of: Whom = None, db: Where = None, as_json: AsJson = False) -> Non
 
 @keys.command("revoke")
 def keys_revoke(id: Id, db: Where = None, as_json: AsJson = False) -> None:
-    """End an API key at once."""
+    """Revoke an API key with immediate effect."""
     with repository(db) as repo:
         _one(as_json, repo.keys.revoke(id), f"key {id} is revoked")

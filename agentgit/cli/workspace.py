@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="workspace",
-    help="Save the files of a folder, look at what changed, bring them back.",
+    help="Save, compare and restore the files of a folder.",
     no_args_is_help=True,
     cls=Brief,
     rich_markup_mode=None,
@@ -31,22 +31,23 @@ app = typer.Typer(
 
 Dir = Annotated[Path, typer.Option("--dir", metavar="DIR", help="The folder.")]
 Store = Annotated[
-    Path | None, typer.Option("--store", metavar="DIR", help="Where its snapshots are kept; else a folder of yours.")
+    Path | None,
+    typer.Option("--store", metavar="DIR", help="The directory of its snapshots; by default in $AGENTGIT_HOME."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Ref = Annotated[str, typer.Argument(metavar="REF", help="A snapshot: its id, the beginning of it, its name, or last.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation; required with --json.")]
+Ref = Annotated[str, typer.Argument(metavar="REF", help="A snapshot: its id, the start of its id, its name, or last.")]
 Refs = Annotated[
-    list[str] | None, typer.Argument(metavar="[A] [B] [PATH]...", help="Snapshots to compare, then paths to look at.")
+    list[str] | None, typer.Argument(metavar="[A] [B] [PATH]...", help="The snapshots to compare, then the paths.")
 ]
-Paths = Annotated[list[str] | None, typer.Argument(metavar="[PATH]...", help="Only these.")]
+Paths = Annotated[list[str] | None, typer.Argument(metavar="PATH", help="Only these paths.")]
 HERE = Path()
 LAST = ("last", "latest")
 
 
 @app.command()
 def save(
-    message: Annotated[str, typer.Argument(metavar="MESSAGE", help="A sentence about it.")] = "",
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="What to call it.")] = None,
+    message: Annotated[str, typer.Argument(metavar="MESSAGE", help="A description of the snapshot.")] = "",
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The name of the snapshot.")] = None,
     folder: Dir = HERE,
     store: Store = None,
     as_json: AsJson = False,
@@ -60,7 +61,7 @@ def save(
 
 @app.command("list")
 def list_(limit: Limit = None, folder: Dir = HERE, store: Store = None, as_json: AsJson = False) -> None:
-    """List the snapshots, the newest first."""
+    """List the snapshots, newest first."""
     with _workspace(folder, store) as workspace:
         found = workspace.list(limit=limit)
         none = [(Span("no snapshots yet; agentgit workspace save makes one"),)]
@@ -73,7 +74,7 @@ def list_(limit: Limit = None, folder: Dir = HERE, store: Store = None, as_json:
 
 @app.command()
 def show(ref: Ref, folder: Dir = HERE, store: Store = None, as_json: AsJson = False) -> None:
-    """Show a snapshot, and what is different in the files since."""
+    """Show a snapshot, and which files have changed since."""
     with _workspace(folder, store) as workspace:
         found = _found(workspace, ref)
         since = workspace.diff(found.id)
@@ -88,13 +89,15 @@ def show(ref: Ref, folder: Dir = HERE, store: Store = None, as_json: AsJson = Fa
 def restore(
     ref: Ref,
     paths: Paths = None,
-    force: Annotated[bool, typer.Option("--force", help="Go on where files changed since the last snapshot.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Restore files that changed since the last snapshot too.")
+    ] = False,
     yes: Yes = False,
     folder: Dir = HERE,
     store: Store = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bring files back: show what would be done, ask, save what stands there now, do it."""
+    """Restore files: show the plan, ask, save the current files, then restore."""
     from agentgit.workspace.base import LAST
 
     with _workspace(folder, store) as workspace:
@@ -111,7 +114,7 @@ def restore(
 
 @app.command(cls=usage("[A]", "[B]", "[PATH]..."))
 def diff(words: Refs = None, folder: Dir = HERE, store: Store = None, as_json: AsJson = False) -> None:
-    """Compare snapshots, or one with the files as they are now; without any, the last one."""
+    """Compare two snapshots, or one (by default the newest) with the current files."""
     with _workspace(folder, store) as workspace:
         left = list(words or ())
         compared: list[str] = []
@@ -124,7 +127,7 @@ def diff(words: Refs = None, folder: Dir = HERE, store: Store = None, as_json: A
 
 @app.command()
 def delete(ref: Ref, yes: Yes = False, folder: Dir = HERE, store: Store = None, as_json: AsJson = False) -> None:
-    """Forget a snapshot; the files stay as they are."""
+    """Delete a snapshot; the files stay as they are."""
     with _workspace(folder, store) as workspace:
         found = _found(workspace, ref)
         if not yes:
@@ -135,13 +138,13 @@ def delete(ref: Ref, yes: Yes = False, folder: Dir = HERE, store: Store = None, 
 
 @app.command()
 def undo(
-    steps: Annotated[int, typer.Argument(metavar="[N]", min=1, help="How many calls.", show_default=False)] = 1,
-    last: Annotated[bool, typer.Option("--last", help="Go back to the newest snapshot instead.")] = False,
+    steps: Annotated[int, typer.Argument(metavar="N", min=1, help="The number of tool calls.", show_default=False)] = 1,
+    last: Annotated[bool, typer.Option("--last", help="Restore the newest snapshot instead.")] = False,
     folder: Dir = HERE,
     store: Store = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take back what the last tool calls did to files; what stands there now is kept."""
+    """Undo what the last tool calls did to files; the current files are saved first."""
     with _workspace(folder, store) as workspace:
         if not last:
             undone = workspace.undo_stack.undo(steps)

@@ -1,4 +1,4 @@
-"""The rules that a database has to keep for agentgit to work on it, as checks that run.
+"""Checks to run before you trust agentgit's data to a PostgreSQL-compatible server.
 
 Each rule is a function whose docstring says what must be so. `python -m agentgit.conformance URL` runs them all against
 an empty database, and a backend's own tests run them one by one:

@@ -36,7 +36,7 @@ class Name(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Read what `str` wrote, or what an older version recorded: the path alone.
+        """Read what `str` wrote.
 
         Example:
             >>> Name.read("__main__:undo@9f86d081884c in shop.py")

@@ -15,9 +15,6 @@ from agentgit.values import Drawn
 GROUPS = ("reversed", "redone", "drifted", "answered", "replayed", "kept", "gone", "failed", "remaining")
 """The possible outcomes of the steps of a plan, and of the track."""
 
-NEWER = frozenset({"answered"})
-"""The groups that reports in exports of an earlier version do not have."""
-
 DONE = "done"
 
 

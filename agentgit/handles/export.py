@@ -7,7 +7,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -21,13 +20,15 @@ from agentgit.sessions.reports import OnProgress
 from agentgit.store.queries.explorations import mark_of
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.threads.graph_store import GraphKey
-from agentgit.store.transfer.export import Cut, export, keeping
+from agentgit.store.transfer.export import Cut, export
 from agentgit.store.transfer.import_ import check
-from agentgit.store.transfer.records import COUNTED, HEADER, PLAIN, WITH_FILES, WITH_PENDING, Sealer
-from agentgit.store.transfer.summary import Carried, watched
+from agentgit.store.transfer.lines import Sealer
+from agentgit.store.transfer.progress import watched
+from agentgit.store.transfer.records import COUNTED, FORMAT, HEADER
+from agentgit.store.transfer.summary import Carried
 from agentgit.store.transfer.trajectory import steps
 from agentgit.version import VERSION
-from agentgit.workspace.transfer import Outgoing
+from agentgit.workspace.snapshot_export import Outgoing
 
 
 class Exporter(SessionAccess):
@@ -68,22 +69,20 @@ class Exporter(SessionAccess):
 
         def pour(connection: Connection) -> dict[str, Any]:
             cut = self._cut(connection, branch, checkpoint)
-            cut = replace(cut, pending=keeping(self.context.store, connection, cut.session.id))
-            form = WITH_PENDING if cut.pending else WITH_FILES if files else PLAIN
             header = {
                 "record": HEADER,
-                "format": form,
+                "format": FORMAT,
                 "of": cut.of,
                 "place": cut.place,
                 "agentgit": VERSION,
                 "made_at": datetime.now(UTC).isoformat(),
             }
             write(header)
-            export(self.context.store, connection, cut, write, Outgoing(write) if files else None)
+            export(self.context.store, connection, cut, write, Outgoing(write).send if files else None)
             return header
 
         header = self.context.read(pour, one_moment=True)
-        write({"record": "end", "counts": {kind: counts[kind] for kind in COUNTED[header["format"]]}})
+        write({"record": "end", "counts": {kind: counts[kind] for kind in COUNTED}})
         return header
 
     def _cut(self, connection: Connection, branch: BranchRef, checkpoint: CheckpointRef | None) -> Cut:

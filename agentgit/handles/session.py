@@ -184,8 +184,8 @@ class Session(SessionReader):
                 a safety snapshot.
             conversation: False to take back only what the tools did and the files, and stay on the branch.
             replay: How the tool calls before that point come to the new branch. `record`: from the record, no tool
-                runs. `redo`: those that were reversed since run again. `execute`: all of them run again, for a world
-                that is fresh; give `tools="keep"` with it, because there is nothing to reverse there.
+                runs. `redo`: those that were reversed since run again. `execute`: what stands is reversed, then all
+                of them run again; refused with `tools="keep"`, because their effects would happen twice.
             name: The name of the new branch; None for the next one like `main-2`.
             force: True to keep in the world what cannot be reversed, and to bring back files that others have changed.
             on_error: `stop` at the first undo or tool that fails, or `continue` with the others.

@@ -19,9 +19,10 @@ from agentgit.rollback.workspace_adapter import attached
 from agentgit.sessions.reports import OnProgress
 from agentgit.store.transfer.file_trees import NOT_WANTED
 from agentgit.store.transfer.import_ import Import, check
-from agentgit.store.transfer.summary import Carried, watched
+from agentgit.store.transfer.progress import watched
+from agentgit.store.transfer.summary import Carried
 from agentgit.workspace.api import Workspace
-from agentgit.workspace.transfer import Incoming
+from agentgit.workspace.snapshot_import import Incoming
 
 IN_MEMORY = 2**22
 """Bytes of an export that is read from a pipe; more of it goes into a temporary file."""

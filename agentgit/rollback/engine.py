@@ -7,9 +7,10 @@ that was left is as before.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
@@ -39,13 +40,9 @@ from agentgit.tracing import span
 from agentgit.values import as_object
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
-
-class Begin(Protocol[T_co]):
-    """Writes down what is going to happen."""
-
-    def __call__(self, connection: Connection, /, said: dict[int, str]) -> T_co: ...
+Begin = Callable[[dict[int, str], Connection], T]
+"""Writes down what is going to happen, given what the prechecks said."""
 
 
 class RollbackEngine:
@@ -159,7 +156,7 @@ class RollbackEngine:
         with self.store.at_work() as owner:
             begun, is_new = self._begun(
                 lambda c, cannot: self.planner.of(c, request, cannot),
-                lambda c, /, said: self.starter.rollback(c, request, owner, said, files),
+                lambda said, c: self.starter.rollback(c, request, owner, said, files),
             )
             if is_new:
                 return self._proceed(begun, owner)
@@ -187,7 +184,7 @@ class RollbackEngine:
         with self.store.at_work() as owner:
             begun = self._begun(
                 lambda c, cannot: self._to(c, request.branch.id, cannot),
-                lambda c, /, said: self.starter.switch(c, request, owner, said, files),
+                lambda said, c: self.starter.switch(c, request, owner, said, files),
             )
             self._proceed(begun, owner)
         return begun
@@ -197,7 +194,7 @@ class RollbackEngine:
         while True:
             _, said = self.verification.checked(plan)
             try:
-                return self.store.database.write(functools.partial(begin, said=said), durable=True)
+                return self.store.database.write(functools.partial(begin, said), durable=True)
             except Stale:
                 continue
 

@@ -71,7 +71,7 @@ class Finisher:
             still_here = session.current_branch_id == row.source_id
             self.branch(connection, row.internal_session_id, row.user_id, at, current=still_here, made_by=row)
         else:
-            current = row.kind == SWITCH and request.get("current", True)
+            current = row.kind == SWITCH and request["current"]
             # Who was told of the world, or would not look at it, knows nothing of what happened after he switched.
             seen = request.get("seen") if request.get("sync") in ("note", "ignore") else None
             self._open(connection, row.internal_session_id, at, current=current, seen=seen)

@@ -304,7 +304,7 @@ class Planner:
             target,
             label,
             tools=request["tools"],
-            replay=request.get("replay", RECORD),
+            replay=request["replay"],
             cannot=cannot,
         )
 

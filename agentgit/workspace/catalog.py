@@ -29,7 +29,7 @@ SCHEMA = """
 CREATE TABLE IF NOT EXISTS snapshot (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tree TEXT NOT NULL, name TEXT,
     message TEXT NOT NULL, created_at INTEGER NOT NULL, kind TEXT NOT NULL, files_changed INTEGER NOT NULL,
-    metadata TEXT NOT NULL, pinned INTEGER NOT NULL DEFAULT 0, left_out TEXT);
+    metadata TEXT NOT NULL, pinned INTEGER NOT NULL DEFAULT 0, left_out TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS left_out (id TEXT PRIMARY KEY, paths BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS permit (
     path BLOB PRIMARY KEY, mode INTEGER NOT NULL, inode INTEGER NOT NULL) WITHOUT ROWID;
@@ -58,12 +58,12 @@ INODES = (1 << 64) - 1
 
 
 class CatalogRow(NamedTuple):
-    """A snapshot, the key of its tree, and the name of the record of what it left out; an old one has none."""
+    """A snapshot, the key of its tree, its number, and the name of the record of what it left out."""
 
     snapshot: FileCheckpoint
     tree: str
     seq: int
-    left: str | None = None
+    left: str
 
 
 class Restoring(NamedTuple):
@@ -99,7 +99,6 @@ class Catalog:
         with self._open() as db:
             _use_wal(db)
             db.executescript(SCHEMA)
-            _upgrade(db)
 
     def known(self, before: Known | None) -> Known:
         """Return what is known of the files.
@@ -128,11 +127,11 @@ class Catalog:
         Args:
             snapshot: The new snapshot.
             known: What is known now; `known.key` is its tree.
-            left: The paths that the snapshot left out; None if they are not known.
+            left: The paths that the snapshot left out; None if there are none.
         """
         with self._write(lasting=snapshot is not None) as db:
             if snapshot is not None:
-                _insert(db, snapshot, known.key or "", left)
+                _insert(db, snapshot, known.key or "", left or {})
             if known.dirty or snapshot is not None:
                 known.generation = str(time.time_ns())
                 _save(db, known)
@@ -154,13 +153,13 @@ class Catalog:
                     return found if where.startswith("substr") else found[:1]
         return []
 
-    def add(self, snapshot: FileCheckpoint, tree: str, left: Left | None) -> None:
+    def add(self, snapshot: FileCheckpoint, tree: str, left: Left) -> None:
         """Enter a snapshot of files that did not stand here.
 
         Args:
             snapshot: The new snapshot.
             tree: The key of its tree.
-            left: The paths that it left out; None if they are not known.
+            left: The paths that it left out.
         """
         with self._write(lasting=True) as db:
             _insert(db, snapshot, tree, left)
@@ -180,8 +179,8 @@ class Catalog:
             found = db.execute(query, (tree, packed(left)[0], UNDO)).fetchone()
         return _row(found).snapshot if found else None
 
-    def left(self, snapshot: str) -> dict[bytes, ExcludedPaths] | None:
-        """Return what a snapshot left out; None if there is no record of it.
+    def left(self, snapshot: str) -> dict[bytes, ExcludedPaths]:
+        """Return what a snapshot left out.
 
         Args:
             snapshot: The id of the snapshot.
@@ -189,7 +188,7 @@ class Catalog:
         query = "SELECT paths FROM left_out WHERE id = (SELECT left_out FROM snapshot WHERE id = ?)"
         with self._open() as db:
             found = db.execute(query, (snapshot,)).fetchone()
-        return unpacked(found[0]) if found else None
+        return unpacked(found[0]) if found else {}
 
     def remove(self, ids: Iterable[str]) -> None:
         """Take snapshots out of the catalog."""
@@ -333,18 +332,17 @@ class Catalog:
             db.commit()
 
 
-def _insert(db: sqlite3.Connection, snapshot: FileCheckpoint, tree: str, left: Left | None) -> None:
+def _insert(db: sqlite3.Connection, snapshot: FileCheckpoint, tree: str, left: Left) -> None:
     query = (
         "INSERT INTO snapshot (id, tree, name, message, created_at, kind, files_changed, metadata, pinned, left_out)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
     )
-    record = None if left is None else packed(left)
-    if record is not None:
-        db.execute("INSERT OR IGNORE INTO left_out VALUES (?, ?)", record)
+    record = packed(left)
+    db.execute("INSERT OR IGNORE INTO left_out VALUES (?, ?)", record)
     created = int(snapshot.timestamp.timestamp() * 1_000_000) * 1000
     values = (snapshot.id, tree, snapshot.name, snapshot.message, created, snapshot.kind, snapshot.files_changed)
     kept = json.dumps(dict(snapshot.metadata)), snapshot.pinned
-    db.execute(query, (*values, *kept, None if record is None else record[0]))
+    db.execute(query, (*values, *kept, record[0]))
 
 
 def _save(db: sqlite3.Connection, known: Known) -> None:
@@ -388,17 +386,6 @@ def _row(found: tuple[Any, ...]) -> CatalogRow:
 
 def _paths(stored: str | None) -> tuple[bytes, ...] | None:
     return None if stored is None else tuple(path.encode("latin-1") for path in json.loads(stored))
-
-
-def _upgrade(db: sqlite3.Connection) -> None:
-    """Add the column that a catalog from before the record of what is left out does not have."""
-    query = "SELECT 1 FROM pragma_table_info('snapshot') WHERE name = 'left_out'"
-    if db.execute(query).fetchone():
-        return
-    db.execute("BEGIN IMMEDIATE")
-    if not db.execute(query).fetchone():  # another process may have been first
-        db.execute("ALTER TABLE snapshot ADD COLUMN left_out TEXT")
-    db.commit()
 
 
 def _use_wal(db: sqlite3.Connection) -> None:

@@ -36,7 +36,7 @@ def contents_of(
 
 
 class Sides(NamedTuple):
-    """The paths left out on each of two sides; None where that is not recorded.
+    """The paths left out on each of two sides.
 
     Args:
         old: The paths left out of the first snapshot.
@@ -44,8 +44,8 @@ class Sides(NamedTuple):
         root: The workspace, if the second side is the workspace as it is now.
     """
 
-    old: Left | None
-    new: Left | None
+    old: Left
+    new: Left
     root: bytes | None
 
 
@@ -101,9 +101,7 @@ def _left_out(
 
     What one side holds and the other left out was there on both, and whether it changed is not known.
     """
-    old, new = sides.old or {}, sides.new or {}
-    if sides.old is None or sides.new is None:
-        return Difference({}, {}, {}), set()
+    old, new = sides.old, sides.new
     found, uncertain, tops = compare(old, new, sides.root), set(), dict[bytes, str]()
     for path, (before, after) in changes.items():
         left = old if before is None else new if after is None else {}

@@ -48,10 +48,10 @@ class RestoreSteps(NamedTuple):
 
     Args:
         changes: The changes that it makes.
-        stays: Entries that it does not remove, because the snapshot left them out or may have done so.
+        stays: Entries that it does not remove, because the snapshot left them out.
         closed: Paths that it does not change, because they are in directories that cannot be read.
         ignored: Paths that it does not remove, because the snapshot's own `.gitignore` files name them.
-        then: The paths that the snapshot left out; None if it does not record them.
+        then: The paths that the snapshot left out.
         has: The paths at which the snapshot has something else than what stands now.
     """
 
@@ -59,7 +59,7 @@ class RestoreSteps(NamedTuple):
     stays: dict[bytes, TreeEntry]
     closed: list[bytes]
     ignored: set[bytes]
-    then: Left | None
+    then: Left
     has: set[bytes]
 
 
@@ -86,7 +86,7 @@ class RestorePlanner:
             now: The paths that are left out now.
         """
         then = self._catalog.left(snapshot)
-        stays = staying(changes, then, partial(self._trees.tree, tree))
+        stays = staying(changes, then)
         unread = {path for path, one in now.items() if one.why == UNREADABLE and TreeEntry(one.mode).is_directory}
         closed = [path for path in changes if within(path, unread)] if unread else []
         does = {
@@ -125,10 +125,9 @@ class RestorePlanner:
     def said(self, steps: RestoreSteps, now: Left, paths: Paths) -> Named:
         """Return what of the paths that are left out is missing, and what stays as it is."""
         among = partial(is_among, None if paths is None else tuple(paths))
-        stays = [path for path, entry in steps.stays.items() if not entry.is_directory]
-        made = {path for path in steps.ignored if steps.then is not None and within(path, steps.then) is None}
+        made = {path for path in steps.ignored if within(path, steps.then) is None}
         now = {**now, **{path: one._replace(why=EXCLUDED) for path in made if (one := look(self._root, path))}}
-        return of_left_out(steps.then, now, self._root, has=steps.has, stays=stays, among=among)
+        return of_left_out(steps.then, now, self._root, has=steps.has, among=among)
 
     def standing(self, steps: RestoreSteps, now: Left) -> set[bytes]:
         """Return the paths at which stands already what a restore would put, though it is left out now."""

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from sqlalchemy import Connection, Row, and_, exists, or_, select
+from sqlalchemy import Connection, Row, select
 
 from agentgit.checkpoints.references import free_name
 from agentgit.effects.effects import READ_ONLY
 from agentgit.effects.invocation import FAILED, PAUSED, REDO, REPLAY, STANDING
 from agentgit.effects.plan import KEEP
-from agentgit.effects.report import GROUPS, NEWER
+from agentgit.effects.report import GROUPS
 from agentgit.errors import Conflict
 from agentgit.sessions.operation import DONE
 from agentgit.store.queries.explorations import MARK
 from agentgit.store.records.journal import TrackPart as TrackPart
 from agentgit.store.records.sessions import Found, Segment, require_whole
 from agentgit.store.sql import row_codes
-from agentgit.store.sql.tables import BRANCH as BRANCH_ROW
 from agentgit.store.sql.tables import CHECKPOINT as POINT
-from agentgit.store.sql.tables import GRAPH_WRITE, OPERATION, TOOL_INVOCATION, WORLD_LOG
+from agentgit.store.sql.tables import OPERATION, TOOL_INVOCATION, WORLD_LOG
 from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
 from agentgit.store.threads.graph_rows import INTERRUPT, GraphKey
 from agentgit.store.transfer import export_records as records
-from agentgit.store.transfer.export_states import StateWriter, ValueWriter, Write
+from agentgit.store.transfer.export_states import StateWriter
+from agentgit.store.transfer.export_values import ValueWriter, Write
 from agentgit.store.transfer.records import BRANCH, CHECKPOINT, SESSION
 from agentgit.values import as_object
 
@@ -48,13 +48,11 @@ class Cut:
         session: The row of the session.
         branch: The row of the branch; None for the whole session.
         point: The row of the checkpoint where the export ends; None for the head of the branch.
-        pending: The checkpoints of the session whose pending writes are written.
     """
 
     session: Found
     branch: Found | None = None
     point: Found | None = None
-    pending: Collection[int] = ()
 
     @property
     def of(self) -> str:
@@ -69,42 +67,13 @@ class Cut:
         return f"{self.point.branch_name}#{self.point.number}"
 
 
-def keeping(store: Store, connection: Connection, session_id: int) -> frozenset[int]:
-    """Find the checkpoints of a session of whose pending writes those that are there now say too much or too little.
+Send = Callable[[Mapping[str, Any], str], tuple[int | None, str | None]]
+"""Writes a snapshot, by the settings of its workspace and its id, unless it was written before.
 
-    Args:
-        store: The store of the tenant.
-        connection: Any open connection.
-        session_id: The session.
-    """
-    written = exists().where(
-        GRAPH_WRITE.c.tenant_id == POINT.c.tenant_id,
-        GRAPH_WRITE.c.thread_id == BRANCH_ROW.c.thread_id,
-        GRAPH_WRITE.c.ns == "",
-        GRAPH_WRITE.c.checkpoint_id == POINT.c.graph_checkpoint_id,
-    )
-    its_branch = and_(BRANCH_ROW.c.tenant_id == POINT.c.tenant_id, BRANCH_ROW.c.id == POINT.c.internal_session_id)
-    query = (
-        select(POINT.c.id)
-        .join_from(POINT, BRANCH_ROW, its_branch)
-        .where(
-            POINT.c.tenant_id == store.tenant_id,
-            BRANCH_ROW.c.external_session_id == session_id,
-            POINT.c.pending.is_not(None),
-            or_(POINT.c.pending != pending_writes.NO_WRITES, written),
-        )
-    )
-    return frozenset(connection.execute(query).scalars())
+Returns the number of its tree, or why it has none."""
 
 
-class Sends(Protocol):
-    """A writer of the files of snapshots into an export."""
-
-    def send(self, settings: Mapping[str, Any], snapshot: str) -> tuple[int | None, str | None]:
-        """Write a snapshot, unless that was done before; give the number of its tree, or why it has none."""
-
-
-def export(store: Store, connection: Connection, cut: Cut, write: Write, files: Sends | None = None) -> None:
+def export(store: Store, connection: Connection, cut: Cut, write: Write, send: Send | None = None) -> None:
     """Write the records of an export, all but its header and its end.
 
     Args:
@@ -112,24 +81,24 @@ def export(store: Store, connection: Connection, cut: Cut, write: Write, files: 
         connection: A connection that sees a single moment.
         cut: The part to export.
         write: The function that writes one record.
-        files: The writer of files; None leaves them out.
+        send: The function that writes the files of a snapshot; None leaves files out.
 
     Raises:
         Conflict: A rollback of it is half done.
         Corrupt: Something that belongs to it is gone or damaged.
         InvalidInput: Something is too large.
     """
-    (_Session if cut.branch is None else _Path)(store, connection, cut, write, files).run()
+    (_Session if cut.branch is None else _Path)(store, connection, cut, write, send).run()
 
 
 class _Export:
-    def __init__(self, store: Store, connection: Connection, cut: Cut, write: Write, files: Sends | None) -> None:
+    def __init__(self, store: Store, connection: Connection, cut: Cut, write: Write, send: Send | None) -> None:
         self.store = store
         self.connection = connection
         self.cut = cut
         self.write = write
         self.values = ValueWriter(store.graphs.content.blobs, connection, write)
-        self.files = files
+        self.send = send
         self._with_files: dict[int, list[int]] = defaultdict(list)
 
     def _session(self, current: int) -> None:
@@ -164,26 +133,23 @@ class _Export:
                 self.write(records.of_tag(tag))
 
     def _point(self, point: Found, **other: Any) -> None:
-        """Write a checkpoint, after the pending writes that it keeps, and note its files."""
-        if point.id in self.cut.pending:
-            self.write(records.of_pending(point))
+        """Write a checkpoint, and note its files."""
         self.write(records.of_checkpoint(point, **other))
         if point.workspace_snapshot_id is not None:
             self._with_files[point.workspace_snapshot_id].append(point.id)
 
     def _pending_values(self, points: Iterable[Found]) -> None:
         """Write the values of the pending writes that checkpoints keep."""
-        kept = (row for row in points if row.id in self.cut.pending)
-        self.values.put([key for row in kept for key in pending_writes.hashes(row.pending, f"checkpoint {row.id}")])
+        self.values.put([key for row in points for key in pending_writes.hashes(row.pending, f"checkpoint {row.id}")])
 
     def _write_files(self, branches: Sequence[Found], **other: Any) -> None:
         """Write the snapshots of the checkpoints that were written, and the last one of each of these branches."""
-        if self.files is None:
+        if self.send is None:
             return
         last = (self.store.snapshots.of_branch(self.connection, branch) for branch in branches)
         ids = self._with_files.keys() | {row.id for row in last if row is not None}
         for row in self.store.snapshots.rows(self.connection, ids):
-            tree, why = self.files.send(as_object(row.settings), row.snapshot)
+            tree, why = self.send(as_object(row.settings), row.snapshot)
             found = {"tree": tree, "why": why, "checkpoints": self._with_files.get(row.id, [])}
             self.write(records.of_snapshot(row, **found, **other))
 
@@ -270,8 +236,7 @@ class _Path(_Export):
         self.write(records.of_branch(branch, parent=None, point=None, inherited=0, head=head, meta=meta))
         if track.others:
             self._write_aside(branch, points[0])
-        kept = [row for row in points if row.id in self.cut.pending]
-        self._states(branch.id).path(self._ways(line), branch.thread_id if point is None else None, kept)
+        self._states(branch.id).path(self._ways(line), branch.thread_id if point is None else None, points)
         self._pending_values(points)
         for n, row in enumerate(points, 1):
             self._point(row, branch=branch.id, number=n)
@@ -404,6 +369,7 @@ class _Path(_Export):
             "messages": 0,
             "restore_point": None,
             "data": None,
+            "pending": None,
             "description": "what other branches did",
         }
         self.write(records.of_checkpoint(first, **begins))
@@ -427,6 +393,6 @@ class _Path(_Export):
                 "request": {"tools": "keep", "replay": "record"},
                 "accepted": [],
                 "steps": [{"invocation": row.id, "action": KEEP, "why": NOT_ON_THE_PATH} for row in kept],
-                "report": {group: items if group == "kept" else [] for group in GROUPS if group not in NEWER},
+                "report": {group: items if group == "kept" else [] for group in GROUPS},
             }
         )

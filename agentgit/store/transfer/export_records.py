@@ -9,7 +9,7 @@ from sqlalchemy import Row
 
 from agentgit.checkpoints.queries import Tag
 from agentgit.effects.invocation import INTENDED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
-from agentgit.effects.report import GROUPS, NEWER
+from agentgit.effects.report import GROUPS
 from agentgit.store.objects.blobs import unpack
 from agentgit.store.objects.packing import split_hashes
 from agentgit.store.threads import pending_writes
@@ -103,18 +103,17 @@ def of_checkpoint(row: Row[Any], **other: Any) -> Record:
         "messages": row.message_count,
         "restore_point": row.restore_point,
         "data": from_json(row.data) if row.data is not None else None,
+        "pending": _pending(row),
         **other,
     }
 
 
-def of_pending(row: Row[Any]) -> Record:
-    """Write the pending writes that a checkpoint keeps."""
-    kept = pending_writes.unpack(row.pending, f"checkpoint {row.id}") or ()
-    return {
-        "record": "pending",
-        "checkpoint": row.id,
-        "at": [{"ns": at.ns, "state": at.checkpoint_id, "writes": [_of_kept(one) for one in at.writes]} for at in kept],
-    }
+def _pending(row: Row[Any]) -> list[Record] | None:
+    """Write the pending writes that a checkpoint keeps; None if they were never noted."""
+    kept = pending_writes.unpack(row.pending, f"checkpoint {row.id}")
+    if kept is None:
+        return None
+    return [{"ns": at.ns, "state": at.checkpoint_id, "writes": [_of_kept(one) for one in at.writes]} for at in kept]
 
 
 def _of_kept(write: Mapping[str, Any]) -> Record:
@@ -200,7 +199,7 @@ def of_operation(row: Row[Any]) -> Record:
         "request": {name: value for name, value in request.items() if name in SETTINGS and value is not None},
         "steps": request["steps"],
         "accepted": request.get("accepted", []),
-        "report": {group: report.get(group, []) for group in GROUPS if group not in NEWER or report.get(group)},
+        "report": {group: report.get(group, []) for group in GROUPS},
     }
 
 

@@ -1,154 +1,22 @@
-"""Graph checkpoints, writes and values on their way into an export, a page at a time."""
+"""Graph checkpoints and pending writes on their way into an export, a page at a time."""
 
 from __future__ import annotations
 
-import base64
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Select, Table, and_, literal, or_, select, tuple_
 
-from agentgit.errors import Corrupt, InvalidInput
-from agentgit.store.objects.blobs import RECORD, Blobs, Leaf, shared_prefix, unpack
-from agentgit.store.objects.packing import CHUNK_BYTES
-from agentgit.store.objects.plain_values import READERS
+from agentgit.errors import Corrupt
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
-from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE, LIST
+from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.threads import fork, pending_writes
 from agentgit.store.threads.delta_values import ancestors
 from agentgit.store.threads.graph_rows import GraphKey, found
 from agentgit.store.transfer import export_records
-
-Write = Callable[[dict[str, Any]], None]
-"""Writes one record."""
-
-RECENT = 8
-"""The number of recent lists that a list may refer to. Whoever reads the file keeps as many in memory."""
-
-SHORT = 8
-"""Items; a list that has no more is always written whole, and none leans on it. So the messages that each step wrote do
-not come between a conversation and the next, longer one."""
-
-LARGEST = 2**30
-"""Bytes of one value; a larger one is not carried."""
-
-AT_ONCE = 64
-"""Values in memory at a time."""
-
-
-class RecentLists:
-    """The lists that were written or read last, which the next one may lean on."""
-
-    def __init__(self) -> None:
-        self._lists: dict[bytes, tuple[bytes, ...]] = {}
-
-    def add(self, key: bytes, items: tuple[bytes, ...]) -> None:
-        """Remember a list, unless it is short, and forget the oldest one."""
-        if len(items) <= SHORT:
-            return
-        self._lists[key] = items
-        if len(self._lists) > RECENT:
-            del self._lists[next(iter(self._lists))]
-
-    def get(self, key: bytes) -> tuple[bytes, ...] | None:
-        """Return the items of a list; None if it is not among them."""
-        return self._lists.get(key)
-
-    def like(self, items: tuple[bytes, ...]) -> tuple[bytes | None, int]:
-        """Find the list that has most items in common with this one at the front, and how many."""
-        best: tuple[bytes | None, int] = None, 0
-        for key, known in reversed(self._lists.items()):
-            kept = shared_prefix(known, items)
-            if kept > best[1]:
-                best = key, kept
-            if 2 * best[1] > len(items):
-                break
-        return best
-
-
-class ValueWriter:
-    """Writes the values of one export.
-
-    Args:
-        blobs: The store of the values.
-        connection: Any open connection.
-        write: The function that writes one record.
-    """
-
-    def __init__(self, blobs: Blobs, connection: Connection, write: Write) -> None:
-        self.blobs = blobs
-        self.connection = connection
-        self.write = write
-        self._done: set[bytes] = set()
-        self._recent = RecentLists()
-
-    def put(self, hashes: Iterable[bytes]) -> None:
-        """Write the values that were not written before, with all that they are made of.
-
-        Raises:
-            Corrupt: One is missing, or does not match its hash.
-            InvalidInput: One is too large.
-        """
-        fresh = [key for key in dict.fromkeys(hashes) if key not in self._done]
-        for part in slices(fresh, AT_ONCE):
-            found = self.blobs.get_many(self.connection, part)
-            for key in part:
-                if key not in self._done:  # another one of these may have needed it
-                    self._one(found[key])
-
-    def _one(self, value: Leaf) -> None:
-        if value.type == LIST:
-            self._list(value.hash)
-        else:
-            if value.type == RECORD:
-                self.put(unpack(value.data).values())
-            self._leaf(value)
-        self._done.add(value.hash)
-
-    def _list(self, key: bytes) -> None:
-        items = self.blobs.item_hashes(self.connection, key)
-        base, kept = self._recent.like(items)
-        self.put(items[kept:])
-        self.write(
-            {
-                "record": "list",
-                "id": key.hex(),
-                "base": base.hex() if base is not None else None,
-                "keep": kept,
-                "items": [item.hex() for item in items[kept:]],
-            }
-        )
-        self._recent.add(key, items)
-
-    def _leaf(self, value: Leaf) -> None:
-        if len(value.data) > LARGEST:
-            raise InvalidInput(f"The value {value.hash.hex()} has {len(value.data)} bytes, and cannot be exported.")
-        record: dict[str, Any] = {"record": "value", "id": value.hash.hex(), "type": value.type}
-        body: dict[str, Any] = {"text": None, "data": None, "parts": None}
-        parts = range(0, len(value.data), CHUNK_BYTES)
-        if len(parts) > 1:
-            self.write({**record, **body, "parts": len(parts)})
-            for start in parts:
-                self.write({"record": "part", "data": _base64(value.data[start : start + CHUNK_BYTES])})
-        else:
-            self.write({**record, **body, **_body(value)})
-
-
-def _body(value: Leaf) -> dict[str, str]:
-    """Write what is text so that a person can read it."""
-    if value.type in READERS:
-        try:
-            return {"text": value.data.decode()}
-        except UnicodeDecodeError:
-            pass
-    return {"data": _base64(value.data)}
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
+from agentgit.store.transfer.export_values import ValueWriter, Write
 
 PAGE = 64
 """Graph checkpoints in memory at a time."""
@@ -191,7 +59,7 @@ class StateWriter:
             ways: Each thread with the id of the graph checkpoint where it is left, root first; of the last one, where
                 the way ends.
             end: The thread that is written whole after them; None if the last way ends at a checkpoint.
-            points: Checkpoints on the way that keep pending writes, the one where it ends last.
+            points: The checkpoints on the way, the one where it ends last.
         """
         states, writes = self._end(ways, points) if end is None and ways else ((), ())
         own = {(row["ns"], row["checkpoint_id"]) for row in states} if end is None else self._ids(end)
@@ -215,13 +83,15 @@ class StateWriter:
         return self._forked(*ways[-1], last)
 
     def _forked(self, thread: str, checkpoint_id: str, point: Any) -> tuple[States, States]:
-        """Return what a fork would take along from a checkpoint; None is one that keeps no pending writes."""
+        """Return what a fork would take along from a graph checkpoint; None is one that no checkpoint stands at."""
         pending = pending_writes.unpack(point.pending, f"checkpoint {point.id}") if point is not None else None
         return fork.rows_of(self.connection, self.tenant_id, GraphKey(thread, "", checkpoint_id), pending)
 
     def _below_points(self, points: Sequence[Any], written: set[tuple[str, str]]) -> None:
         """Write what subgraphs had saved when these checkpoints were made, where it is not written otherwise."""
         for point in points:
+            if point.pending in (None, pending_writes.NO_WRITES):
+                continue
             rows = self._forked(point.thread_id, point.graph_checkpoint_id, point)[0]
             fresh = [row for row in rows if row["ns"] and (row["ns"], row["checkpoint_id"]) not in written]
             self._put(fresh, ())

@@ -12,23 +12,18 @@ from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any, NamedTuple, Protocol
 
+from agentgit.store.transfer.lines import PART_BYTES
 from agentgit.store.transfer.paths import folded, link_problem, text_of
 
 Record = Mapping[str, Any]
 
-KINDS_BEFORE = ("file", "tree", "path", "snapshot")
-KINDS = (*KINDS_BEFORE, "left")
-"""The records of files; before format 3, whole snapshots were left out because of one path."""
-
 OWN = "its environment alone can read it"
 GONE = "it is no longer stored"
-ODD = "a path, a link or a size in it is not for every system"
 NOT_KNOWN = "nobody there has opened its storage"
 NOT_WANTED = "no workspace was named to put them into"
-REASONS = (OWN, GONE, ODD, NOT_KNOWN)
+REASONS = (OWN, GONE, NOT_KNOWN)
 """The reasons for which an export may lack a snapshot that a checkpoint has."""
 
-PART_BYTES = 256 * 1024
 LARGEST_FILE = 2**30
 MOST_PATHS = 500_000
 MUCH, AT_MOST = 2**30, 100

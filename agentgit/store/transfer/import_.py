@@ -28,11 +28,13 @@ from agentgit.store.sql.tables import (
     WORLD_LOG,
 )
 from agentgit.store.store import Store
-from agentgit.store.transfer.export_states import AT_ONCE
+from agentgit.store.transfer.export_values import AT_ONCE
 from agentgit.store.transfer.file_trees import Keeps
 from agentgit.store.transfer.import_check import Checker
-from agentgit.store.transfer.import_rows import ImportedRows, ListItems, new_ids
-from agentgit.store.transfer.records import LineReader, checked, damaged, read_lines, require_header
+from agentgit.store.transfer.import_rows import ImportedRows, new_ids
+from agentgit.store.transfer.import_values import ListItems
+from agentgit.store.transfer.lines import LineReader, damaged, read
+from agentgit.store.transfer.records import checked, require_header
 
 BYTES_AT_ONCE = 4 * 2**20
 """Bytes of values that wait to be stored."""
@@ -58,12 +60,12 @@ def records(stream: LineReader, checker: Checker) -> Iterator[tuple[str, dict[st
         checker: A new checker.
 
     Raises:
-        InvalidInput: It is no export, or a newer one.
+        InvalidInput: It is no export, or has another format.
         Corrupt: A line is damaged, or does not fit to the others; the text says which line, and what is wrong.
     """
     stream.seek(0)
     number = 0
-    for number, found, checker.seal in read_lines(stream):
+    for number, found, checker.seal in read(stream):
         if number == 1:
             require_header(found)
         try:
@@ -150,8 +152,6 @@ class Import:
         for kind, record in records(self.stream, checker):
             if kind in TABLES and (kind != "snapshot" or rows.has(record)):
                 tables.add(kind, record)
-            elif kind == "pending":
-                rows.keep(record)
             elif kind in ("value", "part", "list"):
                 values.add(checker.made)
         if checker.seal != whole.seal:

@@ -14,9 +14,9 @@ from agentgit.effects.invocation import CALL, PAUSED, REDO
 from agentgit.store.objects.blobs import RECORD, Leaf, unpack
 from agentgit.store.records.journal import LAST_LOGGED
 from agentgit.store.threads.graph_rows import conversation, hash_state
-from agentgit.store.transfer import json_checks
-from agentgit.store.transfer.file_trees import AT_MOST, KINDS, MUCH, FileChecker, Keeps
-from agentgit.store.transfer.import_rows import ListItems, ValueReader, is_message, require_readable
+from agentgit.store.transfer import branch_metadata
+from agentgit.store.transfer.file_trees import AT_MOST, MUCH, FileChecker, Keeps
+from agentgit.store.transfer.import_values import ListItems, ValueReader, is_message, require_readable
 from agentgit.store.transfer.records import COUNTED, HEADER
 
 Record = Mapping[str, Any]
@@ -29,7 +29,6 @@ _RANK = {
     "list": 3,
     "state": 3,
     "write": 3,
-    "pending": 4,
     "checkpoint": 4,
     "tag": 4,
     "file": 5,
@@ -91,7 +90,6 @@ class Checker:
         self._records: set[bytes] = set()
         self._branches: dict[int, _Branch] = {}
         self._writes: set[tuple[Any, ...]] = set()
-        self._pending: dict[int, Record] = {}
         self._replays: list[tuple[int, int]] = []
         self._statuses: dict[int, str] = {}
         self._logged: dict[int, str] = {}
@@ -107,7 +105,6 @@ class Checker:
             "list": self._take_list,
             "state": self._take_state,
             "write": self._take_write,
-            "pending": self._take_pending,
             "checkpoint": self._take_checkpoint,
             "tag": self._take_tag,
             "file": self.files.file,
@@ -162,7 +159,7 @@ class Checker:
                 raise ValueError(f"names a {kind} {id} that is not there")
 
     def _take_branch(self, record: Record) -> None:
-        json_checks.checked_metadata(record["meta"])
+        branch_metadata.checked(record["meta"])
         if any(one.record["name"] == record["name"] for one in self._branches.values()):
             raise ValueError(f"is a second branch {record['name']!r}")
         if (record["parent"] is None) != (not self._branches) or (record["parent"] is None) != (
@@ -285,23 +282,19 @@ class Checker:
 
     # -- checkpoints, calls, operations, the world log
 
-    def _take_pending(self, record: Record) -> None:
-        if record["checkpoint"] in self._pending or record["checkpoint"] in self.ids["checkpoint"]:
-            raise ValueError("is there a second time, or after its checkpoint")
-        writes = [(at["ns"], write["task"], write["idx"]) for at in record["at"] for write in at["writes"]]
-        if len(set(writes)) < len(writes) or len({at["ns"] for at in record["at"]}) < len(record["at"]):
-            raise ValueError("has a write or a namespace a second time")
-        for write in (write for at in record["at"] for write in at["writes"]):
-            self._require_values(*write["value"])
-            if not write["value"]:
-                raise ValueError("has a write without a value")
-        self._pending[record["checkpoint"]] = record
-
     def _require_pending(self, branch: _Branch, record: Record) -> None:
         """Hold the pending writes that a checkpoint keeps against the graph checkpoints of its branch."""
-        for at in self._pending.pop(record["id"], {"at": ()})["at"]:
+        places = record["pending"] or ()
+        writes = [(at["ns"], write["task"], write["idx"]) for at in places for write in at["writes"]]
+        if len(set(writes)) < len(writes) or len({at["ns"] for at in places}) < len(places):
+            raise ValueError("has a write or a namespace a second time")
+        for at in places:
             if (at["ns"], at["state"]) not in branch.keys or (not at["ns"] and at["state"] != record["state"]):
                 raise ValueError("keeps pending writes of a graph checkpoint that is not its own")
+            for write in at["writes"]:
+                self._require_values(*write["value"])
+                if not write["value"]:
+                    raise ValueError("has a write without a value")
 
     def _take_checkpoint(self, record: Record) -> None:
         branch = self._of(record)
@@ -362,11 +355,9 @@ class Checker:
     # -- the end
 
     def _take_end(self, record: Record) -> None:
-        counts = {kind: self.counts[kind] for kind in COUNTED[self.header["format"]]}
-        if record["counts"] != counts or any(self.counts[kind] for kind in KINDS if kind not in counts):
+        counts = {kind: self.counts[kind] for kind in COUNTED}
+        if record["counts"] != counts:
             raise ValueError(f"counts {record['counts']}, and there are {counts}")
-        if self._pending:
-            raise ValueError(f"comes after pending writes of a checkpoint {min(self._pending)} that is not there")
         self._expect("branch", self.session["current"])
         for id, replay_of in self._replays:
             self._expect("call", replay_of)
@@ -395,7 +386,6 @@ class Checker:
             raise ValueError(f"comes after a branch {name!r} whose head is no checkpoint of its own")
         if positions and not begins <= min(positions) <= max(positions) <= begins + branch.counted:
             raise ValueError(f"comes after a branch {name!r} with a checkpoint behind the end of its tool track")
-        json_checks.moved_metadata(
-            json_checks.checked_metadata(record["meta"]),
-            {kind: dict.fromkeys(ids, 0) for kind, ids in self.ids.items()},
+        branch_metadata.moved(
+            branch_metadata.checked(record["meta"]), {kind: dict.fromkeys(ids, 0) for kind, ids in self.ids.items()}
         )

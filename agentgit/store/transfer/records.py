@@ -1,29 +1,22 @@
-"""The lines of an export, and the records that they hold.
+"""The records of an export: which there are, and what each holds. How they fit together is looked at elsewhere.
 
-The lines of an export: JSON objects, each with a hash over itself and all lines before it. Pure. Because the hash goes
-on from line to line, a line that was changed, left out, doubled or moved is found where it is.
-
-The records of an export: which there are, and what each holds. How they fit together is looked at elsewhere. An export
-is a header, the session, its branches, the values and graph checkpoints of each branch with their pending writes, the
-checkpoints, each after the pending writes that it keeps, and their tags, the files if they were asked for, the calls,
-the operations, the world log, and an end that counts the others. What a record names comes before it, except where two
-name each other.
+An export is a header, the session, its branches, the values and graph checkpoints of each branch with their pending
+writes, the checkpoints and their tags, the files if they were asked for, the calls, the operations, the world log, and
+an end that counts the others.
+What a record names comes before it, except where two name each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from hashlib import sha256
-from typing import Any, NamedTuple, Protocol
-
-import orjson
+from collections.abc import Mapping
+from typing import Any
 
 from agentgit.effects import invocation
 from agentgit.effects.effects import KINDS, UNDECLARED
 from agentgit.effects.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REVERSE
-from agentgit.effects.report import GROUPS, NEWER
-from agentgit.errors import Corrupt, InvalidInput
-from agentgit.store.transfer import file_trees, json_checks, paths
+from agentgit.effects.report import GROUPS
+from agentgit.errors import InvalidInput
+from agentgit.store.transfer import file_trees, graph_headers, paths
 from agentgit.store.transfer.fields import (
     Check,
     arguments,
@@ -48,120 +41,9 @@ from agentgit.store.transfer.fields import (
     time,
     word,
 )
-from agentgit.values import from_json, write_slowly
 
-LONGEST = 64 * 2**20
-"""Bytes of a line; what is longer is not read."""
-
-_BEGINS = (b'{"record":"agentgit-export"', b'{"record": "agentgit-export"')
-
-_TAIL = len(b',"hash":""}\n') + 64
-
-
-class LineReader(Protocol):
-    """A binary file that is read line by line, again from its beginning if need be."""
-
-    def readline(self, size: int, /) -> bytes:
-        """Read a line, and no more of it than `size` bytes."""
-
-    def seek(self, offset: int, /) -> int:
-        """Go to a position in the file."""
-
-
-class Sealer:
-    """Writes records as lines.
-
-    Example:
-        >>> Sealer().line({"record": "end"})[:38]
-        b'{"record":"end","hash":"8627715a04ced2'
-    """
-
-    def __init__(self) -> None:
-        self._chain = b""
-
-    def line(self, record: Mapping[str, Any]) -> bytes:
-        """Write one record; the hash goes on from the line before.
-
-        Raises:
-            Corrupt: It is too long for a line.
-        """
-        body = _json(record)[:-1]
-        if len(body) + _TAIL > LONGEST:
-            raise Corrupt(f"A record of type {record.get('record')} is longer than {LONGEST} bytes, and not exported.")
-        self._chain = sha256(self._chain + body).digest()
-        return body + _tail(self._chain)
-
-
-class ExportLine(NamedTuple):
-    """A line of an export: its number, its record, and the hash that it ends with."""
-
-    number: int
-    record: dict[str, Any]
-    hash: bytes
-
-
-def read_lines(stream: LineReader) -> Iterator[ExportLine]:
-    """Return the lines of an export, each checked against its hash.
-
-    Args:
-        stream: The file, at its beginning. One line at a time is in memory. Of what is no export nothing is given.
-
-    Raises:
-        Corrupt: A line is cut off, too long, no JSON object, or does not match its hash.
-    """
-    chain, number = b"", 0
-    while line := stream.readline(LONGEST + 1):
-        number += 1
-        if number == 1 and not line.lstrip().startswith(_BEGINS):
-            return
-        if len(line) > LONGEST:
-            raise damaged(number, f"is longer than {LONGEST} bytes")
-        if not line.endswith(b"\n"):
-            raise damaged(number, "is cut off")
-        body = line[:-_TAIL]
-        chain = sha256(chain + body).digest()
-        if line[-_TAIL:] != _tail(chain):
-            raise damaged(number, "does not match its hash: it was changed, or a line before it is missing or doubled")
-        yield ExportLine(number, _record(number, body), chain)
-
-
-def damaged(number: int, what: str) -> Corrupt:
-    """Make the failure that says which line is wrong.
-
-    Args:
-        number: The number of the line, from 1.
-        what: The problem with the line.
-    """
-    return Corrupt(
-        f"Line {number} of the export {what}. Nothing was imported. Export it once more where it comes from.",
-        row=f"line {number}",
-    )
-
-
-def _tail(chain: bytes) -> bytes:
-    return b',"hash":"%b"}\n' % chain.hex().encode()
-
-
-def _json(record: Mapping[str, Any]) -> bytes:
-    try:
-        return orjson.dumps(record)
-    except TypeError:  # lone surrogates, huge integers
-        return write_slowly(record)
-
-
-def _record(number: int, body: bytes) -> dict[str, Any]:
-    try:
-        found = from_json(body + b"}")
-    except (ValueError, RecursionError) as error:
-        raise damaged(number, f"is no JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise damaged(number, "is no JSON object")
-    return found
-
-
-PLAIN, WHOLE_SNAPSHOTS, WITH_FILES, WITH_PENDING = FORMATS = (1, 2, 3, 4)
-"""The versions of the form: an export without files can be read by those who know nothing of files. Those of the second
-version leave out whole snapshots, those of the third single paths. Checkpoints of the fourth keep pending writes."""
+FORMAT = 1
+"""The version of the format. An export of another version is refused."""
 
 SESSION, BRANCH, CHECKPOINT = "session", "branch", "checkpoint"
 """The kinds of objects that an export can be of."""
@@ -181,13 +63,6 @@ STATUSES = (
 
 _step = shaped(invocation=ident, action=one_of(REVERSE, KEEP, BLOCK, GONE, REDO, ANSWER), why=text)
 _item = shaped(invocation=ident, reason=text)
-_groups = dict.fromkeys(GROUPS, many(_item))
-
-
-def _report(value: Any) -> dict[str, Any]:
-    """Take the groups of a report; an export of an earlier version does not have all of them."""
-    return fields({**{group: [] for group in NEWER}, **thing(value)}, _groups)
-
 
 _share = shaped(task=text, call=text, place=number(), taken=many(number()), graphs=many(number()), question=maybe(text))
 
@@ -206,16 +81,6 @@ SETTINGS: dict[str, Check] = {
     "give_up": flag,
 }
 """The settings that are kept of an operation's request, besides its steps."""
-
-_COUNTED = ("branch", "value", "part", "list", "state", "write", "checkpoint", "tag", "call", "operation", "log")
-
-COUNTED = {
-    PLAIN: _COUNTED,
-    WHOLE_SNAPSHOTS: (*_COUNTED, *file_trees.KINDS_BEFORE),
-    WITH_FILES: (*_COUNTED, *file_trees.KINDS),
-    WITH_PENDING: (*_COUNTED, *file_trees.KINDS, "pending"),
-}
-"""The records that the end of an export counts, by its version."""
 
 _SHAPES: dict[str, dict[str, Check]] = {
     HEADER: {
@@ -248,8 +113,8 @@ _SHAPES: dict[str, dict[str, Check]] = {
         "root": maybe(word(64)),
         "run": maybe(text),
         "messages": number(),
-        "meta": json_checks.graph_metadata,
-        "header": json_checks.graph_header,
+        "meta": graph_headers.meta,
+        "header": graph_headers.header,
         "channels": named(digest),
         "state_hash": digest,
     },
@@ -278,8 +143,8 @@ _SHAPES: dict[str, dict[str, Check]] = {
         "messages": number(),
         "restore_point": maybe(text),
         "data": maybe(packed),
+        "pending": maybe(many(_pending)),
     },
-    "pending": {"checkpoint": ident, "at": many(_pending)},
     "tag": {"name": tag, "checkpoint": ident, "description": maybe(text), "created_at": time},
     "file": {
         "id": digest,
@@ -333,7 +198,7 @@ _SHAPES: dict[str, dict[str, Check]] = {
         "request": settings(SETTINGS),
         "steps": many(_step),
         "accepted": many(ident),
-        "report": _report,
+        "report": shaped(**dict.fromkeys(GROUPS, many(_item))),
     },
     "log": {
         "seq": number(1),
@@ -344,6 +209,9 @@ _SHAPES: dict[str, dict[str, Check]] = {
     },
     "end": {"counts": named(number(most=2**53))},
 }
+
+COUNTED = tuple(kind for kind in _SHAPES if kind not in (HEADER, "session", "end"))
+"""The kinds of records that the end of an export counts."""
 
 
 def checked(record: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -376,12 +244,12 @@ def require_header(record: Mapping[str, Any] | None) -> None:
         record: The first line of the file; None if there is none.
 
     Raises:
-        InvalidInput: The file is not an export, or its format is newer.
+        InvalidInput: The file is not an export, or has another format.
     """
     if record is None or record.get("record") != HEADER:
         raise InvalidInput("This is no export of agentgit. Give a file that `agentgit export` has written.")
-    if record.get("format") not in FORMATS:
+    if record.get("format") != FORMAT:
         raise InvalidInput(
-            f"This export has format {record.get('format')!r}, and this library reads {PLAIN} to {FORMATS[-1]}. Run: "
-            "pip install --upgrade agentgit"
+            f"This export has format {record.get('format')!r}, and this version of agentgit reads format {FORMAT}. "
+            "Export the session again with this version, or run: pip install --upgrade agentgit"
         )

@@ -9,7 +9,9 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol, Self
+from typing import Self
+
+from agentgit.workspace.catalog import Catalog
 
 READABLE, SEARCHABLE, WRITABLE = stat.S_IRUSR, stat.S_IRUSR | stat.S_IXUSR, stat.S_IWUSR | stat.S_IXUSR
 
@@ -17,28 +19,15 @@ O_PATH: int | None = getattr(os, "O_PATH", None)
 """Opens what may not be read, without following a link; a system without it gives no permissions here."""
 
 
-class PermissionJournal(Protocol):
-    """A journal of the permission bits that were given."""
-
-    def permit(self, path: bytes, mode: int, inode: int) -> None:
-        """Note the mode that something had, before it is changed."""
-
-    def unpermit(self, path: bytes) -> None:
-        """Forget a note: the mode is as it was, or is not to be put back."""
-
-    def permits(self) -> list[tuple[bytes, int, int]]:
-        """Return all notes."""
-
-
 class Permits:
     """The bits given in one workspace. A context manager that takes them all back.
 
     Args:
         root: The workspace.
-        journal: The journal that records them.
+        journal: The catalog of the workspace, which records them.
     """
 
-    def __init__(self, root: bytes, journal: PermissionJournal) -> None:
+    def __init__(self, root: bytes, journal: Catalog) -> None:
         self._root, self._journal = root, journal
         self._held: dict[bytes, os.stat_result] = {}
 

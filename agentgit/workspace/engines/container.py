@@ -277,7 +277,7 @@ class ContainerEnvironment:
             size=image["Size"],
             running=record["running"],
             settings=tuple(record["settings"]),
-            not_included=tuple(record.get("not_included", ())),  # an older snapshot does not record them
+            not_included=tuple(record["not_included"]),
         )
 
     def _known(self, id: str) -> ContainerSnapshot:

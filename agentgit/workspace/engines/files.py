@@ -131,16 +131,14 @@ class Files:
         self.put(snapshot, None, source._written(row.tree, entries), left)
         return snapshot
 
-    def put(
-        self, snapshot: FileCheckpoint, base: str | None, changes: Iterable[WrittenTree], left: Left | None = None
-    ) -> str:
+    def put(self, snapshot: FileCheckpoint, base: str | None, changes: Iterable[WrittenTree], left: Left) -> str:
         """Store a snapshot of files that did not stand here; give the key of its tree.
 
         Args:
             snapshot: The snapshot, as it is to be listed.
             base: The key of the tree to begin with; None begins with nothing.
             changes: The changes: first the removals, then the additions.
-            left: The paths that it left out where it was taken; None if they are not known.
+            left: The paths that it left out where it was taken.
         """
         key = secrets.token_hex(8)
         self._trees.write(key, base, changes)
@@ -336,7 +334,7 @@ class Files:
         for path in {*in_the_way(known.skipped, steps.changes), *(put & known.skipped.keys())}:
             del known.skipped[path]  # it was moved aside, or it is what the snapshot has
             known.dirty.add(path)
-        for path in {within(path, steps.then or {}) or path for path in steps.ignored}:
+        for path in {within(path, steps.then) or path for path in steps.ignored}:
             with suppress(FileNotFoundError):
                 known.skipped[path] = Skipped(EXCLUDED, stamp_of(os.lstat(os.path.join(self._root, path))))
                 known.dirty.add(path)
@@ -381,8 +379,6 @@ class Files:
         found = self._limited(self._differences_to_now(since.tree, now), None)
         files = [path for path, (before, after) in found.items() if _leaf(before) or _leaf(after)]
         then = self._catalog.left(since.snapshot.id)
-        if then is None:
-            return _texts(files)
         imported = {path for path, one in then.items() if not one.stood_here}
         return _texts(path for path in chain(files, *compare(then, now.left, self._root)) if path not in imported)
 

@@ -123,12 +123,6 @@ def _meant(line: str) -> bool:
     return True
 
 
-UNKNOWN = "the snapshot does not record what it left out, so this may have been there"
-"""The reason for which a file stays that an old snapshot does not have."""
-
-UNRECORDED = "this snapshot is older than the record of what is left out; what of that is missing cannot be told"
-
-
 class ExcludedPaths(NamedTuple):
     """Something that a snapshot does not hold, as it stood when the snapshot was taken.
 
@@ -210,32 +204,22 @@ def unpacked(data: bytes) -> dict[bytes, ExcludedPaths]:
     return {path.encode("latin-1"): ExcludedPaths(*values) for path, *values in json.loads(zlib.decompress(data))}
 
 
-def staying(
-    changes: Mapping[bytes, TreeChange], then: Left | None, target: Callable[[], Mapping[bytes, TreeEntry]]
-) -> dict[bytes, TreeEntry]:
-    """Return what a restore must not remove, because the snapshot left it out or may have done so.
+def staying(changes: Mapping[bytes, TreeChange], then: Left) -> dict[bytes, TreeEntry]:
+    """Return what a restore must not remove, because the snapshot left it out.
 
     Args:
         changes: The differences between what stands now and the snapshot.
-        then: The paths that the snapshot left out; None if it does not record them.
-        target: Returns what the snapshot holds; asked only if `then` is None.
+        then: The paths that the snapshot left out.
     """
     gone = {path: before for path, (before, after) in changes.items() if before is not None and after is None}
-    if not gone:
-        return {}
-    if then is not None:
-        return {path: entry for path, entry in gone.items() if within(path, then) is not None}
-    free = no_room({path: TreeChange(None, entry) for path, entry in target().items()})
-    files = {path for path, entry in gone.items() if not entry.is_directory and not free(path)}
-    stays = files | {one for path in files for one in above(path)}
-    return {path: entry for path, entry in gone.items() if path in stays and not free(path)}
+    return {path: entry for path, entry in gone.items() if within(path, then) is not None}
 
 
 def no_room(changes: Mapping[bytes, TreeChange]) -> Callable[[bytes], bool]:
     """Return a function that tells where a snapshot cannot have left out a file: above and below what it has.
 
     Args:
-        changes: The entries of the snapshot, or those that a restore puts.
+        changes: The entries that a restore puts.
     """
     files = {path for path, (_, after) in changes.items() if after is not None and not after.is_directory}
     parents = {one for path, (_, after) in changes.items() if after is not None for one in above(path)}
@@ -299,27 +283,22 @@ class Named(NamedTuple):
 
 
 def of_left_out(
-    then: Left | None,
+    then: Left,
     now: Left,
     root: bytes,
     *,
     has: Collection[bytes],
-    stays: Collection[bytes],
     among: Callable[[bytes], bool],
 ) -> Named:
     """Compare what a snapshot left out with what stands in the workspace.
 
     Args:
-        then: The paths that the snapshot left out; None if it does not record them.
+        then: The paths that the snapshot left out.
         now: The paths that are left out now.
         root: The workspace.
         has: The paths at which the snapshot has something else than what stands now.
-        stays: Files that the snapshot does not have, and that stay because it may have left them out.
         among: The test for paths that are asked about.
     """
-    if then is None:
-        left = {b".": UNRECORDED} | dict.fromkeys(stays, UNKNOWN)
-        return Named((), _pairs(left))
     found = compare(then, now, root)
     missing = {path: f"left out of the snapshot ({why})" for path, why in found.missing.items() if among(path)}
     left = {path: f"changed since; left out of the snapshot ({why})" for path, why in found.changed.items()}

@@ -1,0 +1,153 @@
+"""The lines of an export: JSON objects, each with a hash over itself and all lines before it. Pure.
+
+Because the hash goes on from line to line, a line that was changed, left out, doubled or moved is found where it is.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from typing import Any, NamedTuple, Protocol
+
+import orjson
+
+from agentgit.errors import Corrupt
+from agentgit.values import from_json, write_slowly
+
+LONGEST = 64 * 2**20
+"""Bytes of a line; what is longer is not read."""
+
+PART_BYTES = 256 * 1024
+"""Bytes of a part of a value or of a file."""
+
+_BEGINS = (b'{"record":"agentgit-export"', b'{"record": "agentgit-export"')
+
+_TAIL = len(b',"hash":""}\n') + 64
+
+
+class LineReader(Protocol):
+    """A binary file that is read line by line, again from its beginning if need be."""
+
+    def readline(self, size: int, /) -> bytes:
+        """Read a line, and no more of it than `size` bytes."""
+
+    def seek(self, offset: int, /) -> int:
+        """Go to a position in the file."""
+
+
+class Sealer:
+    """Writes records as lines.
+
+    Example:
+        >>> Sealer().line({"record": "end"})[:38]
+        b'{"record":"end","hash":"8627715a04ced2'
+    """
+
+    def __init__(self) -> None:
+        self._chain = b""
+
+    def line(self, record: Mapping[str, Any]) -> bytes:
+        """Write one record; the hash goes on from the line before.
+
+        Raises:
+            Corrupt: It is too long for a line.
+        """
+        body = _json(record)[:-1]
+        if len(body) + _TAIL > LONGEST:
+            raise Corrupt(f"A record of type {record.get('record')} is longer than {LONGEST} bytes, and not exported.")
+        self._chain = sha256(self._chain + body).digest()
+        return body + _tail(self._chain)
+
+
+def with_contents(record: Mapping[str, Any], data: bytes, *, is_text: bool) -> Iterator[dict[str, Any]]:
+    """Add contents to a record, and iterate over it and over the records of its parts, if it has several.
+
+    Args:
+        record: The other fields of the record.
+        data: The contents.
+        is_text: True to write what is UTF-8 as text, which people can read.
+    """
+    body: dict[str, Any] = {"text": None, "data": None, "parts": None}
+    starts = range(0, len(data), PART_BYTES)
+    if len(starts) > 1:
+        yield {**record, **body, "parts": len(starts)}
+        for start in starts:
+            yield {"record": "part", "data": _base64(data[start : start + PART_BYTES])}
+        return
+    try:
+        found = {"text": data.decode()} if is_text else {"data": _base64(data)}
+    except UnicodeDecodeError:
+        found = {"data": _base64(data)}
+    yield {**record, **body, **found}
+
+
+class ExportLine(NamedTuple):
+    """A line of an export: its number, its record, and the hash that it ends with."""
+
+    number: int
+    record: dict[str, Any]
+    hash: bytes
+
+
+def read(stream: LineReader) -> Iterator[ExportLine]:
+    """Return the lines of an export, each checked against its hash.
+
+    Args:
+        stream: The file, at its beginning. One line at a time is in memory. Of what is no export nothing is given.
+
+    Raises:
+        Corrupt: A line is cut off, too long, no JSON object, or does not match its hash.
+    """
+    chain, number = b"", 0
+    while line := stream.readline(LONGEST + 1):
+        number += 1
+        if number == 1 and not line.lstrip().startswith(_BEGINS):
+            return
+        if len(line) > LONGEST:
+            raise damaged(number, f"is longer than {LONGEST} bytes")
+        if not line.endswith(b"\n"):
+            raise damaged(number, "is cut off")
+        body = line[:-_TAIL]
+        chain = sha256(chain + body).digest()
+        if line[-_TAIL:] != _tail(chain):
+            raise damaged(number, "does not match its hash: it was changed, or a line before it is missing or doubled")
+        yield ExportLine(number, _record(number, body), chain)
+
+
+def damaged(number: int, what: str) -> Corrupt:
+    """Make the failure that says which line is wrong.
+
+    Args:
+        number: The number of the line, from 1.
+        what: The problem with the line.
+    """
+    return Corrupt(
+        f"Line {number} of the export {what}. Nothing was imported. Export it once more where it comes from.",
+        row=f"line {number}",
+    )
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _tail(chain: bytes) -> bytes:
+    return b',"hash":"%b"}\n' % chain.hex().encode()
+
+
+def _json(record: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(record)
+    except TypeError:  # lone surrogates, huge integers
+        return write_slowly(record)
+
+
+def _record(number: int, body: bytes) -> dict[str, Any]:
+    try:
+        found = from_json(body + b"}")
+    except (ValueError, RecursionError) as error:
+        raise damaged(number, f"is no JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise damaged(number, "is no JSON object")
+    return found

@@ -1,0 +1,231 @@
+"""Snapshots on their way into an export: contents once, and each tree as what it changes of the one before.
+
+They are read from the storage of a workspace; its directory need not be there. Nothing is locked: a snapshot that a
+checkpoint has is not collected.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from agentgit.errors import NotFound
+from agentgit.store.transfer import paths
+from agentgit.store.transfer.file_trees import GONE, LARGEST_FILE, NOT_KNOWN, OWN, FileTree, TreeItem
+from agentgit.store.transfer.lines import with_contents
+from agentgit.workspace.catalog import Catalog
+from agentgit.workspace.disk.atomic_file import parts
+from agentgit.workspace.engines.directory import Copies
+from agentgit.workspace.engines.git import GitTrees
+from agentgit.workspace.locations import noted_workspace
+from agentgit.workspace.trees import TreeChange, TreeEntry, Trees
+
+ENGINES: Mapping[str, Callable[[str], Trees]] = {"git": GitTrees, "directory": Copies}
+
+
+PERMISSIONS = 0o777
+
+SPECIAL_BITS = "has a mode with which it would run as its owner, or another special bit"
+TOO_LARGE = f"is larger than {LARGEST_FILE:,} bytes"
+
+LONGEST_WHY = 200
+
+
+class Sent(NamedTuple):
+    """The outcome for a snapshot: the number of its tree in the export, or the reason why it has none."""
+
+    tree: int | None
+    why: str | None = None
+
+
+class _At(NamedTuple):
+    """The place of a tree: its storage, what reads that, its key there, and what it left out when it was taken."""
+
+    storage: str
+    trees: Trees
+    key: str
+    left: Mapping[bytes, str]
+
+
+class _Left(NamedTuple):
+    """The reason why a path cannot travel, and the entry it would have, if only what stands beside it is against it."""
+
+    why: str
+    item: TreeItem | None = None
+
+
+class Outgoing:
+    """Writes the snapshots of one export.
+
+    Args:
+        write: The function that writes one record.
+    """
+
+    def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
+        self._write = write
+        self._sent: dict[tuple[str, str], Sent] = {}
+        self._engines: dict[str, Trees] = {}
+        self._names: dict[tuple[str, str], bytes] = {}
+        self._written: set[bytes] = set()
+        self._number = 0
+        self._last: _At | None = None
+        self._tree = FileTree()
+        self._left: dict[bytes, _Left] = {}
+        self._named: dict[bytes, str] = {}
+
+    def send(self, settings: Mapping[str, Any], snapshot: str) -> Sent:
+        """Write the tree of a snapshot, unless that was done before.
+
+        Args:
+            settings: The settings that open its workspace.
+            snapshot: The id of the snapshot there.
+
+        Raises:
+            Corrupt: Contents are gone, or are not what was written.
+            Unavailable: The storage cannot be read.
+        """
+        storage = str(settings.get("storage"))
+        if (storage, snapshot) not in self._sent:
+            at = self._find(storage, str(settings.get("environment")), snapshot)
+            self._sent[storage, snapshot] = self._send(at) if isinstance(at, _At) else Sent(None, at)
+        return self._sent[storage, snapshot]
+
+    def _find(self, storage: str, environment: str, snapshot: str) -> _At | str:
+        """Find a snapshot; else tell why it cannot be had. Nothing is made that is not there."""
+        if environment not in ENGINES:
+            return OWN
+        catalog, folder = os.path.join(storage, "catalog.db"), os.path.join(storage, environment)
+        if not os.path.isfile(catalog) or not os.path.isdir(folder):
+            return GONE
+        if noted_workspace(storage) is None:
+            return NOT_KNOWN  # a row alone has nothing opened: see `require_noted`
+        with closing(Catalog(catalog)) as opened:
+            rows = [row for row in opened.find(snapshot) if row.snapshot.id == snapshot]
+            left = opened.left(snapshot)
+        if not rows:
+            return GONE
+        if storage not in self._engines:
+            self._engines[storage] = ENGINES[environment](folder)
+        return _At(storage, self._engines[storage], rows[0].tree, {path: one.why for path, one in left.items()})
+
+    def _send(self, at: _At) -> Sent:
+        """Write a tree as what it changes of the last one, if that is in the same storage."""
+        before = self._last if self._last is not None and self._last.storage == at.storage else None
+        self._last = None  # until this one is whole
+        if before is None:
+            self._tree, self._left, self._named = FileTree(), {}, {}
+        try:
+            items = self._change(at, _between(at, before))
+        except NotFound:
+            return Sent(None, GONE)
+        self._last, self._number = at, self._number + 1
+        self._write({"record": "tree", "id": self._number, "base": self._number - 1 if before is not None else None})
+        self._name(at)
+        for path, item in items.items():
+            self._write({"record": "path", "path": paths.text_of(path), **_shown(item)})
+        return Sent(self._number)
+
+    def _change(self, at: _At, changes: Mapping[bytes, TreeChange]) -> dict[bytes, TreeItem | None]:
+        """Change the tree, and leave out what cannot travel; give what changes. New contents are written on the way."""
+        self._tree.begin()
+        items: dict[bytes, TreeItem | None] = {}
+        left = {path: one for path, one in self._left.items() if path not in changes}
+        self._left = {path: one for path, one in left.items() if one.item is None}
+        coming = {path: change.after for path, change in sorted(changes.items()) if change.after is not None}
+        made = dict(self._made(at, coming))
+        for path in changes:
+            if not isinstance(made.get(path), TreeItem) and self._tree.holds(path):
+                self._tree.change(path, None)
+                items[path] = None
+        self._left |= {path: _Left(one) for path, one in made.items() if isinstance(one, str)}
+        fit = {path: one.item for path, one in left.items() if one.item is not None}
+        fit |= {path: one for path, one in made.items() if isinstance(one, TreeItem)}
+        stood = {path for path in fit if self._tree.holds(path)}
+        for path in sorted(fit, key=lambda path: (path not in stood, path)):  # what is there stays there
+            if why := self._tree.problem(path, fit[path]):
+                self._left[path] = _Left(why, fit[path])
+                if path in stood:
+                    self._tree.change(path, None)
+                    items[path] = None
+            else:
+                self._tree.change(path, fit[path])
+                items[path] = fit[path]
+        return self._with_contents(at, items, stood)
+
+    def _name(self, at: _At) -> None:
+        """Write which paths are left out, and were not in the tree before; and the other way round."""
+        named = {path: why for path, why in at.left.items() if not self._tree.holds(path)}
+        named |= {path: one.why[:LONGEST_WHY] for path, one in self._left.items()}
+        for path in sorted(self._named.keys() | named.keys()):
+            if self._named.get(path) != named.get(path):
+                self._write({"record": "left", "path": paths.text_of(path), "why": named.get(path)})
+        self._named = named
+
+    def _made(self, at: _At, coming: Mapping[bytes, TreeEntry]) -> Iterator[tuple[bytes, TreeItem | str]]:
+        """Make items, of files with the names that their contents have there; or tell why one cannot travel."""
+        links: dict[bytes, TreeEntry] = {}
+        files: dict[bytes, TreeEntry] = {}
+        for path, entry in coming.items():
+            mode = stat.S_IMODE(entry.mode)
+            if why := paths.problem(paths.text_of(path)) or (SPECIAL_BITS if mode > PERMISSIONS else ""):
+                yield path, why
+            elif entry.is_directory:
+                yield path, TreeItem(mode)
+            else:
+                (links if entry.is_link else files)[path] = entry
+        for path, _, data in at.trees.contents(at.key, links.items()):
+            target = b"".join(parts(data))
+            yield path, paths.link_problem(path, target) or TreeItem(PERMISSIONS, link=target)
+        for path, entry in files.items():
+            yield path, TreeItem(stat.S_IMODE(entry.mode), file=entry.oid.encode())
+
+    def _with_contents(
+        self, at: _At, items: Mapping[bytes, TreeItem | None], stood: Collection[bytes]
+    ) -> dict[bytes, TreeItem | None]:
+        """Write the contents that are new; give the items with the names that contents have in the export."""
+        files = {path: item.file.decode() for path, item in items.items() if item is not None and item.file is not None}
+        by_oid = {oid: (path, TreeEntry(stat.S_IFREG, oid)) for path, oid in files.items()}
+        wanted = [found for oid, found in by_oid.items() if (at.storage, oid) not in self._names]
+        for _, entry, data in at.trees.contents(at.key, wanted):
+            if len(data) <= LARGEST_FILE:
+                whole = b"".join(parts(data))
+                self._names[at.storage, entry.oid] = name = sha256(whole).digest()
+                if name not in self._written:
+                    self._written.add(name)
+                    self._file(name, whole)
+        found = dict(items)
+        for path, oid in files.items():
+            known, item = self._names.get((at.storage, oid)), found.pop(path)
+            if known is not None and item is not None:
+                found[path] = item._replace(file=known)
+                continue
+            self._left[path] = _Left(TOO_LARGE)
+            self._tree.forget(path)
+            if path in stood:
+                found[path] = None
+        return found
+
+    def _file(self, name: bytes, data: bytes) -> None:
+        record = {"record": "file", "id": name.hex(), "size": len(data)}
+        for part in with_contents(record, data, is_text=True):
+            self._write(part)
+
+
+def _between(at: _At, before: _At | None) -> Mapping[bytes, TreeChange]:
+    if before is None:
+        return {path: TreeChange(None, entry) for path, entry in at.trees.tree(at.key).items()}
+    return at.trees.differences(before.key, at.key)
+
+
+def _shown(item: TreeItem | None) -> dict[str, Any]:
+    if item is None:
+        return {"mode": None, "file": None, "link": None}
+    return {
+        "mode": item.mode,
+        "file": item.file.hex() if item.file is not None else None,
+        "link": paths.text_of(item.link) if item.link is not None else None,
+    }

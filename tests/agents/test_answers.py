@@ -1,0 +1,229 @@
+"""A person's answers go to the tool call that asked, also where one task runs all calls of a batch (D3)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from typing import Any
+
+import backend
+import pytest
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import BaseTool, tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, interrupt
+from scripted import call, calls, quick_tool, scripted, tool_node_graph
+
+import agentgit
+
+ITEMS = "abc"
+
+
+class Approvals:
+    """Tools that ask, what was done with a yes, and how often each call began."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.hold: dict[str, threading.Event] = {}
+
+    def tools(self) -> list[BaseTool]:
+        """Make `buy`, which asks once; `abuy`, its async twin; `move`, which asks twice; `ask`, always the same."""
+
+        def buy(item: str) -> str:
+            """Buy it if a person says yes."""
+            if item in self.hold:
+                assert self.hold[item].wait(60)
+            return self._bought(item, interrupt({"buy": item}))
+
+        async def abuy(item: str) -> str:
+            """Buy it if a person says yes."""
+            await asyncio.sleep(0)
+            return self._bought(item, interrupt({"buy": item}))
+
+        def move(item: str) -> str:
+            """Move it if a person says from where, and where to."""
+            places = interrupt({"from": item}), interrupt({"to": item})
+            self.done.append(f"{item}: {places[0]} to {places[1]}")
+            return self.done[-1]
+
+        def ask(item: str) -> str:
+            """Ask what everyone asks."""
+            return self._bought(item, interrupt("sure?"))
+
+        def add(item: str) -> str:
+            """Ask nobody."""
+            self.done.append(item)
+            return item
+
+        return [quick_tool(function) for function in (buy, abuy, move, ask, add)]
+
+    def _bought(self, item: str, answer: str) -> str:
+        if answer == "yes":
+            self.done.append(item)
+        return f"{item}: {answer}"
+
+    def graph(self, *wanted: Any):
+        """Build model → ToolNode → model, with a model that asks for these calls at once."""
+        return tool_node_graph(scripted(calls(*wanted), "fine"), self.tools())
+
+
+EFFECTS = dict.fromkeys(("buy", "abuy", "move", "ask", "add"), "irreversible")
+
+
+@pytest.fixture
+def shop():
+    """Fresh tools."""
+    return Approvals()
+
+
+def say(text: str = "go") -> dict[str, Any]:
+    return {"messages": [("user", text)]}
+
+
+def shown(result: dict[str, Any]) -> Any:
+    """Give the question that a person sees; None if there is none."""
+    asked = result.get("__interrupt__")
+    return asked[0].value if asked else None
+
+
+def results(agent: Any) -> list[Any]:
+    return [message.content for message in agent.messages() if message.type == "tool"]
+
+
+def resume(result: dict[str, Any], answer: str, *, by_id: bool) -> Command[Any]:
+    return Command(resume={result["__interrupt__"][0].id: answer} if by_id else answer)
+
+
+def go_on(run: Any, said: dict[str, str], *, by_id: bool) -> list[str]:
+    """Answer each question about an item until there is none; give the items in the order in which they came."""
+    result, order = run(say()), []
+    while (question := shown(result)) is not None:
+        order.append(question["buy"])
+        result = run(resume(result, said[order[-1]], by_id=by_id))
+    return order
+
+
+# An answer that goes astray is seen where answers differ; equal ones are tried one way.
+@pytest.mark.parametrize(
+    ("name", "said", "by_id"),
+    [
+        *itertools.product(["buy", "abuy"], [("yes", "no"), ("no", "yes")], [True, False]),
+        ("buy", ("yes", "yes"), False),
+        ("buy", ("no", "no"), False),
+    ],
+)
+def test_d3_each_of_two_approvals_gets_its_answer(repo, shop, name, said, by_id):
+    """D3: two calls of a batch ask; each gets what was said to its question, whatever was said, sync and async."""
+    agent = repo.wrap(shop.graph(*(call(name, item=item) for item in "ab")), "s", effects=EFFECTS)
+    run = agent.invoke if name == "buy" else lambda given: asyncio.run(agent.ainvoke(given))
+    order = go_on(run, dict(zip("ab", said, strict=True)), by_id=by_id)
+    assert sorted(order) == ["a", "b"]
+    assert results(agent) == [f"{item}: {answer}" for item, answer in zip("ab", said, strict=True)]
+    assert sorted(shop.done) == [item for item, answer in zip("ab", said, strict=True) if answer == "yes"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        *(("sync", said) for said in itertools.product(["yes", "no"], repeat=3)),
+        *(("async", said) for said in (("yes", "no", "no"), ("no", "yes", "no"), ("no", "no", "yes"))),
+    ],
+)
+def test_d3_each_of_three_approvals_gets_its_answer(repo, shop, said, mode):
+    """D3: with three calls no answer is taken by a call that asked something else, and each question comes once."""
+    agent = repo.wrap(shop.graph(*(call("buy", item=item) for item in ITEMS)), "s", effects=EFFECTS)
+    run = agent.invoke if mode == "sync" else lambda given: asyncio.run(agent.ainvoke(given))
+    order = go_on(run, dict(zip(ITEMS, said, strict=True)), by_id=True)
+    assert sorted(order) == list(ITEMS)
+    assert results(agent) == [f"{item}: {answer}" for item, answer in zip(ITEMS, said, strict=True)]
+
+
+@pytest.mark.parametrize("by_id", [True, False])
+def test_d3_answers_find_their_calls_after_a_restart(repo, shop, by_id):
+    """D3: the database is opened anew before each answer, and each answer finds its call."""
+    url, said = backend.url(repo), {"a": "yes", "b": "no", "c": "yes"}
+    graph = shop.graph(*(call("buy", item=item) for item in ITEMS))
+    result = repo.wrap(graph, "s", effects=EFFECTS).invoke(say())
+    for _ in ITEMS:
+        with agentgit.open(url) as later:
+            answer = said[shown(result)["buy"]]
+            result = later.wrap(graph, "s", effects=EFFECTS).invoke(resume(result, answer, by_id=by_id))
+    assert results(repo.wrap(graph, "s", effects=EFFECTS)) == ["a: yes", "b: no", "c: yes"]
+    assert sorted(shop.done) == ["a", "c"]
+
+
+def test_d3_the_call_that_asks_first_does_not_take_the_answer_of_another(repo, shop):
+    """D3: the call whose question was shown gets the answer, though another one asks before it this time."""
+    agent = repo.wrap(shop.graph(call("buy", item="a"), call("buy", item="b")), "s", effects=EFFECTS)
+    result = agent.invoke(say())
+    assert shown(result) == {"buy": "a"}
+    shop.hold["a"] = threading.Event()
+    threading.Timer(0.3, shop.hold["a"].set).start()
+    result = agent.invoke(Command(resume="yes"))
+    assert (shown(result), shop.done) == ({"buy": "b"}, ["a"])
+    agent.invoke(Command(resume="no"))
+    assert results(agent) == ["a: yes", "b: no"]
+
+
+@pytest.mark.parametrize("by_id", [True, False])
+def test_d3_a_call_that_asks_twice_gets_both_its_answers(repo, shop, by_id):
+    """D3: a call keeps the answer to its first question while others of its batch, and its own second one, wait."""
+    wanted = call("move", item="x"), call("buy", item="a"), call("move", item="y")
+    agent = repo.wrap(shop.graph(*wanted), "s", effects=EFFECTS)
+    said = {("from", "x"): "attic", ("to", "x"): "cellar", ("from", "y"): "hall", ("to", "y"): "yard"}
+    result, asked = agent.invoke(say()), []
+    while (question := shown(result)) is not None:
+        asked.append(next(iter(question.items())))
+        result = agent.invoke(resume(result, said.get(asked[-1], "no"), by_id=by_id))
+    assert sorted(asked) == sorted([*said, ("buy", "a")])
+    assert results(agent) == ["x: attic to cellar", "a: no", "y: hall to yard"]
+
+
+def test_d3_equal_questions_are_answered_in_the_order_of_the_batch(repo, shop):
+    """D3: where calls ask the same, the first answer is the first call's."""
+    agent = repo.wrap(shop.graph(call("ask", item="a"), call("ask", item="b")), "s", effects=EFFECTS)
+    agent.invoke(say())
+    for answer in ("no", "yes"):
+        agent.invoke(Command(resume=answer))
+    assert results(agent) == ["a: no", "b: yes"]
+
+
+def test_d3_a_fork_of_a_question_answers_the_call_that_asked(repo, shop):
+    """D3: on a fork made while a question waits, the calls keep their answers, and a new one finds its call."""
+    agent = repo.wrap(shop.graph(*(call("buy", item=item) for item in ITEMS)), "s")
+    agent.invoke(say())
+    agent.invoke(Command(resume="yes"))
+    other = agent.fork()
+    for answer in ("no", "yes"):
+        agent.invoke(Command(resume=answer))
+    assert results(agent) == ["a: yes", "b: no", "c: yes"]
+    for answer in ("yes", "no"):
+        other.invoke(Command(resume=answer))
+    assert results(other) == ["a: yes", "b: yes", "c: no"]
+
+
+@pytest.mark.parametrize("by_id", [True, False])
+@pytest.mark.parametrize("hands_on", [True, False])
+def test_d3_graphs_that_tools_run_get_the_answers_of_their_calls(repo, hands_on, by_id):
+    """D3: two calls run a graph that asks; each graph goes on with what was said to it, however its tool runs it."""
+    inner = StateGraph(MessagesState)
+    inner.add_node("ask", lambda state: {"messages": [("ai", interrupt({"buy": state["messages"][-1].content}))]})
+    asking = inner.add_edge(START, "ask").compile()
+
+    def run(item: str, config: RunnableConfig) -> str:
+        """Let a graph ask."""
+        return asking.invoke(say(item), config if hands_on else None)["messages"][-1].content
+
+    model = scripted(calls(call("run", item="a"), call("run", item="b")), "ok")
+    agent = repo.wrap(tool_node_graph(model, [tool(run)]), "s")
+    assert go_on(agent.invoke, {"a": "yes", "b": "no"}, by_id=by_id) == ["a", "b"]
+    assert results(agent) == ["yes", "no"]
+
+
+def test_d3_calls_that_ask_nobody_record_no_answers(repo, shop):
+    """D3: a call beside those that ask is done once, and nothing of answers is recorded for it."""
+    agent = repo.wrap(shop.graph(call("add", item="x"), call("buy", item="a")), "s", effects=EFFECTS)
+    agent.invoke(say())
+    agent.invoke(Command(resume="no"))
+    assert (shop.done, results(agent)) == (["x"], ["x", "a: no"])

@@ -1,0 +1,93 @@
+"""Points and branches without a graph: what another process, the command line and the MCP server do (C1, C4, D2)."""
+
+import backend
+import pytest
+from scripted import World, obedient, tool_node_graph
+
+import agentgit
+from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def agent(repo, world):
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    agent.run("add table")
+    return agent
+
+
+def test_c1_a_point_is_saved_without_the_graph(repo, agent):
+    """C1: `session.checkpoint` saves where a branch stands, as the agent's own verb does, and anybody finds it."""
+    made = repo.session().checkpoint("before payment", description="all there", data={"ticket": 9})
+    assert made.metadata["reference"] == agent.head.metadata["reference"] == "main#5"
+    assert repo.session().get_checkpoint("before payment").conversation_history == agent.history()
+    assert repo.session().search("payment").items[0].reference == "main#5"
+    with pytest.raises(InvalidInput, match="1 to 200"):
+        repo.session().checkpoint(" ")
+
+
+def test_d2_a_branch_is_made_without_the_graph(repo, agent, world):
+    """D2: `session.fork` leaves the current branch and the world as they are; a name twice is refused."""
+    made = repo.session().branch(repo.session().fork("main#2", name="side").branch)
+    assert (made.name, made.is_current, made.tool_invocation_count) == ("side", False, 1)
+    assert repo.session().branch().name == "main"
+    assert world.items == ["chair", "table"]
+    with pytest.raises(Conflict, match="side"):
+        repo.session().fork("main#2", name="side")
+    here = repo.session().branch(repo.session().fork().branch)
+    assert here.branch_point_checkpoint_id == agent.head.id
+
+
+def test_c4_undo_and_redo_without_the_graph(repo, agent, world):
+    """C4: `session.undo` takes back the last turn, `session.redo` does it again; the plan says both before."""
+    assert str(repo.session().plan_undo()) == str(agent.plan_undo())
+    report = repo.session().undo()
+    assert (report.branch, world.items) == ("main-2", ["chair"])
+    assert str(repo.session().plan_redo()).startswith("Switch to branch main")
+    assert repo.session().redo().branch == "main"
+    assert world.items == ["chair", "table"]
+    with pytest.raises(NotFound, match="nothing to redo"):
+        repo.session().redo()
+    with pytest.raises(NotFound, match="are 2 earlier checkpoints"):
+        repo.session().undo(9)
+
+
+def test_c1_a_point_keeps_the_files_of_a_workspace_that_is_here(repo, world, tmp_path):
+    """P4: the point keeps the files as they are now; where the workspace is gone it says so, and how to go on."""
+    work = tmp_path / "work"
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(), workspace=work)
+    agent.run("hello")
+    (work / "a.txt").write_text("one")
+    with agentgit.open(backend.url(repo)) as other:
+        other.session().checkpoint("with a")
+        (work / "a.txt").write_text("two")
+        other.session().rewind_files("with a", force=True)
+        assert (work / "a.txt").read_text() == "one"
+        work.rename(tmp_path / "elsewhere")
+        with pytest.raises(Unavailable, match="files=False"):
+            other.session().checkpoint("no files here")
+        assert other.session().checkpoint("without files", files=False).metadata["reference"] == "main#4"
+
+
+def test_s2_a_rewind_of_files_is_taken_back(repo, world, tmp_path):
+    """S2, S6: redo after `rewind_files` brings back what stood before it; after another turn nothing is."""
+    work = tmp_path / "work"
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(), workspace=work)
+    agent.run("hello")
+    (work / "a.txt").write_text("by hand")
+    agent.run("hello again")
+    agent.rewind_files("main#1")
+    assert not (work / "a.txt").exists()
+    assert "a.txt" in str(agent.plan_redo())
+    assert agent.redo().branch.name == "main"
+    assert (work / "a.txt").read_text() == "by hand"
+    assert repo.session().redo().files is not None  # asked again, it takes that back
+    assert not (work / "a.txt").exists()
+    agent.run("on we go")
+    with pytest.raises(NotFound, match="nothing to redo"):
+        agent.redo()

@@ -1,0 +1,124 @@
+"""When what became of a call is written down: at once if it acted, with the next transaction if it only read."""
+
+import backend
+import pytest
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+from scripted import World, call, calls, scripted, tool_node_graph
+
+import agentgit
+from agentgit.agents.turn.outcome_buffer import MOST_WAITING
+from agentgit.errors import Unavailable
+from agentgit.store.database import Database
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+LOOK, ADD = call("look"), call("add", item="x")
+
+
+def looking(world, times, meanwhile):
+    """Build a graph with one node that looks many times."""
+    look = world.tool("look")
+
+    def work(state):
+        for _ in range(times):
+            look.invoke({})
+            meanwhile()
+        return {"messages": [AIMessage("done")]}
+
+    return StateGraph(MessagesState).add_node("work", work).add_edge(START, "work").compile()
+
+
+def agent_of(repo, world, *replies):
+    return repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
+
+
+def counted(monkeypatch, database):
+    """Count the transactions that write."""
+    found, write = [], database.write
+
+    def counting(work, **how):
+        found.append(work)
+        return write(work, **how)
+
+    monkeypatch.setattr(database, "write", counting)
+    return found
+
+
+def test_w1_calls_that_only_read_need_no_transaction_of_their_own(repo, world, monkeypatch):
+    """W1: a turn with five calls that only read writes as often as one with a single such call."""
+    story = [calls(LOOK), "one", calls(*[LOOK] * 5), "five"]
+    agent = agent_of(repo, world, *story)
+    written = counted(monkeypatch, backend.database(repo))
+    agent.run("look")
+    once = len(written)
+    agent.run("look five times")
+    assert len(written) - once == once
+    assert [step.tool_name for step in agent.tool_track()] == ["look"] * 6
+
+
+def test_w1_others_see_a_call_that_only_read_when_its_step_is_saved(repo, world):
+    """W1: what only read is on the track as soon as its step is saved, while the turn still runs."""
+    agent = agent_of(repo, world, calls(LOOK), calls(LOOK), "done")
+    seen = []
+    with agentgit.open(backend.url(repo)) as other:
+        for chunk in agent.stream({"messages": [("user", "go")]}, stream_mode="updates", durability="sync"):
+            if "tools" in chunk:
+                seen.append(len(other.session("s").tool_track()))
+    assert seen == [1, 2]
+
+
+def test_w1_the_track_has_the_order_of_the_calls_whenever_they_were_written(repo, world):
+    """W1: calls that waited and calls that were written at once stand on the track in the order they were made."""
+    agent = agent_of(repo, world, calls(LOOK, ADD, LOOK, LOOK, ADD), calls(ADD, LOOK), "done")
+    agent.run("go")
+    assert [step.tool_name for step in agent.tool_track()] == ["look", "add", "look", "look", "add", "add", "look"]
+    assert [step.position for step in agent.tool_track()] == list(range(7))
+
+
+def test_w1_no_more_than_a_few_calls_wait(repo, world):
+    """W1: within one long step, no more than so many calls wait to be written down."""
+    times, seen = 3 * MOST_WAITING, []
+    with agentgit.open(backend.url(repo)) as other:
+        graph = looking(world, times, lambda: seen.append(len(other.session("s").tool_track())))
+        agent = repo.wrap(graph, "s", effects=world.effects(), check_effects=False)
+        agent.run("go")
+    assert max(number - there for number, there in enumerate(seen, start=1)) == MOST_WAITING - 1
+    assert len(agent.tool_track()) == times
+
+
+def test_w1_what_cannot_be_written_now_is_written_when_the_turn_ends(repo, world, monkeypatch):
+    """W1: if the database is out of reach when a tool has ended, the tool's result counts, and is recorded later."""
+    agent = agent_of(repo, world, calls(ADD, LOOK), "done")
+    write, refused = Database.write, []
+
+    def out_of_reach(database, work, **how):
+        if world.items and not refused:  # the first write after the tool has run: its outcome
+            refused.append(work)
+            raise Unavailable("out of reach")
+        return write(database, work, **how)
+
+    monkeypatch.setattr(Database, "write", out_of_reach)
+    agent.run("go")
+    assert refused
+    assert [(step.tool_name, step.status) for step in agent.tool_track()] == [("add", "done"), ("look", "done")]
+
+
+@pytest.mark.parametrize("auto", ["tool", "turn"])
+def test_a6_a_checkpoint_on_the_way_counts_the_calls_that_only_read(repo, world, auto):
+    """A6, A7: a checkpoint that is made before the turn ends has each call of its conversation, read-only ones too."""
+    own = agent_of(repo, world, "hi").checkpoint_tools()
+    asked = call("create_checkpoint", name="here")
+    story = scripted(calls(LOOK, LOOK), calls(LOOK, asked, LOOK), calls(LOOK), "done")
+    graph = tool_node_graph(story, [*world.tools(), *own])
+    agent = repo.wrap(graph, "s", effects=world.effects(), auto_checkpoint=auto)
+    agent.run("go")
+    here = repo.session("s").get_checkpoint("here")
+    assert here.get_tool_track_position() == 4
+    for point in agent.checkpoints():
+        results = [m for m in point.conversation_history if m["role"] == "tool" and m["content"] == "nothing"]
+        assert len(results) == point.get_tool_track_position() == len(point.tool_invocations)

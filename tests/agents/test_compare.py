@@ -1,0 +1,286 @@
+"""Comparing stored checkpoints, branches and sessions: what is shared is folded, never loaded (W6, P3)."""
+
+import json
+
+import pytest
+from desk import Desk
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.graph import MessagesState, StateGraph
+from scripted import World, call, functional_graph, obedient, scripted, tool_node_graph
+
+import agentgit
+from agentgit import Checkpoint, Diff
+from agentgit.checkpoints.comparison import Comparison
+from agentgit.checkpoints.diff import Change, Tokens, diff
+from agentgit.errors import InvalidInput, NotFound
+from agentgit.render.text import plain
+from agentgit.render.views import diff as drawn
+from agentgit.store.threads.graph_store import GraphStore
+
+GRAPHS = GraphStore.messages_of
+HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e\r\n</td>" + "日本" * 40
+
+
+class State(MessagesState):
+    """A conversation with a note and a list beside it."""
+
+    note: str
+    cart: list
+
+
+def noting(say="ok", **values):
+    """Make a graph whose one node answers, and writes these values."""
+
+    def node(state: State):
+        return {"messages": [AIMessage(say)], **values}
+
+    return StateGraph(State).add_node("node", node).set_entry_point("node").compile()
+
+
+@pytest.fixture
+def agents(repo):
+    """Two branches that parted after one call: each went on with a call of its own."""
+    world = World()
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    agent.checkpoint("one chair")
+    retry = agent.fork("one chair", name="retry")
+    agent.run("note table")
+    retry.run("note sofa")
+    return agent, retry
+
+
+def test_w6_a_folded_diff_is_the_diff_of_the_values(repo, agents):
+    """W6: what session.diff finds by hashes and columns is exactly what agentgit.diff finds in the loaded values."""
+    agent, retry = agents
+    places = [point.id for branch in ("main", "retry") for point in repo.session("s").checkpoints(branch=branch)]
+    for a in places:
+        for b in places:
+            assert repo.session().diff(a, b) == diff(
+                repo.session().get_checkpoint(a), repo.session().get_checkpoint(b)
+            ), (a, b)
+    found = repo.session().diff(agent.head, retry.head)
+    assert (found.common_messages, found.common_calls) == (4, 1)
+    assert [c["args"] for c in found.removed_calls + found.added_calls] == [{"text": "table"}, {"text": "sofa"}]
+
+
+def test_w6_state_is_compared_by_its_channels(repo):
+    """W6: only the values that differ are looked into; one item taken out of a list is one change."""
+    agent = repo.wrap(noting(note="a", cart=["chair", "table", "sofa"]), "s")
+    agent.run("one")
+    other = repo.wrap(noting(note="a", cart=["table", "sofa"]), "s")
+    other.run("two")
+    assert repo.session().diff("main#2", "main#4").state == [Change("/cart/0", "chair", None, "removed")]
+
+
+def test_w6_functional_graphs_and_empty_beginnings_are_compared_too(repo):
+    """W6: a state that is one value, and a checkpoint before the first step, have a diff."""
+    world = World()
+    agent = repo.wrap(functional_graph(scripted(call("add", item="chair"), "ok", "fine"), world.tools()), "s")
+    agent.run("one")
+    agent.run("two")
+    points = repo.session("s").checkpoints()
+    for a in points:
+        for b in points:
+            assert repo.session().diff(a, b) == diff(a, b)
+
+
+def test_w6_checkpoints_of_two_sessions_are_compared(repo, agents):
+    """W6: names are looked up in a session each; the references say which is which; ids and values need no session."""
+    other = repo.wrap(noting(note="x"), "other")
+    other.run("hello")
+    found = repo.session("s").diff("retry", "HEAD", other="other")
+    assert (found.from_reference, found.to_reference) == ("s@retry#3", "other@main#2")
+    assert (found.common_messages, found.common_calls, len(found.removed_calls)) == (0, 0, 2)
+    assert repo.session().diff(agents[1].head, other.head) == found
+    assert repo.session().diff(agents[1].head.id, other.head.id) == found
+    with pytest.raises(NotFound):
+        repo.session("s").diff("retry", "nowhere", other="other")
+
+
+def test_w6_branches_are_aligned_at_their_fork(repo, agents):
+    """W6: a comparison tells what each branch did since they parted, and what differs between them."""
+    agent, retry = agents
+    found = repo.session("s").compare("main", "retry")
+    assert isinstance(found, Comparison)
+    assert (found.fork, found.messages, found.calls) == ("main#3", 4, 1)
+    assert found.left == repo.session().diff("main#3", "main")
+    assert found.right == repo.session().diff("main#3", "retry")
+    assert found.between == repo.session().diff("main", "retry")
+    assert agent.compare("retry") == found
+    assert retry.compare("main").left == found.right
+    text = str(found).splitlines()
+    assert text[0] == "main#5 and retry#3 part at main#3 (4 messages and 1 tool call in common)"
+    assert text[1:3] == ["main#5", "  messages (4 in common)"]
+    assert "+ user: note sofa" in text
+    json.dumps(found.to_dict())
+
+
+def test_w6_the_fork_of_branches_of_branches_is_found(repo, agents):
+    """W6: however branches left from each other, the newest common checkpoint is where they part."""
+    agent, retry = agents
+    deep = retry.fork(name="deep")
+    deep.run("note lamp")
+    early = agent.fork("main#1", name="early")
+    assert repo.session().compare("deep", "retry").fork == repo.session().compare("retry", "deep").fork == "retry#3"
+    assert repo.session().compare("deep", "main").fork == "main#3"
+    assert repo.session().compare("main#2", "deep").fork == "main#2"
+    assert repo.session().compare("early", "deep").fork == "main#1"
+    assert repo.session().compare("main", "main#4").fork == "main#4"
+    assert early.compare("early").between.is_empty
+
+
+def test_w6_two_sessions_never_parted(repo, agents):
+    """W6: a comparison across sessions is refused, and says what is for that."""
+    repo.wrap(noting(), "other").run("hi")
+    with pytest.raises(InvalidInput, match="which never parted"):
+        repo.session().compare(agents[0].head, repo.session("other").get_checkpoint("HEAD"))
+    with pytest.raises(NotFound, match="has no checkpoint yet"):
+        repo.wrap(noting(), "empty").compare("main")
+
+
+async def test_w6_an_agent_compares_without_blocking(repo, agents):
+    """W6: the asynchronous twin gives the same."""
+    assert await agents[0].acompare("retry") == agents[0].compare("retry")
+
+
+def test_w6_tokens_are_told_where_the_model_told_them(repo):
+    """W6: what the messages of one side have cost is added up from usage_metadata, whatever a model may write there."""
+    spent = {"input_tokens": 10, "output_tokens": 5, "total_tokens": 15}
+    graph = (
+        StateGraph(MessagesState)
+        .add_node("node", lambda state: {"messages": [AIMessage("ok", usage_metadata=spent)]})
+        .set_entry_point("node")
+        .compile()
+    )
+    agent = repo.wrap(graph, "s")
+    agent.run("one")
+    agent.run("two")
+    found = repo.session().diff("main#2", "main#4")
+    assert (found.removed_tokens, found.added_tokens) == (Tokens(), Tokens(input=10, output=5, total=15))
+    assert str(found).endswith("tokens\n+ 15 (10 in, 5 out)")
+    assert found == agentgit.diff(repo.session().get_checkpoint("main#2"), repo.session().get_checkpoint("main#4"))
+    strange = [{"usage_metadata": what} for what in (None, "many", {"input_tokens": "9"}, {"total_tokens": -1}, [])]
+    assert Tokens.of(strange) == Tokens()
+
+
+def test_w6_texts_are_compared_by_lines():
+    """W6: of a text of several lines only the lines that differ are shown; a text that is too long is cut."""
+    a, b = "one\ntwo\nthree", "one\n2\x1b\nthree\nfour"
+    found = diff(Checkpoint(session_state={"plan": a}), Checkpoint(session_state={"plan": b}))
+    assert str(found) == "state\n~ /plan\n-   two\n+   2\\x1b\n+   four"
+    for other in (a.replace("\n", "\r\n"), "x\n" * 100_000):
+        text = str(diff(Checkpoint(session_state={"plan": a}), Checkpoint(session_state={"plan": other})))
+        assert text.startswith("state\n- /plan  'one")
+        assert len(text) < 1000
+
+
+def test_w6_a_list_that_grew_in_front_is_one_change():
+    """W6: what two lists end with is no difference, whatever was put in before it."""
+    for a, b, path in (([1, 2], [0, 1, 2], "/l/0"), ([1, 2], [1, 0, 2], "/l/1"), ([[1], True], [[1], 1, True], "/l/1")):
+        added = diff(Checkpoint(session_state={"l": a}), Checkpoint(session_state={"l": b})).state
+        assert [(c.path, c.kind) for c in added] == [(path, "added")]
+
+
+def test_w6_the_shared_beginning_is_not_loaded(repo, monkeypatch):
+    """W6: a diff of two branches reads as many messages and calls at message 400 as at message 20."""
+    agent = repo.wrap(noting(), "s", auto_checkpoint="off")
+    read = []
+    graphs = repo.context.store.graphs
+    monkeypatch.setattr(graphs, "messages_of", lambda c, hashes: read.extend(hashes) or GRAPHS(graphs, c, hashes))
+    for messages in (20, 400):
+        agent.update_state(None, {"messages": [HumanMessage(f"m{n}") for n in range(messages)]}, "node")
+        fork = agent.checkpoint()
+        ends = []
+        for _ in range(2):
+            branch = agent.fork(fork)
+            branch.run("end")
+            ends.append(branch.checkpoint())
+        read.clear()
+        found = repo.session().diff(*ends)
+        assert len(read) == 4
+        assert (len(found.removed_messages), len(found.added_messages)) == (2, 2)
+
+
+def test_w6_a_page_of_a_diff_obeys_nobody(repo):
+    """W6: in a notebook a diff and a comparison are HTML in which nothing from the data is markup."""
+    a = Checkpoint(metadata={"reference": HOSTILE}, session_state={HOSTILE: HOSTILE})
+    b = Checkpoint(conversation_history=[{"role": HOSTILE, "content": "+" + HOSTILE}])
+    found = diff(a, b)
+    found = Diff(**{**vars(found), "added_files": [HOSTILE], "diff_content": f"+{HOSTILE}\n-x\n" + "y\n" * 100_000})
+    both = Comparison(fork=HOSTILE, left=found, right=diff(a, a), between=found)
+    for value in (found, both):
+        page = value._repr_html_()
+        assert "<script" not in page
+        assert "\x1b" not in page
+        assert "\u202e" not in page
+        assert value._repr_mimebundle_()["text/plain"] == str(value)
+    assert "more characters" in found._repr_html_()
+    assert plain(drawn.lines(both, width=60)).splitlines()[0].endswith("…")
+
+
+def test_w6_a_page_shows_files_as_they_are():
+    """W6: in HTML the lines of files keep their spaces, and end only where a line of the files' difference ends."""
+    content = "--- a.py\n+++ a.py\n-    return  1\n+\treturn\x0c2\u2028\r\n"
+    page = drawn.page(Diff(from_id=1, to_id=2, modified_files=["a.py"], diff_content=content))
+    assert '\n<span style="color:#d9484b">-    return  1</span>\n' in page
+    assert "+\treturn\\x0c2\\u2028\\r</span></pre>" in page
+
+
+def test_w6_a_page_of_a_large_difference_is_small():
+    """W6: in HTML the first thousand lines are shown, and how many more there are; text and JSON have all."""
+    found = diff(Checkpoint(), Checkpoint(session_state={f"key{n}": n for n in range(5_000)}))
+    page = found._repr_html_()
+    assert "/key998 " in page
+    assert "/key1000 " not in page
+    assert "… and 4,001 more lines" in page
+    assert "/key4999 " in str(found)
+
+
+def test_p3_files_are_compared_where_both_have_them(repo, tmp_path, monkeypatch):
+    """P3, W6: a diff and a comparison tell added, changed and deleted files, with their difference in lines."""
+    monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))
+    desk = Desk(tmp_path / "work")
+    agent = repo.wrap(desk.graph(), "s", effects=desk.world.effects(), check_effects=False, workspace=desk.root)
+    agent.run("write a.txt one; write b.txt keep")
+    retry = agent.fork(name="retry")
+    retry.run("write a.txt two; delete b.txt; write c.txt new")
+    found = repo.session().diff("main", "retry")
+    assert (found.added_files, found.modified_files, found.deleted_files) == (["c.txt"], ["a.txt"], ["b.txt"])
+    assert "+two" in found.diff_content
+    both = repo.session().compare("main", "retry")
+    assert (both.left.is_empty, both.right.added_files) == (True, ["c.txt"])
+    assert "+ c.txt" in str(both)
+    assert "the files' difference" in both._repr_html_()
+
+
+def test_w6_the_command_line_writes_pages_and_patches(tmp_path, monkeypatch, capsys):
+    """W6, P3: `agentgit diff` shows the files' difference with --patch, and it and `compare` write HTML with --html."""
+    from agentgit import cli
+
+    monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))
+    desk, where = Desk(tmp_path / "work"), str(tmp_path / "a.db")
+    with agentgit.open(where) as repo:
+        agent = repo.wrap(desk.graph(), "s", effects=desk.world.effects(), check_effects=False, workspace=desk.root)
+        agent.run("write a.txt <b>日本</b>")
+        agent.fork(name="retry").run("write a.txt two")
+
+    def run(*words):
+        monkeypatch.setattr("sys.argv", ["agentgit", *words, "main", "retry", "--db", where])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        return (*capsys.readouterr(), stopped.value.code)
+
+    out, _, _ = run("diff")
+    assert "+two" not in out
+    out, _, _ = run("diff", "-p")
+    assert "\n-<b>日本</b>\n" in out
+    assert "\n+two\n" in out
+    for command in ("diff", "compare"):
+        out, err, code = run(command, "--html")
+        assert (err, code or 0) == ("", 0)
+        assert out.startswith("<!doctype html>\n<title>main#2 ")
+        assert out.isascii()
+        assert "&lt;b&gt;&#26085;&#26412;&lt;/b&gt;" in out
+        assert "<b>日本" not in out
+        assert run(command, "--html", "--json")[2] == 2

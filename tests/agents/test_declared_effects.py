@@ -1,0 +1,370 @@
+"""Declaring effects on a graph: what wins, what is refused, what is recorded, and calling a tool again (W3, W4)."""
+
+import asyncio
+import sys
+from datetime import date
+from typing import Annotated
+
+import pytest
+from langchain_core.messages import AIMessage
+from langchain_core.tools import BaseTool, InjectedToolCallId, ToolException, tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import InjectedState
+from pydantic import BaseModel, Field
+from scripted import World, call, calls, functional_graph, nested_graph, scripted, tool_node_graph
+
+import agentgit
+from agentgit import InvalidInput, NotDone, NotFound, RollbackBlocked, compensable, effect, reversible
+from agentgit.effects.invocation import identity
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def undo(args, result): ...
+
+
+def was_made(invocation): ...
+
+
+def wrapped(repo, *tools, session="s", replies=("ok",), **more):
+    return repo.wrap(tool_node_graph(scripted(*replies), tools), session, **more)
+
+
+def the_runner(agent, name: str):
+    """Give what calls a tool of an agent again."""
+    found = agentgit.ToolInvocation(id=1, internal_session_id=1, position=0, tool_name=name)
+    run = agent.session.context.registry.runner(agent.session.id, found)
+    return lambda args: run(args, "thread")
+
+
+# -- what wins
+
+
+def test_w3_who_says_it_nearer_wins(database, world):
+    """W3: wrap over the tool's own decorator, over the repository's name, over `*`; all tools are shown."""
+
+    @tool
+    @effect("idempotent")
+    def own() -> str:
+        """Do something."""
+        return "done"
+
+    named = {"own": "read_only", "note": "irreversible", "look": "read_only", "*": "irreversible"}
+    with agentgit.open(database.url, effects=named) as repo:
+        tools = [own, *(world.tool(name) for name in ("note", "look", "send", "charge"))]
+        agent = wrapped(repo, *tools, effects={"note": "idempotent", "charge": compensable(world.refund)})
+        assert agent.effects == {
+            "charge": "compensable", "look": "read_only", "note": "idempotent", "own": "idempotent",
+            "send": "irreversible",
+        }  # fmt: skip
+        assert "undeclared" not in repr(agent)
+
+
+def test_w3_defaults_of_a_repository_are_recorded_and_undone(database, world):
+    """W3: a default is as good as any declaration, also of tools that the graph does not show."""
+    defaults = {"add": reversible(world.remove), "look": "read_only", "*": "irreversible"}
+    with agentgit.open(database.url, effects=defaults) as repo:
+        graph = functional_graph(scripted(call("add", item="a"), "ok", call("send", text="b"), "ok"), world.tools())
+        agent = repo.wrap(graph, "s")
+        agent.run("one")
+        agent.run("two")
+        assert [c.effect for c in agent.tool_track()] == ["reversible", "irreversible"]
+        with pytest.raises(RollbackBlocked, match="cannot be undone"):
+            agent.rollback("main#1")
+        agent.rollback("main#1", force=True)
+        assert (world.items, world.sent) == ([], ["b"])
+
+
+def test_w3_bad_defaults_are_refused_before_anything_is_made(tmp_path):
+    """W3: a wrong default is an error when the repository is opened, and no file is made."""
+    with pytest.raises(InvalidInput, match="no effect"):
+        agentgit.open(tmp_path / "x.db", effects={"*": "harmless"})
+    assert not (tmp_path / "x.db").exists()
+
+
+def test_w3_undeclared_tools_are_seen_everywhere(repo, world):
+    """W3: in the agent, in its repr, in the plan and in the report."""
+    agent = wrapped(
+        repo, *world.tools(), replies=[call("note", text="x"), "ok"],
+        effects={name: e for name, e in world.effects().items() if name != "send"},
+    )  # fmt: skip
+    agent.run("go")
+    assert {name for name, kind in agent.effects.items() if kind == "undeclared"} == {"note", "send"}
+    assert "undeclared=['note', 'send']" in repr(agent)
+    plan = agent.plan_rollback("main#1")
+    assert [step.invocation.tool_name for step in plan.kept] == ["note"]
+    assert "not declared when it was called" in str(plan)
+    assert [item.invocation.tool_name for item in agent.rollback("main#1").report.kept] == ["note"]
+
+
+def test_w3_the_tools_for_checkpoints_have_no_effect(database, world):
+    """W3, A7: agentgit's own tools are never recorded, so that no default speaks of them."""
+    with agentgit.open(database.url, effects={"*": "irreversible"}) as repo:
+        first = wrapped(repo, world.tool("add"))
+        agent = wrapped(repo, world.tool("add"), *first.checkpoint_tools())
+        assert agent.effects == {"add": "irreversible"}
+
+
+def test_w3_a_tool_of_the_graph_is_not_taken_for_another_one_of_its_name(repo):
+    """W3: what a decorator said of a function elsewhere does not speak of the graph's own tool of that name."""
+
+    @effect("read_only")
+    def store(what: str) -> str:
+        """Look into the store."""
+        return what
+
+    @tool("store")
+    def really_stores(what: str) -> str:
+        """Store."""
+        return what
+
+    agent = wrapped(repo, really_stores, replies=[call("store", what="x"), "ok"])
+    agent.run("go")
+    assert [c.effect for c in agent.tool_track()] == ["undeclared"]
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("effects", "error", "says"),
+    [
+        ({"charge": effect("irreversible", identity_args=["amont"])}, InvalidInput, "no argument amont; it has amount"),
+        ({"charge": reversible("no.such:undo")}, NotFound, r"charge.*no\.such:undo"),
+        ({"charge": reversible("agentgit:nothing")}, NotFound, "charge.*agentgit:nothing"),
+        ({"charge": reversible("agentgit:__version__")}, InvalidInput, "charge.*no function"),
+        ({"charge": reversible(f"{__name__}:was_made")}, InvalidInput, "charge.*args, result"),
+        ({"charge": reversible(undo, verify="no.such:look")}, NotFound, r"verify"),
+        ({"charge": reversible(undo, precheck="no.such:look")}, NotFound, r"precheck"),
+        ({"*": "irreversible"}, InvalidInput, r"agentgit\.open"),
+        ({"chrage": "irreversible"}, InvalidInput, "has no tool chrage"),
+        ([], InvalidInput, "no mapping"),
+    ],
+)
+def test_w3_what_does_not_fit_the_tool_is_refused_at_wrap(repo, world, effects, error, says):
+    """W3: a wrong argument name or a path that leads nowhere is found before the session is made."""
+    with pytest.raises(error, match=says):
+        wrapped(repo, world.tool("charge"), effects=effects)
+    assert repo.sessions() == []
+
+
+def test_w3_arguments_are_known_by_every_schema(repo):
+    """W3: aliases count, a tool that takes anything is not held to a list, and a JSON schema is read too."""
+
+    class Sent(BaseModel):
+        to: str = Field(alias="recipient")
+
+    aliased = tool("aliased", args_schema=Sent, description="d")(lambda to: to)
+    closed = {"type": "object", "properties": {"id": {"type": "string"}}}
+    shut = tool("shut", args_schema=closed, description="d")(lambda id: id)
+    free = tool("free", args_schema=closed | {"additionalProperties": True}, description="d")(lambda **all: all)
+    once = effect("irreversible", identity_args=["recipient"])
+    assert wrapped(repo, aliased, free, effects={"aliased": once, "free": once}).effects["free"] == "irreversible"
+    with pytest.raises(InvalidInput, match="no argument recipient; it has id"):
+        wrapped(repo, shut, effects={"shut": once})
+
+
+def test_w3_two_tools_of_one_name_that_differ_are_refused(repo):
+    """W3: the record has the name only, so that an undo could be run for the wrong tool; one word for both is fine."""
+
+    @tool("send")
+    @reversible(undo)
+    def one(to: str) -> str:
+        """Send."""
+        return to
+
+    @tool("send")
+    def two(to: str) -> str:
+        """Send."""
+        return to
+
+    inner = tool_node_graph(scripted("ok"), [two])
+    builder = StateGraph(MessagesState)
+    builder.add_node("first", tool_node_graph(scripted("ok"), [one]))
+    builder.add_node("second", inner)
+    builder.add_edge(START, "first")
+    builder.add_edge("first", "second")
+    with pytest.raises(InvalidInput, match="several tools called send"):
+        repo.wrap(builder.compile(), "s")
+    agent = repo.wrap(builder.compile(), "s", effects={"send": "irreversible"})
+    assert agent.effects == {"send": "irreversible"}
+    with pytest.raises(NotFound, match="which one"):
+        the_runner(agent, "send")
+
+
+# -- what is recorded
+
+
+def test_w4_the_record_has_what_makes_calls_the_same_and_what_looks(repo, world):
+    """W4: identity, verify and precheck are in the record, so that another process knows them."""
+    pay = compensable(f"{__name__}:undo", identity_args=["amount"], verify=f"{__name__}:was_made", precheck=was_made)
+    replies = [calls(call("charge", amount=5), call("add", item="x")), "ok"]
+    agent = wrapped(repo, *world.tools(), replies=replies, effects=world.effects(charge=pay))
+    agent.run("go")
+    charge, add = agent.tool_track()
+    assert charge.identity == identity("charge", {"amount": 5}, ["amount"])
+    assert (charge.undo, charge.verify, charge.precheck) == (
+        f"{__name__}:undo", f"{__name__}:was_made", f"{__name__}:was_made",
+    )  # fmt: skip
+    assert (add.identity, add.verify, add.precheck) == (None, None, None)
+
+
+# -- calling a tool again
+
+
+def test_w5_a_tool_can_be_called_again_with_what_was_recorded(repo, world):
+    """W5: the value comes back that the tool returns, as when the model called it, and no turn records it."""
+    agent = repo.wrap(nested_graph(scripted(call("add", item="a"), "ok"), world.tools()), "s", effects=world.effects())
+    agent.run("go")
+    (made,) = agent.tool_track()
+    assert the_runner(agent, "add")(made.args) == {"item": "a", "number": 2}
+    assert world.items == ["a", "a"]
+    assert asyncio.run(the_runner(agent, "add_later")({"item": "b"})) == {"item": "b", "number": 3}
+    assert len(agent.tool_track()) == 1
+
+
+def test_w5_calling_again_goes_the_way_of_the_tool(repo):
+    """W5: arguments are read as the tool reads them, artifacts come back whole, and an own class is called rightly."""
+
+    @tool(response_format="content_and_artifact")
+    def book(on: date, seats: int = 2) -> tuple[str, dict]:
+        """Book."""
+        return "booked", {"on": on, "seats": seats}
+
+    class Ask(BaseTool):
+        name: str = "ask"
+        description: str = "Ask."
+
+        def _run(self, what: str) -> str:
+            raise NotImplementedError
+
+        async def _arun(self, what: str) -> str:
+            return what.upper()
+
+    agent = wrapped(repo, book, Ask())
+    assert the_runner(agent, "book")({"on": "2026-01-02"}) == ["booked", {"on": "2026-01-02", "seats": 2}]
+    assert asyncio.run(the_runner(agent, "ask")({"what": "who"})) == "WHO"
+
+
+def test_w5_calling_again_inside_a_turn_is_not_recorded_there(repo, world):
+    """W5: a tool that is called again while a turn runs belongs to no turn."""
+    agent = None
+
+    @tool
+    def again() -> str:
+        """Call `add` again."""
+        the_runner(agent, "add")({"item": "x"})
+        return "done"
+
+    agent = wrapped(repo, again, world.tool("add"), replies=[call("again"), "ok"])
+    agent.run("go")
+    assert [c.tool_name for c in agent.tool_track()] == ["again"]
+    assert world.items == ["x"]
+
+
+def test_w5_a_failure_is_raised_and_not_explained(repo):
+    """W5: where the tool would tell the model what was wrong, whoever calls it again gets the error."""
+
+    @tool
+    def refuse(n: int) -> str:
+        """Refuse."""
+        raise ToolException("no")
+
+    refuse.handle_tool_error = refuse.handle_validation_error = True
+    agent = wrapped(repo, refuse)
+    with pytest.raises(ToolException, match="no"):
+        the_runner(agent, "refuse")({"n": 1})
+    with pytest.raises(NotDone, match="its tool was not called: ValidationError"):
+        the_runner(agent, "refuse")({"n": "x"})
+    assert refuse.handle_tool_error is True
+
+
+def test_w5_what_only_its_graph_can_call_says_so(repo):
+    """W5: an argument that the graph gave is not in the record; the id of the call can be a new one."""
+
+    @tool
+    def with_state(x: int, state: Annotated[dict, InjectedState]) -> int:
+        """Look at the state."""
+        return x
+
+    @tool
+    def with_id(x: int, call_id: Annotated[str, InjectedToolCallId]) -> str:
+        """Give the id of the call."""
+        return call_id
+
+    agent = wrapped(repo, with_state, with_id)
+    with pytest.raises(NotFound, match="given state by its graph"):
+        the_runner(agent, "with_state")
+    first, second = (the_runner(agent, "with_id")({"x": 1}) for _ in range(2))
+    assert first != second
+
+
+# -- MCP
+
+
+def test_w3_a_seen_tool_is_as_strict_as_its_server_says(repo, world):
+    """W3: annotations in a tool's metadata refute `read_only`, and never loosen anything."""
+    note, look, send = (world.tool(name) for name in ("note", "look", "send"))
+    note.metadata, look.metadata = {"destructiveHint": True}, {"readOnlyHint": False}
+    send.metadata = {"annotations": {"readOnlyHint": True}}
+    agent = wrapped(repo, note, look, send, effects={"look": "read_only"})
+    assert agent.effects == {"note": "irreversible", "look": "undeclared", "send": "undeclared"}
+
+
+def test_w3_a_tool_out_of_sight_is_as_strict_as_its_server_says(repo, world):
+    """W3: the record of a tool that the graph does not show has what its metadata says, too."""
+    note = world.tool("note")
+    note.metadata = {"mcp": {"tool": {"annotations": {"destructive_hint": True}}}}
+    agent = repo.wrap(functional_graph(scripted(call("note", text="x"), "ok"), [note]), "s")
+    agent.run("go")
+    assert [c.effect for c in agent.tool_track()] == ["irreversible"]
+
+
+SERVER = '''
+from mcp.server.fastmcp import FastMCP
+from mcp.types import ToolAnnotations
+
+server, files = FastMCP("files", log_level="ERROR"), {"a.txt": "A"}
+
+
+@server.tool(annotations=ToolAnnotations(readOnlyHint=True))
+def read(name: str) -> str:
+    """Read a file."""
+    return files[name]
+
+
+@server.tool(annotations=ToolAnnotations(readOnlyHint=False, destructiveHint=True))
+def wipe(name: str) -> dict:
+    """Wipe a file."""
+    return {"wiped": files.pop(name)}
+
+
+@server.tool()
+def touch(name: str) -> str:
+    """Make a file."""
+    return files.setdefault(name, "")
+
+
+server.run("stdio")
+'''
+
+
+@pytest.mark.long
+async def test_w3_the_tools_of_a_real_mcp_server(repo):
+    """W3: over stdio: its annotations make effects stricter, the calls are recorded, and can be made again."""
+    client = pytest.importorskip("langchain_mcp_adapters.client", reason="langchain-mcp-adapters is not installed")
+    server = {"transport": "stdio", "command": sys.executable, "args": ["-c", SERVER]}
+    tools = await client.MultiServerMCPClient({"files": server}).get_tools()
+    wanted = AIMessage("", tool_calls=[call("read", "1", name="a.txt"), call("wipe", "2", name="a.txt")])
+    agent = wrapped(repo, *tools, replies=[wanted, "ok"], effects={"read": "read_only", "wipe": "read_only"})
+    assert agent.effects == {"read": "read_only", "touch": "undeclared", "wipe": "irreversible"}
+    await agent.arun("read and wipe")
+    read, wipe = agent.tool_track()
+    assert (read.effect, wipe.effect, wipe.status) == ("read_only", "irreversible", "done")
+    content, _ = await the_runner(agent, "wipe")(wipe.args)  # a server of its own, which has the file again
+    assert "wiped" in content[0]["text"]
+    with pytest.raises(RollbackBlocked, match="cannot be undone"):
+        await agent.arollback("main#1")

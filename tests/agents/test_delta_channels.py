@@ -1,0 +1,394 @@
+"""Graphs with a DeltaChannel: their checkpoints are those of the same graph without one."""
+
+import itertools
+from typing import Annotated, TypedDict
+
+import backend
+import pytest
+from delta_graphs import all_seen, chat, delta, joined, said, seen, total
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
+from langgraph.channels import DeltaChannel
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.graph import START, StateGraph
+from langgraph.graph.message import add_messages
+from langgraph.prebuilt import ToolNode, tools_condition
+from langgraph.types import Command, Overwrite, interrupt
+from origins import sqlite_origin
+from scripted import World, call, scripted
+from sqlalchemy import delete
+
+import agentgit
+from agentgit import SQLModelSaver
+from agentgit.saver.codec import Codec
+from agentgit.saver.delta_reducer import encode
+from agentgit.store.sql.tables import GRAPH_CHECKPOINT
+from agentgit.store.threads.graph_store import GraphKey
+
+PLAIN = Annotated[list, add_messages]
+DURABILITIES = ("sync", "async", "exit")
+
+
+def expect_true(agent):
+    """Compare what is shown at the head with what LangGraph itself makes of the writes."""
+    state = agent.state
+    assert agent.history() == agent.head.conversation_history
+    assert [message.id for message in state["messages"]] == [message["id"] for message in agent.history()]
+    assert agent.head.metadata["message_count"] == len(state["messages"])
+    assert agent.head.session_state.get("log", []) == state.get("log", [])
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+def test_a_delta_channel_is_seen_as_any_other_channel(repo, durability):
+    """Counts, hashes of the state, conversations and states equal those of the same graph without a DeltaChannel."""
+    agents = [repo.wrap(chat(kind), name) for kind, name in ((PLAIN, "plain"), (delta(5), "delta"))]
+    for turn, agent in itertools.product(range(7), agents):
+        agent.invoke(said(f"q{turn}", f"h{turn}"), durability=durability)
+    plain, spread = agents
+    assert all_seen(spread) == all_seen(plain)
+    assert spread.head.metadata["message_count"] == 14
+    expect_true(spread)
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+async def test_a_delta_channel_in_async_runs(repo, durability):
+    """The same holds for turns on an event loop."""
+    agents = [repo.wrap(chat(kind), name) for kind, name in ((PLAIN, "plain"), (delta(3), "delta"))]
+    for turn, agent in itertools.product(range(4), agents):
+        await agent.ainvoke(said(f"q{turn}", f"h{turn}"), durability=durability)
+    assert all_seen(agents[1]) == all_seen(agents[0])
+
+
+CHANGE = st.one_of(
+    st.tuples(st.just("say"), st.integers(0, 9)),
+    st.tuples(st.just("remove"), st.integers(0, 9)),
+    st.tuples(st.just("overwrite"), st.integers(0, 9)),
+)
+
+
+def change(state, what, number):
+    """Make one change to a conversation, the same for every kind of channel."""
+    ids = [message.id for message in state["messages"]]
+    if what == "remove":
+        return {"messages": [RemoveMessage(id=ids[number % len(ids)])]}
+    if what == "overwrite":
+        return {"messages": Overwrite([HumanMessage("anew", id=f"m{number}")])}
+    return {"messages": [AIMessage(f"{len(ids)} {number}", id=f"m{number}")]}
+
+
+@pytest.mark.long
+@settings(max_examples=15, deadline=None)
+@given(st.lists(CHANGE, min_size=1, max_size=8), st.integers(1, 6), st.sampled_from(DURABILITIES))
+def test_any_conversation_is_the_same_with_a_delta_channel(changes, every, durability):
+    """Whatever is said, replaced, removed or overwritten: equal at each checkpoint, and after a rollback to it."""
+    with agentgit.open(":memory:") as repo:
+        agents = []
+        for kind, name in ((PLAIN, "plain"), (delta(every), "delta")):
+            todo = iter(changes)
+            graph = chat(kind, answer=lambda state, todo=todo: change(state, *next(todo)))
+            agents.append(repo.wrap(graph, name))
+        for turn, agent in itertools.product(range(len(changes)), agents):
+            agent.invoke(said(f"q{turn}", f"h{turn}"), durability=durability)
+        plain, spread = agents
+        assert all_seen(spread) == all_seen(plain)
+        expect_true(spread)
+        for point in spread.checkpoints()[1::2]:
+            retry = spread.rollback(point)
+            assert seen(retry.head) == seen(point)
+            expect_true(retry)
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+def test_branches_of_a_delta_channel_go_on_rightly(repo, durability):
+    """After a rollback, an undo and a fork the value goes on from there, and the branch that was left stays."""
+    agent = repo.wrap(chat(delta(3)), "s")
+    for turn in range(4):
+        agent.invoke(said(f"q{turn}", f"h{turn}"), durability=durability)
+    before = all_seen(agent)
+    third = agent.checkpoints()[4]
+    for retry in (agent.rollback(third), agent.undo(), agent.fork(), agent.fork(third)):
+        at = seen(retry.head)
+        retry.invoke(said("again", "again"), durability=durability)
+        expect_true(retry)
+        assert retry.head.metadata["message_count"] == at[0] + 2
+        assert retry.rollback("HEAD~1").head.metadata["state_hash"] == at[1]
+    assert all_seen(agent) == before
+    expect_true(agent)
+
+
+def test_a_delta_channel_survives_reopening(repo):
+    """An agent that has nothing in memory goes on with the right value."""
+    for turn in range(5):
+        with agentgit.open(backend.url(repo)) as again:
+            agent = again.wrap(chat(delta(100)), "s")
+            agent.invoke(said(f"q{turn}", f"h{turn}"))
+            expect_true(agent)
+    assert len(repo.session("s").get_checkpoint("HEAD").conversation_history) == 10
+
+
+def test_a_state_that_was_changed_by_hand(repo):
+    """`update_state` counts as any write, with and without a snapshot."""
+    agent = repo.wrap(chat(delta(100)), "s")
+    agent.invoke(said("q", "h"))
+    agent.update_state(None, {"messages": [HumanMessage("by hand", id="hand")]}, as_node="say")
+    expect_true(agent)
+    assert agent.history()[-1]["content"] == "by hand"
+    agent.update_state(None, {"messages": Overwrite([HumanMessage("all", id="all")])}, as_node="say")
+    expect_true(agent)
+    assert agent.head.metadata["message_count"] == 1
+
+
+def test_a_question_in_a_graph_with_a_delta_channel(repo):
+    """A turn that waits for an answer, and a fork of it, go on with the right conversation."""
+
+    def answer(state):
+        return {"messages": [AIMessage(interrupt("name?"), id=f"a{len(state['messages'])}")]}
+
+    agent = repo.wrap(chat(delta(100), answer=answer), "s")
+    agent.invoke(said("q", "h"))
+    other = agent.fork()
+    for one, name in ((agent, "Ann"), (other, "Bob")):
+        one.invoke(Command(resume=name))
+        expect_true(one)
+        assert one.history()[-1]["content"] == name
+
+
+def test_tools_in_a_graph_with_a_delta_channel(repo):
+    """The checkpoints after tools have the conversation up to there, and a rollback to one reverses what came later."""
+    world = World()
+    model = scripted(call("add", item="chair"), call("add", item="table"), "done")
+
+    class State(TypedDict):
+        messages: delta(100)
+
+    graph = StateGraph(State).add_node("model", lambda state: {"messages": [model.invoke(state["messages"])]})
+    graph.add_node("tools", ToolNode(world.tools())).add_edge(START, "model").add_edge("tools", "model")
+    built = graph.add_conditional_edges("model", tools_condition).compile()
+    agent = repo.wrap(built, "s", effects=world.effects(), auto_checkpoint="tool")
+    agent.invoke(said("a chair and a table", "h"))
+    made = agent.checkpoints()
+    assert [one.metadata["message_count"] for one in made] == [0, 3, 5, 6]
+    assert [len(one.conversation_history) for one in made] == [0, 3, 5, 6]
+    retry = agent.rollback(made[1])
+    assert world.items == ["chair"]
+    assert [message["role"] for message in retry.history()] == ["user", "assistant", "tool"]
+    assert "table" in str(agentgit.diff(made[1], made[3]))
+
+
+def test_a_subgraph_with_a_delta_channel(repo):
+    """Subgraph and graph have a DeltaChannel of one name and two reducers; each has its own value."""
+
+    class Inner(TypedDict):
+        messages: delta(100)
+        log: delta(100, lambda state, writes: [*state, len(writes)])
+
+    inner = StateGraph(Inner).add_node("in", lambda state: {"messages": [AIMessage("inner", id="i")], "log": [7]})
+
+    class Outer(TypedDict):
+        messages: delta(100)
+        log: delta(100, total)
+
+    outer = StateGraph(Outer).add_node("sub", inner.add_edge(START, "in").compile(checkpointer=True))
+    agent = repo.wrap(outer.add_edge(START, "sub").compile(), "s")
+    for turn in range(3):
+        agent.invoke(said(f"q{turn}", f"h{turn}"))
+        expect_true(agent)
+    assert agent.rollback("HEAD~2").history() == agent.checkpoints()[-3].conversation_history
+
+
+# -- values that are no messages
+
+
+class Things(TypedDict):
+    """Numbers and files, each spread over the steps."""
+
+    numbers: delta(7, lambda state, writes: sorted({*state, *itertools.chain(*writes)}))
+    files: Annotated[dict, DeltaChannel(joined, snapshot_frequency=5)]
+    names: Annotated[set, DeltaChannel(lambda state, writes: state.union(*writes), snapshot_frequency=4)]
+
+
+def things():
+    """Build a graph that writes numbers, files and names."""
+
+    def step(state):
+        count = len(state["files"])
+        return {"numbers": [count, -count], "files": {f"f{count}": "x" * 1000}, "names": {f"n{count}"}}
+
+    return StateGraph(Things).add_node("step", step).add_edge(START, "step").compile()
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+def test_values_that_are_no_messages(repo, durability):
+    """A channel with a reducer of its own is shown as that reducer makes it, and its hash changes with it."""
+    agent = repo.wrap(things(), "s")
+    for turn in range(9):
+        agent.invoke({"numbers": [100 + turn]}, durability=durability)
+        shown = agent.head.session_state
+        assert shown["numbers"] == agent.state["numbers"]
+        assert shown["files"] == agent.state["files"]
+    hashes = [one.metadata["state_hash"] for one in agent.checkpoints() if one.metadata["kind"] == "after"]
+    assert len(set(hashes)) == 9
+    assert agent.head.metadata["message_count"] == 0
+
+
+def test_large_values_of_a_dict_are_stored_once(repo):
+    """A file is not stored again when another one changes."""
+    agent = repo.wrap(things(), "s")
+    for _ in range(20):
+        agent.invoke({"numbers": [1]})
+    with backend.reading(repo) as connection:
+        (size,) = connection.exec_driver_sql("SELECT sum(size) FROM blob WHERE type = 'json'").one()
+    assert size < 40_000
+    assert len(agent.head.session_state["files"]) == 20
+
+
+def test_a_reducer_that_fails_does_not_break_the_run(repo):
+    """Where a value cannot be made again it is left out of what is shown; the hash of the state still changes."""
+    allowed = [True]
+
+    def moody(state, writes):
+        if not allowed.pop():
+            raise RuntimeError("no")
+        allowed.append(False)
+        return [*state, *itertools.chain(*writes)]
+
+    class State(TypedDict):
+        log: delta(100, moody)
+        n: int
+
+    graph = StateGraph(State).add_node("step", lambda state: {"n": 1}).add_edge(START, "step").compile()
+    agent = repo.wrap(graph, "s")
+    agent.invoke({"log": [1]})
+    assert "n" in agent.head.session_state
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_list_is_encoded_the_same_from_any_earlier_one(data):
+    """What a value is stored as depends on the value alone, and not on what it was made from."""
+    codec = Codec(JsonPlusSerializer())
+    item = st.one_of(st.integers(-9, 10**15), st.text(max_size=400), st.builds(HumanMessage, st.text(max_size=9)))
+    old = data.draw(st.lists(item, max_size=30))
+    start, end = sorted((data.draw(st.integers(0, 30)), data.draw(st.integers(0, 30))))
+    new = [*old[:start], *data.draw(st.lists(item, max_size=9)), *old[end:]]
+    made, again = encode(codec, new, encode(codec, old)), encode(codec, new)
+    assert made.encoded == again.encoded
+    assert list(made.live.ends) == list(again.live.ends)
+    files = {str(n): value for n, value in enumerate(old)}
+    more = {**files, "new": "x" * 900}
+    assert encode(codec, more, encode(codec, files)).encoded == encode(codec, more).encoded
+
+
+# -- the saver alone, and threads that come from elsewhere
+
+
+def on(thread):
+    """The config of a thread."""
+    return {"configurable": {"thread_id": thread}}
+
+
+def shown(saver, thread):
+    """What is shown of the newest graph checkpoint of a thread."""
+    with saver.database.reading() as connection:
+        head = saver.store.head(connection, thread)
+        state, messages = saver.store.read_state(connection, thread, head.checkpoint_id)
+    return head.message_count, head.state_hash, [message["data"]["id"] for message in messages], state
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+def test_the_saver_alone_knows_a_conversation(saver, durability):
+    """Without the graph, writes that are messages are a conversation; other writes are in the hash and left out."""
+    spread = chat(delta(100), saver, full=100)
+    hashes = set()
+    for turn in range(4):
+        spread.invoke(said(f"q{turn}", f"h{turn}"), on("t"), durability=durability)
+        count, state_hash, ids, state = shown(saver, "t")
+        hashes.add(state_hash)
+        assert (count, ids) == (2 * turn + 2, [one.id for one in spread.get_state(on("t")).values["messages"]])
+        assert state == {}
+    assert len(hashes) == 4
+
+
+def test_pruned_copied_and_collected(saver):
+    """Copying, pruning, forking and collecting keep what is shown, and what LangGraph rebuilds."""
+    graph = chat(delta(100), saver)
+    for turn in range(4):
+        graph.invoke(said(f"q{turn}", f"h{turn}"), on("t"))
+    before, values = shown(saver, "t"), graph.get_state(on("t")).values
+    saver.copy_thread("t", "copy")
+    newest = graph.get_state(on("t")).config["configurable"]["checkpoint_id"]
+    saver.database.write(lambda connection: saver.store.fork(connection, "t", newest, "fork"))
+    saver.prune(["t"])
+    saver.gc()
+    fresh = SQLModelSaver(saver.database)
+    again = chat(delta(100), fresh)
+    for thread in ("t", "copy", "fork"):
+        assert shown(fresh, thread) == before
+        assert again.get_state(on(thread)).values == values
+        again.invoke(said("more", "more"), on(thread))
+        assert shown(fresh, thread)[0] == 10
+        assert shown(fresh, thread)[2] == [one.id for one in again.get_state(on(thread)).values["messages"]]
+
+
+def test_what_was_stored_before_goes_on(saver, monkeypatch):
+    """A thread of an earlier release, which stored nothing but the writes, is right from the next step on."""
+    graph = chat(delta(100), saver)
+    with monkeypatch.context() as earlier:
+        earlier.setattr("agentgit.saver.config.folds", lambda *args: {})
+        for turn in range(3):
+            graph.invoke(said(f"q{turn}", f"h{turn}"), on("t"))
+        assert shown(saver, "t")[0] == 0
+    graph.invoke(said("q", "h"), on("t"))
+    assert shown(saver, "t")[0] == 8
+
+
+def test_a_way_back_that_is_cut(saver, monkeypatch):
+    """Where writes that a value was made of are gone, nothing is made up: it is left out."""
+    graph = chat(delta(100), saver)
+    with monkeypatch.context() as earlier:
+        earlier.setattr("agentgit.saver.config.folds", lambda *args: {})
+        for turn in range(2):
+            graph.invoke(said(f"q{turn}", f"h{turn}"), on("t"))
+    oldest = [*saver.list(on("t"))][-1].config["configurable"]["checkpoint_id"]
+    saver.database.write(
+        lambda c: c.execute(delete(GRAPH_CHECKPOINT).where(GRAPH_CHECKPOINT.c.checkpoint_id == oldest))
+    )
+    graph.invoke(said("q", "h"), on("t"))
+    assert shown(saver, "t")[::2] == (0, [])
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_imported_threads_with_a_delta_channel(repo, tmp_path, known):
+    """A thread of another saver has its conversation at each checkpoint, also when it has grown and comes again."""
+    spread = sqlite_origin(tmp_path)
+    for turns in (range(3), range(3, 5)):
+        for turn in turns:
+            spread.talk(lambda saver: chat(delta(100), saver, full=100), "t", said(f"q{turn}", f"h{turn}"))
+        with spread.saver() as source:
+            if known:
+                agent = repo.wrap(chat(delta(100), source, full=100), "t", thread_id="t")
+            else:
+                repo.import_langgraph(spread.url)
+                agent = repo.wrap(chat(delta(100), full=100), "t")
+        points = agent.checkpoints()
+        assert [one.metadata["message_count"] for one in points if one.metadata["kind"] == "after"] == [
+            2 * turn + 2 for turn in range(turns[-1] + 1)
+        ]
+        assert all(one.metadata["message_count"] == len(one.conversation_history) for one in points)
+        assert (agent.head.session_state.get("log") == agent.state["log"]) is known
+        assert len({one.metadata["state_hash"] for one in points}) == turns[-1] + 2
+    agent.invoke(said("here", "here"))
+    expect_true(agent)
+
+
+def test_the_store_reads_the_end_of_a_spread_conversation(repo):
+    """`messages(last=…)` gives the newest ones, at any graph checkpoint."""
+    agent = repo.wrap(chat(delta(100)), "s")
+    agent.invoke(said("q", "h"))
+    with backend.reading(repo) as connection:
+        graphs = repo.context.store.graphs
+        head = graphs.head(connection, agent.branch.langgraph_session_id)
+        at = graphs.find(connection, GraphKey(agent.branch.langgraph_session_id, "", head.checkpoint_id))
+        assert "messages" in at.folded
+        assert [one["data"]["id"] for one in graphs.messages_at(connection, at, 1)] == ["a1"]

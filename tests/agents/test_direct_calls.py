@@ -1,0 +1,609 @@
+"""Tools that a graph's own code calls: each call is recorded, guarded and answered as in a ToolNode (T1)."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+import threading
+import time
+from typing import Annotated, Any, TypedDict
+from uuid import uuid4
+
+import backend
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.tools import BaseTool, StructuredTool, tool
+from langgraph.func import entrypoint, task
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, RetryPolicy, Send, interrupt
+from scripted import agent_graph, call, scripted, tool_node_graph
+
+import agentgit
+from agentgit import Fenced, InvalidInput, SQLModelSaver, reversible
+from agentgit.effects.effects import effect
+from agentgit.effects.invocation import idempotency_key
+from agentgit.errors import AgentGitError
+
+AGAIN = RetryPolicy(max_attempts=4, initial_interval=0.001, jitter=False, retry_on=ConnectionError)
+PAY = effect("irreversible", identity_args=["to", "amount"])
+
+
+def say(text: str = "go") -> dict[str, Any]:
+    """What the user says."""
+    return {"messages": [("user", text)]}
+
+
+class Bank:
+    """What was paid, and with which idempotency keys; and what goes wrong next."""
+
+    def __init__(self) -> None:
+        self.ledger: list[tuple[str, int]] = []
+        self.keys: list[str] = []
+        self.lock = threading.Lock()
+        self.faults: list[BaseException] = []
+
+    def fail(self) -> None:
+        """Raise what goes wrong next, if anything does."""
+        if self.faults:
+            raise self.faults.pop()
+
+    def tool(self) -> BaseTool:
+        """Make the tool."""
+
+        @tool
+        def pay(to: str, amount: int = 5, reference: str = "") -> int:
+            """Pay somebody."""
+            with self.lock:
+                self.ledger.append((to, amount))
+                self.keys.append(idempotency_key())
+                return len(self.ledger)
+
+        return pay
+
+    @property
+    def paid(self) -> list[str]:
+        """Who was paid, in order."""
+        return sorted(to for to, _ in self.ledger)
+
+
+@pytest.fixture
+def bank():
+    """A bank where nothing was paid."""
+    return Bank()
+
+
+def node_graph(act: Any, **options: Any) -> Any:
+    """Build a graph of one node."""
+    graph = StateGraph(MessagesState)
+    graph.add_node("act", act, **options)
+    graph.add_edge(START, "act")
+    return graph.compile()
+
+
+def wrapped(repo, graph, effects=None, **options):
+    """Wrap a graph whose tools nobody can see."""
+    return repo.wrap(graph, "s", effects=effects or {"pay": PAY}, check_effects=False, **options)
+
+
+# -- the shapes: each pays Ann twice and Bob, then something goes wrong, and gives what it got
+
+
+def by_node(bank: Bank) -> Any:
+    """A node."""
+    pay = bank.tool()
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        got = [pay.invoke({"to": to}) for to in ("Ann", "Ann", "Bob")]
+        bank.fail()
+        return {"messages": [("ai", str(got))]}
+
+    return node_graph(act, retry_policy=AGAIN)
+
+
+def by_async_node(bank: Bank) -> Any:
+    """An async node that calls one tool without awaiting it."""
+    pay = bank.tool()
+
+    async def act(state: MessagesState) -> dict[str, Any]:
+        got = [await pay.ainvoke({"to": "Ann"}), pay.invoke({"to": "Ann"}), await pay.ainvoke({"to": "Bob"})]
+        bank.fail()
+        return {"messages": [("ai", str(got))]}
+
+    return node_graph(act, retry_policy=AGAIN)
+
+
+def by_new_ids(bank: Bank) -> Any:
+    """A node that makes tool calls with new ids each time."""
+    pay = bank.tool()
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        got = [int(pay.invoke(call("pay", uuid4().hex, to=to)).content) for to in ("Ann", "Ann", "Bob")]
+        bank.fail()
+        return {"messages": [("ai", str(got))]}
+
+    return node_graph(act, retry_policy=AGAIN)
+
+
+def by_run(bank: Bank) -> Any:
+    """A node that calls `run`, and gives the call callbacks of its own."""
+    pay = bank.tool()
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        given = {"callbacks": [BaseCallbackHandler()]}
+        got = [pay.run({"to": "Ann"}), pay.run({"to": "Ann"}, callbacks=[]), pay.invoke({"to": "Bob"}, given)]
+        bank.fail()
+        return {"messages": [("ai", str(got))]}
+
+    return node_graph(act, retry_policy=AGAIN)
+
+
+def by_subgraph(bank: Bank) -> Any:
+    """A subgraph as a node, whose second step fails."""
+    pay = bank.tool()
+
+    def one(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [("ai", str([pay.invoke({"to": to}) for to in ("Ann", "Ann", "Bob")]))]}
+
+    def two(state: MessagesState) -> dict[str, Any]:
+        bank.fail()
+        return {}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("one", one)
+    graph.add_node("two", two)
+    graph.add_edge(START, "one")
+    graph.add_edge("one", "two")
+    return node_graph(graph.compile(), retry_policy=AGAIN)
+
+
+def by_called_graph(bank: Bank) -> Any:
+    """A graph that a node calls twice, saved or not."""
+    pay = bank.tool()
+
+    def one(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [("ai", str(pay.invoke({"to": "Ann"})))]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("one", one)
+    graph.add_edge(START, "one")
+    saved, lost = graph.compile(), graph.compile(checkpointer=False)
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        got = [int(inner.invoke({"messages": []})["messages"][-1].content) for inner in (saved, lost)]
+        got.append(pay.invoke({"to": "Bob"}))
+        bank.fail()
+        return {"messages": [("ai", str(got))]}
+
+    return node_graph(act, retry_policy=AGAIN)
+
+
+SHAPES = {made.__name__: made for made in (by_node, by_async_node, by_new_ids, by_run, by_subgraph, by_called_graph)}
+
+
+def run(agent: Any, shape: str, given: Any) -> Any:
+    """Run a turn, on an event loop where the shape needs one."""
+    return asyncio.run(agent.ainvoke(given)) if shape == "by_async_node" else agent.invoke(given)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_t1_a_node_that_is_retried_pays_nobody_twice(repo, bank, shape):
+    """T1: a RetryPolicy runs the node three times; each payment is made once, and answered with its result."""
+    agent = wrapped(repo, SHAPES[shape](bank))
+    bank.faults = [ConnectionError(), ConnectionError()]
+    said = run(agent, shape, say())["messages"][-1].content
+    assert bank.paid == ["Ann", "Ann", "Bob"]
+    assert said == "[1, 2, 3]"
+    assert [(one.status, one.result) for one in agent.tool_track()] == [("done", 1), ("done", 2), ("done", 3)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_t1_after_an_error_the_turn_goes_on_and_pays_nobody_twice(repo, bank, shape):
+    """T1: continued with `invoke(None)` after an error, in another program; the next turn pays anew."""
+    agent = wrapped(repo, SHAPES[shape](bank))
+    bank.faults = [ValueError()]
+    with pytest.raises(ValueError):  # noqa: PT011  # it says nothing
+        run(agent, shape, say())
+    with agentgit.open(backend.url(repo)) as later:
+        again = wrapped(later, SHAPES[shape](bank))
+        assert run(again, shape, None)["messages"][-1].content == "[1, 2, 3]"
+        assert bank.paid == ["Ann", "Ann", "Bob"]
+        run(again, shape, say("again"))
+    assert len(bank.ledger) == 6
+    assert len(set(bank.keys)) == 6
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_t1_a_functional_graph_that_begins_again_pays_nobody_twice(repo, bank, is_async):
+    """T1, LangGraph #6577: an entrypoint runs from its beginning when it is retried and when a question is answered."""
+    pay = bank.tool()
+
+    @task
+    def act(to: str) -> int:
+        return pay.invoke({"to": to})
+
+    @entrypoint(retry_policy=[AGAIN])
+    def agent(given: Any) -> Any:
+        got = [pay.invoke({"to": "Ann"}), act("Ann").result(), act("Bob").result()]
+        bank.fail()
+        return [*got, interrupt("more?"), pay.invoke({"to": "Cid"})]
+
+    wrapper = wrapped(repo, agent)
+    bank.faults = [ConnectionError(), ConnectionError()]
+    for given in (1, Command(resume="yes")):
+        got = asyncio.run(wrapper.ainvoke(given)) if is_async else wrapper.invoke(given)
+    assert bank.paid == ["Ann", "Ann", "Bob", "Cid"]
+    assert got == [1, 2, 3, "yes", 4]
+
+
+class Sent(TypedDict):
+    """What the workers give."""
+
+    got: Annotated[list[int], operator.add]
+
+
+def test_t1_a_worker_that_fails_makes_no_other_worker_pay_again(repo, bank):
+    """T1: workers that `Send` has made pay the same amount to the same person, one of them fails; each pays once."""
+    pay = bank.tool()
+
+    def worker(number: int) -> dict[str, Any]:
+        got = pay.invoke({"to": "Ann"})
+        if number == 2:
+            bank.fail()
+        return {"got": [got]}
+
+    graph = StateGraph(Sent)
+    graph.add_node("plan", lambda state: {"got": []})
+    graph.add_node("worker", worker)
+    graph.add_edge(START, "plan")
+    graph.add_conditional_edges("plan", lambda state: [Send("worker", n) for n in range(3)], ["worker"])
+    agent = wrapped(repo, graph.compile())
+    bank.faults = [ValueError()]
+    with pytest.raises(ValueError):  # noqa: PT011  # it says nothing
+        agent.invoke({"got": []})
+    assert sorted(agent.invoke(None)["got"]) == [1, 2, 3]
+    assert len(bank.ledger) == 3
+
+
+def test_t1_questions_of_a_node_and_of_its_tools_keep_their_answers(repo, bank):
+    """T1: a node asks before, between and after tools that ask; each gets its own answer, and acts once."""
+    said: list[tuple[str, str]] = []
+
+    @tool
+    def ask(what: str) -> str:
+        """Ask, and act."""
+        answer = interrupt(what)
+        said.append((what, answer))
+        return answer
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        got = [interrupt("1"), ask.invoke({"what": "2"}), interrupt("3"), ask.invoke({"what": "4"}), interrupt("5")]
+        return {"messages": [("ai", "".join(got))]}
+
+    agent = wrapped(repo, node_graph(act), {"ask": "irreversible"})
+    answer = agent.invoke(say())
+    for number in "12345":
+        assert answer["__interrupt__"][0].value == number
+        answer = agent.invoke(Command(resume=number))
+    assert answer["messages"][-1].content == "12345"
+    assert said == [("2", "2"), ("4", "4")]
+    assert [one.runs for one in agent.tool_track()] == [2, 2]
+
+
+BROKEN = {
+    "it happened": (effect("irreversible", verify=lambda call: True), 1),
+    "it did not happen": (effect("irreversible", verify=lambda call: False), 2),
+    "nobody knows": (effect("irreversible", verify=lambda call: None), None),
+    "reversible": (reversible(lambda args, result: None), None),
+    "idempotent": (effect("idempotent"), 2),
+    "only reads": (effect("read_only"), 2),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_t1_a_payment_that_was_broken_off_is_never_blindly_made_again(repo, bank, case):
+    """T1: `verify` is asked; where nobody knows it is refused, and names what to do; what does no harm simply runs."""
+    declared, runs = BROKEN[case]
+    made: list[str] = []
+
+    @tool
+    def pay(to: str) -> str:
+        """Pay."""
+        made.append(idempotency_key())
+        bank.fail()
+        return "paid"
+
+    agent = wrapped(repo, node_graph(lambda state: {"messages": [("ai", str(pay.invoke({"to": "Ann"})))]}),
+                    {"pay": declared})  # fmt: skip
+    bank.faults = [KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        agent.invoke(say())
+    if runs is None:
+        with pytest.raises(Fenced, match=r"repo\.resolve") as refused:
+            agent.invoke(None)
+        repo.resolve(refused.value.invocation, "happened", result="seen")
+        assert agent.invoke(None)["messages"][-1].content == "seen"
+    else:
+        agent.invoke(None)
+    assert len(made) == (runs or 1)
+    assert len(set(made)) == 1
+
+
+def test_t1_other_arguments_are_no_way_around_a_payment_of_the_same_task(repo, bank):
+    """T1: the node comes again with another sum; nothing is paid, both are named, and there is a way to say so."""
+    pay, sums = bank.tool(), [5, 6]
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        got = pay.invoke({"to": "Ann", "amount": sums.pop(0)})
+        bank.fail()
+        return {"messages": [("ai", str(got))]}
+
+    agent = wrapped(repo, node_graph(act))
+    bank.faults = [ValueError()]
+    with pytest.raises(ValueError):  # noqa: PT011  # it says nothing
+        agent.invoke(say())
+    with pytest.raises(Fenced, match=r"'amount': 6.*pay\(to='Ann', amount=5.*repo\.resolve"):
+        agent.invoke(None)
+    assert bank.ledger == [("Ann", 5)]
+    sums[:] = [6]
+    wrapped(repo, node_graph(act), fence="off").invoke(None)
+    assert bank.ledger == [("Ann", 5), ("Ann", 6)]
+
+
+def test_t1_only_identity_arguments_count(repo, bank):
+    """T1: a reference that the node makes up anew each time makes no other payment of it."""
+    pay = bank.tool()
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        got = pay.invoke({"to": "Ann", "reference": uuid4().hex})
+        bank.fail()
+        return {"messages": [("ai", str(got))]}
+
+    agent = wrapped(repo, node_graph(act, retry_policy=AGAIN))
+    bank.faults = [ConnectionError(), ConnectionError()]
+    agent.invoke(say())
+    assert bank.ledger == [("Ann", 5)]
+
+
+def test_t1_a_fork_is_another_branch_with_keys_of_its_own(repo, bank):
+    """T1: LangGraph gives the task of a fork the same id; what is done before it is answered, what comes is its own."""
+    pay = bank.tool()
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        first = pay.invoke({"to": "Ann"})
+        answer = interrupt("more?")
+        return {"messages": [("ai", f"{first} {answer} {pay.invoke({'to': 'Bob'})}")]}
+
+    agent = wrapped(repo, node_graph(act))
+    agent.invoke(say())
+    fork = agent.fork()
+    assert agent.invoke(Command(resume="yes"))["messages"][-1].content == "1 yes 2"
+    fork = fork.switch(fork.branch, sync="ignore")
+    assert fork.invoke(Command(resume="no"))["messages"][-1].content == "1 no 3"
+    assert bank.paid == ["Ann", "Bob", "Bob"]
+    assert len(set(bank.keys)) == 3
+
+
+def test_t1_a_fence_answers_direct_calls(repo, bank):
+    """T1: after a rollback the same payment by a node is answered from the record, and stands on the track as such."""
+    pay = bank.tool()
+    agent = wrapped(repo, node_graph(lambda state: {"messages": [("ai", str(pay.invoke({"to": "Ann"})))]}))
+    agent.invoke(say())
+    retry = agent.rollback("main#1", force=True)
+    assert retry.invoke(say())["messages"][-1].content == "1"
+    assert [one.kind for one in retry.tool_track()] == ["replay"]
+    assert bank.ledger == [("Ann", 5)]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("how", [{"durability": "exit"}, {"durability": "async"}, {}])
+def test_t1_a_payment_waits_for_the_step_that_it_comes_from(repo, bank, is_async, how):
+    """T1: whatever the durability, another program finds the turn at the node that pays while it pays."""
+    found: list[Any] = []
+
+    @tool
+    def pay(to: str) -> str:
+        """Look from another program where the turn stands, and pay."""
+        with agentgit.open(backend.url(repo)) as other:
+            found.append(wrapped(other, graph).get_state().next)
+        bank.ledger.append((to, 5))
+        return "paid"
+
+    graph = node_graph(lambda state: {"messages": [("ai", pay.invoke({"to": "Ann"}))]})
+    agent = wrapped(repo, graph)
+    asyncio.run(agent.ainvoke(say(), **how)) if is_async else agent.invoke(say(), **how)
+    assert found == [("act",)]
+    assert bank.ledger == [("Ann", 5)]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("how", [{"durability": "exit"}, {"durability": "async"}, {}])
+def test_t1_an_idempotent_call_waits_too_so_that_it_keeps_its_key(repo, monkeypatch, is_async, how):
+    """T1: however slow a save is, the key that a service gets is that of a task which comes back after a crash."""
+    found: list[Any] = []
+    put = SQLModelSaver.put
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.2)
+        return put(*args, **kwargs)
+
+    monkeypatch.setattr(SQLModelSaver, "put", slow)
+
+    @tool
+    def pay(to: str) -> str:
+        """Look from another program where the turn stands, and pay."""
+        with agentgit.open(backend.url(repo)) as other:
+            found.append(wrapped(other, graph, effects).get_state().next)
+        return idempotency_key()
+
+    effects = {"pay": effect("idempotent")}
+    graph = node_graph(lambda state: {"messages": [("ai", pay.invoke({"to": "Ann"}))]})
+    agent = wrapped(repo, graph, effects)
+    asyncio.run(agent.ainvoke(say(), **how)) if is_async else agent.invoke(say(), **how)
+    assert found == [("act",)]
+
+
+def test_t1_what_cannot_be_saved_is_not_paid(repo, bank):
+    """T1: where the step before a call cannot be saved, the call is not made, nobody hangs, and the error says why."""
+    pay = bank.tool()
+
+    class Odd(MessagesState):
+        """With something that cannot be stored."""
+
+        odd: Any
+
+    graph = StateGraph(Odd)
+    graph.add_node("plan", lambda state: {"odd": threading.Lock()})
+    graph.add_node("act", lambda state: {"messages": [("ai", str(pay.invoke({"to": "Ann"})))]})
+    graph.add_edge(START, "plan")
+    graph.add_edge("plan", "act")
+    agent = wrapped(repo, graph.compile())
+    with pytest.raises(AgentGitError, match="lock"):
+        agent.invoke(say())
+    assert bank.ledger == []
+    assert agent.tool_track() == []
+
+
+# -- within one attempt
+
+
+def test_t1_a_loop_that_polls_runs_each_time(repo, bank):
+    """T1: within one attempt each call is a new one, on the track, with a key of its own."""
+    pay = bank.tool()
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        while pay.invoke({"to": "Ann"}) < 3:
+            pass
+        return {"messages": [("ai", "ready")]}
+
+    agent = wrapped(repo, node_graph(act))
+    agent.invoke(say())
+    assert len(bank.ledger) == 3
+    assert len(agent.tool_track()) == 3
+    assert len(set(bank.keys)) == 3
+
+
+# -- who is not concerned
+
+
+class Heard(BaseCallbackHandler):
+    """Everything that LangChain tells of tools, without ids."""
+
+    def __init__(self) -> None:
+        self.all: list[Any] = []
+
+    def on_tool_start(self, serialized: Any, input_str: str, **kwargs: Any) -> None:
+        self.all.append(("start", serialized, input_str, kwargs.get("inputs"), kwargs.get("metadata")))
+
+    def on_tool_end(self, output: Any, **kwargs: Any) -> None:
+        self.all.append(("end", output))
+
+    def on_tool_error(self, error: BaseException, **kwargs: Any) -> None:
+        self.all.append(("error", type(error), str(error)))
+
+
+def test_t1_graphs_that_are_not_wrapped_notice_nothing(repo, bank):
+    """T1: beside wrapped graphs, others give the same results, errors and callbacks; tools stay untouched."""
+
+    @tool(response_format="content_and_artifact")
+    def both(number: int) -> tuple[str, int]:
+        """Give both."""
+        if number > 1:
+            raise ValueError("too much")
+        return str(number), number
+
+    plain = BaseTool.run.__wrapped__
+    before = dict(vars(both))
+    wrapped(repo, node_graph(lambda state: {"messages": [("ai", str(both.invoke({"number": 1})))]})).invoke(say())
+    assert dict(vars(both)) == before
+    heard: list[list[Any]] = []
+    for way in (BaseTool.run, plain):
+        handler = Heard()
+        assert way(both, {"number": 1}, callbacks=[handler]) == "1"
+        with pytest.raises(ValueError, match="too much"):
+            way(both, {"number": 2}, None, "green", "green", [handler])
+        heard.append(handler.all)
+    assert heard[0] == heard[1]
+    assert len(heard[0]) == 4
+
+
+def test_t1_a_tool_with_a_run_of_its_own_is_refused_where_it_cannot_be_answered(repo, bank):
+    """T1: a class that replaces `run` is recorded; a call of it that is done is refused, not repeated."""
+
+    class Own(StructuredTool):
+        """Runs itself."""
+
+        def run(self, tool_input: Any, *args: Any, **kwargs: Any) -> Any:
+            from langchain_core.callbacks import CallbackManager
+
+            manager = CallbackManager.configure(kwargs.get("callbacks"), inheritable_metadata=kwargs.get("metadata"))
+            running = manager.on_tool_start({"name": self.name}, str(tool_input), inputs=tool_input)
+            value = self._run(config={}, **tool_input)
+            running.on_tool_end(value)
+            return value
+
+    pay = Own.from_function(lambda to: bank.ledger.append((to, 5)) or len(bank.ledger), name="pay", description="Pay.")
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        got = pay.invoke({"to": "Ann"})
+        bank.fail()
+        return {"messages": [("ai", str(got))]}
+
+    agent = wrapped(repo, node_graph(act), {"pay": "irreversible"})
+    bank.faults = [ValueError()]
+    with pytest.raises(ValueError):  # noqa: PT011  # it says nothing
+        agent.invoke(say())
+    with pytest.raises(Fenced, match="_run"):
+        agent.invoke(None)
+    assert bank.ledger == [("Ann", 5)]
+
+
+@pytest.mark.parametrize("where", ["node", "tool"])
+def test_t1_a_wrapped_agent_in_a_turn_of_another_one_is_refused_before_it_runs(repo, bank, where):
+    """T1: its effects would be in no plan of the outer turn; its graph itself may be called there, and is recorded."""
+    pay = bank.tool()
+    inner = repo.wrap(tool_node_graph(scripted(call("pay", to="Ann"), "paid"), [pay]), "inner", effects={"pay": PAY})
+
+    def graph(called: Any) -> Any:
+        if where == "node":
+            return node_graph(lambda state: {"messages": called.invoke(say())["messages"][-1:]})
+
+        @tool
+        def delegate(what: str) -> str:
+            """Let somebody do it."""
+            return str(called.invoke(say())["messages"][-1].content)
+
+        return tool_node_graph(scripted(call("delegate", what="x"), "done"), [delegate], handle_tool_errors=True)
+
+    outer = repo.wrap(graph(inner), "outer")
+    with pytest.raises(InvalidInput, match=r"agent\.graph"):
+        outer.invoke(say())
+    assert bank.ledger == []
+    agent = repo.wrap(graph(inner.graph), "other", effects={"pay": PAY}, check_effects=False)
+    agent.invoke(say())
+    assert [one.tool_name for one in agent.tool_track() if one.effect == "irreversible"] == ["pay"]
+    assert not agent.plan_rollback("main#1").is_admissible
+
+
+def test_t1_a_tool_that_acted_between_two_questions_says_how_often_it_began(repo):
+    """T1: LangGraph runs its body again for each answer; the track and the plan say so."""
+    done: list[str] = []
+
+    @tool
+    def order(item: str) -> str:
+        """Ask, order, ask again."""
+        interrupt("order?")
+        done.append(item)
+        return str(interrupt("right?"))
+
+    agent = repo.wrap(agent_graph(scripted(call("order", item="chair"), "ok"), [order]), "s",
+                      effects={"order": reversible(lambda args, result: done.pop())})  # fmt: skip
+    start = agent.checkpoint("start")
+    agent.invoke(say())
+    agent.invoke(Command(resume="yes"))
+    assert [one.runs for one in agent.tool_track()] == [2]
+    agent.invoke(Command(resume="yes"))
+    assert done == ["chair", "chair"]
+    (made,) = agent.tool_track()
+    assert made.runs == 3
+    assert "began 3 times" in str(agent.plan_rollback(start))
+    assert "began 3 times" in agent.tool_track()._repr_html_()

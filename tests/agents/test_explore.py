@@ -1,0 +1,590 @@
+"""Exploration: the same steps in several ways, from shared beginnings, over one world (row W10)."""
+
+import asyncio
+import json
+import textwrap
+import threading
+from pathlib import Path
+
+import backend
+import processes
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command
+from scripted import World, agent_graph, call, calls, scripted, tool_node_graph
+
+import agentgit
+from agentgit import reversible
+from agentgit.demo import ScriptedModel
+from agentgit.errors import (
+    Conflict,
+    Fenced,
+    InvalidInput,
+    NotFound,
+    RollbackBlocked,
+    RollbackIncomplete,
+    WorldDiverged,
+)
+
+
+def said(messages) -> list[str]:
+    """List what the user has said."""
+    return [str(m.content) for m in messages if isinstance(m, HumanMessage)]
+
+
+class Counting:
+    """A model that counts its calls; it calls a tool where the user names one, like `add chair`."""
+
+    def __init__(self, usage: int | None = None) -> None:
+        self.asked: list[str] = []
+        self.usage = usage
+        self.broken: set[str] = set()
+
+    def __call__(self, messages) -> AIMessage:
+        text = said(messages)[-1]
+        self.asked.append(text)
+        if text in self.broken:
+            raise RuntimeError(f"no answer to {text}")
+        name, _, item = text.partition(" ")
+        if item and messages[-1].type == "human":
+            return calls(call(name, **{"text" if name in ("send", "note") else "item": item}))
+        used = {"input_tokens": self.usage, "output_tokens": 0, "total_tokens": self.usage} if self.usage else None
+        return AIMessage(f"did {text}", usage_metadata=used)
+
+    def model(self) -> ScriptedModel:
+        return ScriptedModel(rule=self)
+
+
+def agent_on(repo, world: World, counting: Counting, *, build=tool_node_graph, effects=None, **how):
+    """Wrap an agent that does what the user says with the tools of a world."""
+    graph = build(counting.model(), world.tools())
+    return repo.wrap(graph, session="s", effects=world.effects() if effects is None else effects, **how)
+
+
+def turns(choices: int, steps: int) -> int:
+    return sum(choices**i for i in range(1, steps + 1))
+
+
+# -- how many calls
+
+
+SIZES = [(1, 1), (1, 3), (2, 1), (2, 3), (3, 2), (3, 3)]
+
+
+# How a graph is built changes what a turn is, and not how many there are: two sizes tell.
+@pytest.mark.parametrize(
+    ("build", "choices", "steps"),
+    [*((tool_node_graph, *size) for size in SIZES), (agent_graph, 1, 3), (agent_graph, 2, 2)],
+)
+def test_w10_n_steps_with_a_choices_are_exactly_that_many_model_calls(repo, build, choices, steps):
+    """W10: n steps with α choices make α + α² + … + αⁿ model calls, and αⁿ leaves that each went all the steps."""
+    world, counting = World(), Counting()
+    agent = agent_on(repo, world, counting, build=build)
+    agent.run("hello")
+    counting.asked.clear()
+    found = agent.explore([f"step{n}" for n in range(steps)], choices)
+    assert len(counting.asked) == len(found.branches) == turns(choices, steps)
+    assert len(found.leaves) == choices**steps
+    assert {len(leaf.messages) for leaf in found.leaves} == {2 * steps}
+
+
+@pytest.mark.long
+@settings(max_examples=25, deadline=None)
+@given(
+    steps=st.lists(st.sampled_from(["hi", "add a", "add b", "note c", "look"]), min_size=1, max_size=3), data=st.data()
+)
+def test_w10_the_world_is_as_before_and_each_leaf_saw_its_own(steps, data):
+    """W10: whatever the steps do, each is called Σαⁱ times, each leaf is judged in the world of its own way, and the
+    world is as before at the end."""
+    choices = data.draw(st.integers(1, 3))
+    world, counting = World(), Counting()
+    with agentgit.open(":memory:") as repo:
+        agent = agent_on(repo, world, counting)
+        agent.run("add first")
+        before = list(world.items)
+        seen: list[list[str]] = []  # in no order: of two that are alike the first is taken back
+        found = agent.explore(steps, choices, score=lambda leaf: seen.append(sorted(world.items)) or 0)
+        own = [step.removeprefix("add ") for step in steps if step.startswith("add ")]
+        assert seen == [sorted([*before, *own])] * choices ** len(steps)
+        assert world.items == before
+        for number, step in enumerate(steps, 1):
+            if step.startswith("add "):
+                at_least = choices**number
+                assert world.happened("add").count({"item": step.removeprefix("add ")}) >= at_least
+        assert len(world.happened("add")) == 1 + sum(
+            choices**n for n, step in enumerate(steps, 1) if step.startswith("add ")
+        ), "nothing is done again on the way from leaf to leaf"
+        assert len(found.branches) == turns(choices, len(steps))
+        assert agent.run("hi") == "did hi"
+
+
+# -- one world
+
+
+def test_w10_each_way_is_gone_in_its_own_world_and_the_session_stays(repo):
+    """W10: what a sibling did is taken back before the next way, exactly once; then branch, session and world are as
+    before."""
+    world, counting = World(), Counting()
+    agent = agent_on(repo, world, counting)
+    agent.run("add table")
+    head, history = agent.head.id, agent.history()
+    current: set[int | None] = set()
+    worlds: dict[str, list[str]] = {}
+
+    def look(leaf) -> float:
+        current.add(agent.session.info.current_internal_session_id)
+        worlds[leaf.name] = list(world.items)
+        return len(leaf.tool_calls)
+
+    found = agent.explore(2, ["add chair", "hello"], score=look)
+    assert worlds == {
+        "explore/1/1": ["table", "chair", "chair"],
+        "explore/1/2": ["table", "chair"],
+        "explore/2/1": ["table", "chair"],
+        "explore/2/2": ["table"],
+    }
+    assert found.best.name == "explore/1/1"
+    assert [c.args["item"] for c in found.best.tool_calls] == ["chair", "chair"]
+    assert world.items == ["table"]
+    assert len(world.undone) == 3
+    assert current == {agent.branch_id}
+    assert (agent.head.id, agent.history(), agent.branch.is_current) == (head, history, True)
+    assert agent.run("add lamp") == "did add lamp"
+
+
+def test_w10_promote_continues_on_a_leaf_and_brings_its_world(repo):
+    """W10: the chosen branch becomes the current one, what its tools did is in the world again, and it runs on."""
+    world, counting = World(), Counting()
+    agent = agent_on(repo, world, counting)
+    found = agent.explore(["add chair", "add lamp"], 2)
+    start, agent = agent, agent.promote(found.leaves[1])
+    assert start.branch.name == "main"
+    assert (agent.branch.name, agent.branch.is_current) == ("explore/1/2", True)
+    assert world.items == ["chair", "lamp"]
+    assert [str(item.invocation) for item in agent.report.redone] == ["add(item='chair')", "add(item='lamp')"]
+    assert agent.run("hello") == "did hello"
+    assert agent.promote("explore/2").branch.name == "explore/2"
+    assert world.items == ["chair"]
+
+
+def test_w10_what_cannot_be_reversed_stops_it_and_nothing_is_lost(repo):
+    """W10: an irreversible call in the way is said, nothing runs in a wrong world, what was explored can be read, and
+    the same call goes on when a person has accepted it."""
+    world, counting = World(), Counting()
+    agent = agent_on(repo, world, counting)
+    ways = ["send mail", "hello"]
+    with pytest.raises(RollbackBlocked, match="cannot be undone") as stopped:
+        agent.explore(1, ways)
+    assert "name='explore'" in stopped.value.__notes__[0]
+    found = agent.exploration()
+    assert [(b.name, b.status) for b in found.branches] == [("explore/1", "done"), ("explore/2", "begun")]
+    assert counting.asked == ["send mail"] * 2
+    assert agent.branch.is_current
+
+    agent = agent.switch("explore/2", sync="world", force=True)
+    agent = agent.switch("main", sync="world", force=True)
+    found = agent.explore(1, ways, name="explore")
+    assert [(b.name, b.status) for b in found.branches] == [("explore/1", "done"), ("explore/2", "done")]
+    assert counting.asked == ["send mail", "send mail", "hello"]
+    assert world.sent == ["mail"]
+
+
+def test_w10_a_failed_undo_stops_it_and_it_goes_on_after_resume(repo):
+    """W10: an undo function that raises stops the exploration; mended and resumed, the same call finishes it."""
+    world, counting = World(), Counting()
+    agent = agent_on(repo, world, counting)
+    world.broken.add("chair")
+    with pytest.raises(RollbackIncomplete) as stopped:
+        agent.explore(["add chair"], 2)
+    world.broken.clear()
+    repo.resume(stopped.value.operation)
+    found = agent.explore(["add chair"], 2, name="explore")
+    assert [b.status for b in found.branches] == ["done", "done"]
+    assert world.happened("add") == [{"item": "chair"}] * 2
+    assert world.items == []
+
+
+def test_w10_a_world_that_diverged_is_not_explored_in(repo):
+    """W10, W5: where another branch has left something in the world, exploring would take that back: it says so."""
+    world, counting = World(), Counting()
+    agent = agent_on(repo, world, counting)
+    agent.run("hello")
+    agent.fork(name="other").run("add chair")
+    with pytest.raises(WorldDiverged, match="sync='world'"):
+        agent.explore(["hello"])
+    assert world.items == ["chair"]
+    assert [b.name for b in agent.session.branches()] == ["main", "other"]
+    assert len(agent.switch("main", sync="world").explore(["hello"]).leaves) == 2
+
+
+def test_w10_a_graph_that_only_reads_leaves_the_world_alone(repo):
+    """W10: where no tool changes the world, what others left there is nobody's business."""
+    world, counting = World(), Counting()
+    agent_on(repo, world, counting).run("add chair")
+    reader = repo.wrap(tool_node_graph(counting.model(), [world.tool("look")]), "s", effects={"look": "read_only"})
+    assert len(reader.fork("main#1").explore(["hello"]).leaves) == 2
+    assert world.items == ["chair"]
+
+
+# -- at the same time
+
+
+def test_w10_branches_run_at_the_same_time_where_no_tool_changes_the_world(repo):
+    """W10: with parallel the turns of a step run together; the undeclared tools that were called are named."""
+    meet = threading.Barrier(2, timeout=60)
+
+    @tool
+    def note(text: str) -> str:
+        """Wait until the other branch is here too."""
+        meet.wait()
+        return text
+
+    agent = repo.wrap(tool_node_graph(Counting().model(), [note]), "s")
+    found = agent.explore(["note a", "note b"], 2, parallel=2)
+    assert [leaf.name for leaf in found.leaves] == ["explore/1/1", "explore/1/2", "explore/2/1", "explore/2/2"]
+    assert {leaf.answer for leaf in found.leaves} == {"did note b"}
+    assert found.undeclared == ["note"]
+    assert "not declared, so not taken back: note" in str(found)
+
+
+def test_w10_parallel_is_refused_where_a_tool_changes_the_world(repo):
+    """W10: branches at the same time would share one world; nothing is made, and the tools are named."""
+    agent = agent_on(repo, World(), Counting(), effects={"look": "read_only", "send": "irreversible"})
+    with pytest.raises(InvalidInput, match="change the world: send"):
+        agent.explore(["hello"], parallel=True)
+    assert [b.name for b in agent.session.branches()] == ["main"]
+
+
+async def test_w10_exploring_without_blocking_with_tools_and_undo_on_this_loop(repo):
+    """W10: aexplore runs asynchronous tools, and asynchronous undo functions and scores on the caller's loop."""
+    world, counting, loop = World(), Counting(), asyncio.get_running_loop()
+
+    async def remove(args, result):
+        assert asyncio.get_running_loop() is loop
+        world.remove(args, result)
+
+    async def score(leaf) -> float:
+        assert asyncio.get_running_loop() is loop
+        return -len(leaf.tool_calls)
+
+    agent = agent_on(repo, world, counting, effects=world.effects(add_later=reversible(remove)))
+    found = await agent.aexplore(2, ["add_later chair", "hello"], score=score)
+    assert len(world.happened("add_later")) == 3
+    assert world.items == []
+    assert found.best.name == "explore/2/2"
+    assert (await agent.apromote("explore/1")).branch.name == "explore/1"
+    assert world.items == ["chair"]
+    assert (await agent.aexploration()).to_dict() == found.to_dict() | {
+        "branches": [b.to_dict() for b in agent.exploration().branches]
+    }
+
+
+async def test_w10_branches_run_at_the_same_time_on_a_loop(repo):
+    """W10: with parallel aexplore runs the turns of a step together."""
+    here: list[str] = []
+    both = asyncio.Event()
+
+    @tool
+    async def note(text: str) -> str:
+        """Wait until the other branch is here too."""
+        here.append(text)
+        if len(here) == 2:
+            both.set()
+        await asyncio.wait_for(both.wait(), 60)
+        return text
+
+    agent = repo.wrap(tool_node_graph(Counting().model(), [note]), "s")
+    found = await agent.aexplore(["note a"], 2, parallel=True)
+    assert [leaf.status for leaf in found.leaves] == ["done", "done"]
+
+
+# -- broken off
+
+
+def test_w10_a_turn_that_raises_is_a_leaf_and_is_tried_again(repo):
+    """W10: one way that fails does not end the others; the same call tries it again and goes on behind it."""
+    counting, ways = Counting(), ["bad", "good"]
+    agent = repo.wrap(tool_node_graph(counting.model(), World().tools()), "s")
+    counting.broken.add("bad")
+    found = agent.explore(2, ways)
+    assert [(leaf.name, leaf.status) for leaf in found.leaves] == [
+        ("explore/1", "failed"), ("explore/2/1", "failed"), ("explore/2/2", "done"),
+    ]  # fmt: skip
+    assert found.leaves[0].error == "RuntimeError: no answer to bad"
+    assert "failed" in str(found)
+
+    counting.broken.clear()
+    counting.asked.clear()
+    found = agent.explore(2, ways, name="explore")
+    assert [leaf.status for leaf in found.leaves] == ["done"] * 4
+    assert sorted(counting.asked) == ["bad", "bad", "bad", "good"]
+    assert [len(leaf.messages) for leaf in found.leaves] == [4] * 4
+
+
+def test_w10_what_was_broken_off_goes_on_and_no_finished_turn_runs_again(repo):
+    """W10: after an interruption the same call goes on with the unfinished turns only, also in another handle."""
+    world, counting = World(), Counting()
+    agent = agent_on(repo, world, counting)
+
+    def stop(leaf):
+        if leaf.name == "explore/1/2":
+            raise KeyboardInterrupt
+        return 1
+
+    with pytest.raises(KeyboardInterrupt):
+        agent.explore(["add chair", "add lamp"], 2, score=stop)
+    assert len(counting.asked) == 2 * 3
+    assert world.items == ["chair", "lamp"]
+    with agentgit.open(backend.url(repo)) as elsewhere:
+        again = agent_on(elsewhere, world, counting)
+        assert [b.name for b in again.exploration("explore").branches] == ["explore/1", "explore/1/1", "explore/1/2"]
+        found = again.explore(["add chair", "add lamp"], 2, name="explore", score=lambda leaf: len(world.items))
+    assert [leaf.score for leaf in found.leaves] == [1, 2, 2, 2]
+    assert len(counting.asked) == 2 * 6
+    assert world.items == []
+
+
+KILLED = """
+    import os
+    import sys
+    import agentgit
+    from test_explore import Counting, shelf_agent
+    agent = shelf_agent(agentgit.open(sys.argv[1]), sys.argv[2], Counting())
+    agent.explore(["put a", "put b"], 2, score=lambda leaf: os._exit(9) if leaf.name == "explore/2/1" else 0)
+"""
+
+
+def take(args, result):
+    """Undo `put`."""
+    shelf = Path(result["shelf"])
+    things = json.loads(shelf.read_text())
+    things.remove(args["item"])
+    shelf.write_text(json.dumps(things))
+
+
+def shelf_agent(repo, path, counting):
+    """Wrap an agent whose world is a file."""
+    shelf = Path(path)
+
+    @tool
+    def put(item: str) -> dict:
+        """Put an item on the shelf."""
+        things = json.loads(shelf.read_text()) if shelf.exists() else []
+        shelf.write_text(json.dumps([*things, item]))
+        return {"shelf": str(shelf)}
+
+    return repo.wrap(tool_node_graph(counting.model(), [put]), "s", effects={"put": reversible(take)})
+
+
+def test_w10_a_killed_process_leaves_an_exploration_that_goes_on(tmp_path):
+    """W10: after a kill every branch is there, the session is on its branch, and the same call finishes the rest."""
+    shelf, database = tmp_path / "shelf", tmp_path / "agentgit.db"
+    done = processes.run(textwrap.dedent(KILLED), database, shelf)
+    assert done.returncode == 9, done.stderr
+    assert json.loads(shelf.read_text()) == ["a", "b"]
+    counting = Counting()
+    with agentgit.open(database) as repo:
+        agent = shelf_agent(repo, shelf, counting)
+        assert agent.branch.name == "main"
+        found = agent.explore(
+            ["put a", "put b"], 2, name="explore", score=lambda leaf: len(json.loads(shelf.read_text()))
+        )
+    assert [leaf.score for leaf in found.leaves] == [0, 0, 2, 2]
+    assert counting.asked == ["put b", "put b"]
+    assert json.loads(shelf.read_text()) == []
+
+
+def test_w10_waiting_for_a_person_can_be_explored_and_is_a_leaf(repo):
+    """W10: the answers to an interrupt are choices like others; a way that waits for an answer goes on after it."""
+    world = World()
+    undo = reversible(lambda args, result: world.remove(args, result) if result != "not approved" else None)
+    model = scripted(call("add_if_approved", item="chair"), "done", "bye")
+
+    def wrapped(**how):
+        effects = world.effects(add_if_approved=undo)
+        return repo.wrap(tool_node_graph(model, world.tools()), "s", effects=effects, **how)
+
+    agent = wrapped()
+    found = agent.explore(["a chair", "bye"], 1)
+    assert [(leaf.name, leaf.status) for leaf in found.leaves] == [("explore/1", "waiting")]
+    waiting = agent.fork(name="asked")
+    waiting.invoke({"messages": [("user", "a chair")]})
+    answers = waiting.explore(1, [Command(resume="yes"), Command(resume="no")], name="answers")
+    assert [(leaf.answer, len(leaf.tool_calls)) for leaf in answers.leaves] == [("done", 1), ("done", 1)]
+    assert world.happened("add_if_approved") == [{"item": "chair"}]
+    assert world.items == []
+
+    assert [leaf.status for leaf in agent.explore(["a chair", "bye"], 1, name="explore").leaves] == ["waiting"]
+    wrapped(branch="explore/1").invoke(Command(resume="yes"))
+    found = agent.explore(["a chair", "bye"], 1, name="explore")
+    assert [(leaf.name, leaf.status, leaf.answer) for leaf in found.leaves] == [("explore/1/1", "done", "bye")]
+
+
+# -- what steps and choices can be
+
+
+def test_w10_choices_can_be_configs(repo):
+    """W10: siblings differ by what is merged into the config of their runs."""
+
+    def answer(state: MessagesState, config: RunnableConfig):
+        return {"messages": [("ai", config["configurable"]["tone"] + config["metadata"]["of"])]}
+
+    graph = StateGraph(MessagesState).add_node("answer", answer).add_edge(START, "answer").compile()
+    agent = repo.wrap(graph, "s")
+    tones = [{"configurable": {"tone": tone}} for tone in ("warm", "cold")]
+    found = agent.explore("hi", tones, config={"metadata": {"of": "!"}})
+    assert [leaf.answer for leaf in found.leaves] == ["warm!", "cold!"]
+
+
+def test_w10_choices_can_be_functions_and_inputs_of_any_kind(repo):
+    """W10: a function makes the input of a step from what it says, or from its number; messages are not shared."""
+    agent = agent_on(repo, World(), Counting())
+    found = agent.explore(["a", "b"], [lambda step: f"please {step}", str.upper])
+    assert [m["content"] for m in found.leaves[1].messages if m["role"] == "user"] == ["please a", "B"]
+    found = agent.explore(2, [lambda number: f"step{number}"])
+    assert found.leaves[0].answer == "did step2"
+    pair = {"messages": [HumanMessage("one"), HumanMessage("two")]}
+    (leaf,) = agent.explore(2, [pair]).leaves
+    assert [m["content"] for m in leaf.messages if m["role"] == "user"] == ["one", "two"] * 2
+    assert [message.id for message in pair["messages"]] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("steps", "choices"),
+    [(3, 2), (0, ["a"]), ([], 2), (["a"], 0), (["a"], []), (["a"], "ab"), (["a"], ["b"]), (["a"], True), (None, 2)],
+)
+def test_w10_steps_and_choices_that_cannot_be_meant_are_refused(repo, steps, choices):
+    """W10: a wrong argument says what to give, and makes no branch."""
+    agent = agent_on(repo, World(), Counting())
+    with pytest.raises(InvalidInput):
+        agent.explore(steps, choices)
+    assert len(agent.session.branches()) == 1
+
+
+def test_w10_other_wrong_arguments_are_refused(repo):
+    """W10: so are a name that no branch can have, a negative number of turns, and a score that is no number."""
+    agent = agent_on(repo, World(), Counting())
+    with pytest.raises(InvalidInput, match="cannot be called"):
+        agent.explore(["a"], name="a#1")
+    with pytest.raises(InvalidInput, match="parallel=-1"):
+        agent.explore(["a"], parallel=-1, name="a")
+    assert len(agent.session.branches()) == 1
+    with pytest.raises(InvalidInput, match="not a number"):
+        agent.explore(["a"], score=lambda leaf: float("nan"))
+    with pytest.raises(NotFound):
+        agent.exploration("other")
+
+
+def test_w10_a_name_belongs_to_one_exploration(repo):
+    """W10: a free name is taken by itself; the name of another exploration, or other steps under it, are a Conflict."""
+    agent = agent_on(repo, World(), Counting())
+    with pytest.raises(NotFound, match="Nothing was explored"):
+        agent.exploration()
+    assert (agent.explore(["a"]).name, agent.explore(["a"]).name) == ("explore", "explore-2")
+    assert agent.exploration().name == "explore-2"
+    with pytest.raises(Conflict, match="with 'a', not with 'b'"):
+        agent.explore(["b"], name="explore")
+    with pytest.raises(Conflict, match="from another branch"):
+        agent.fork().explore(["a"], name="explore")
+    agent.fork(name="mine/1")
+    with pytest.raises(Conflict, match="Choose another name"):
+        agent.explore(["a"], name="mine")
+
+
+def test_w10_it_goes_on_where_it_began_wherever_the_branch_went(repo):
+    """W10: an exploration that goes on, and its leaves, stay where they were when their branches have run on."""
+    agent = agent_on(repo, World(), Counting())
+    agent.explore(1, ["a", "b"])
+    agent.run("on")
+    repo.wrap(tool_node_graph(Counting().model(), []), "s", branch="explore/1").run("aside")
+    found = agent.explore(2, ["a", "b"], name="explore")
+    assert [[m["content"] for m in leaf.messages if m["role"] == "user"] for leaf in found.leaves] == [
+        ["a", "a"], ["a", "b"], ["b", "a"], ["b", "b"],
+    ]  # fmt: skip
+    assert said(agent.messages()) == ["on"]
+
+
+def test_w10_what_was_done_on_a_promoted_branch_is_not_taken_back(repo):
+    """W10, W5: an exploration that goes on takes back what its own turns did, and not what somebody did after them."""
+    world, counting = World(), Counting()
+    agent = agent_on(repo, world, counting)
+    found = agent.explore(1, ["add chair", "hello"])
+    promoted = agent_on(repo, world, counting).promote(found.leaves[0])
+    assert len(agent.explore(2, ["add chair", "hello"], name="explore").leaves) == 4
+    promoted.promote(found.leaves[0]).run("add lamp")
+    with pytest.raises(WorldDiverged, match="lamp"):
+        agent.explore(3, ["add chair", "hello"], name="explore")
+    assert world.items == ["chair", "lamp"]
+
+
+def test_w10_an_agent_that_fell_behind_is_told_so_after_exploring_too(repo):
+    """W10: exploring does not make an agent take for seen what another one has said on its branch."""
+    world, counting = World(), Counting()
+    agent, other = (agent_on(repo, world, counting) for _ in range(2))
+    other.run("hello")
+    agent.explore(["add chair"], 1)
+    with pytest.raises(Conflict, match="has moved"):
+        agent.run("hi")
+
+
+def test_w10_an_error_of_ours_inside_one_turn_is_a_leaf_that_failed(repo):
+    """W10: a turn that is refused, as by a fence, fails alone with its error; the other ways go on."""
+
+    def rule(messages) -> AIMessage:
+        if said(messages)[-1] == "b":
+            raise Fenced("it stands already")
+        return AIMessage("fine")
+
+    agent = repo.wrap(tool_node_graph(ScriptedModel(rule=rule), []), "s")
+    found = agent.explore(1, ["a", "b", "c"])
+    assert [leaf.status for leaf in found.leaves] == ["done", "failed", "done"]
+    assert "Fenced: it stands already" in str(found.leaves[1].error)
+
+
+def test_w10_a_running_agent_does_not_explore(repo):
+    """W10: a tool of the very turn cannot explore from the middle of it."""
+    refused = []
+
+    @tool
+    def note(text: str) -> str:
+        """Try it."""
+        with pytest.raises(Conflict, match="is running") as error:
+            agent.explore(["a"])
+        refused.append(error)
+        return text
+
+    agent = repo.wrap(tool_node_graph(Counting().model(), [note]), "s")
+    agent.run("note now")
+    assert len(refused) == 1
+
+
+# -- what came of it
+
+
+def test_w10_the_leaves_are_compared(repo):
+    """W10: a table for people and rows for programs, the best first; tokens are counted once for each turn."""
+    world, counting = World(), Counting(usage=10)
+    agent = agent_on(repo, world, counting)
+    agent.run("hello")
+    found = agent.explore(2, ["add chair", "hi"], score=lambda leaf: len(leaf.tool_calls) / 2)
+    assert found.tokens == 10 * turns(2, 2)
+    assert [(row["branch"], row["score"], row["tokens"]) for row in found.compare()] == [
+        ("explore/1/1", 1.0, 20), ("explore/1/2", 0.5, 20), ("explore/2/1", 0.5, 20), ("explore/2/2", 0.0, 20),
+    ]  # fmt: skip
+    assert str(found) == "\n".join([
+        "explore, from main: 6 turns, 4 leaves, 60 tokens",
+        "  explore/1/1  score 1    20 tokens  2 calls  did add chair",
+        "  explore/1/2  score 0.5  20 tokens  1 call   did hi",
+        "  explore/2/1  score 0.5  20 tokens  1 call   did add chair",
+        "  explore/2/2  score 0    20 tokens           did hi",
+    ])  # fmt: skip
+    assert json.loads(json.dumps(found.to_dict()["branches"][0]["choices"])) == [1]
+    pair = repo.session().diff("explore/1/1", "explore/1/2")
+    assert (len(pair.removed_calls), len(pair.added_calls)) == (1, 0)
+    with pytest.raises(NotFound, match="has a score"):
+        _ = agent.explore(["hi"]).best

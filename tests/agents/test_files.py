@@ -1,0 +1,724 @@
+"""Files roll back with the conversation: one rollback for conversation, tool effects and files, or any mix of them."""
+
+import asyncio
+import io
+import json
+import re
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import backend
+import processes
+import pytest
+from desk import Desk, desk, home
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.tools import tool
+from scripted import call, calls, scripted, tool_node_graph
+
+import agentgit
+from agentgit import (
+    InvalidInput,
+    NotFound,
+    RollbackIncomplete,
+    Unavailable,
+    Workspace,
+    WorkspaceChanged,
+    WorldDiverged,
+    cli,
+)
+from agentgit.demo import ScriptedModel
+
+__all__ = ["desk", "home"]  # the fixtures
+
+
+class Counter:
+    """An environment that can do no more than it must."""
+
+    def __init__(self):
+        self.value, self.kept = 0, []
+
+    def checkpoint(self):
+        self.kept.append(self.value)
+        return str(len(self.kept) - 1)
+
+    def restore(self, id):
+        self.value = self.kept[int(id)]
+
+
+def wrapped(repo, desk, session="s", **more):
+    more.setdefault("workspace", desk.root)
+    return repo.wrap(desk.graph(), session, effects=desk.world.effects(), check_effects=False, **more)
+
+
+@pytest.fixture
+def agent(repo, desk):
+    """An agent that has written two files and put a chair into the world, with a checkpoint before the second half."""
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one; add chair")
+    agent.checkpoint("before")
+    agent.run("write a.txt two; write new/b.txt made; add table")
+    return agent
+
+
+NOW = {"a.txt": "two", "new/b.txt": "made"}
+
+
+def test_p4_one_rollback_brings_back_conversation_effects_and_files(agent, desk):
+    """P4: after a rollback all three are as they were, and the report says what became of each file."""
+    planned = agent.plan_rollback("before")
+    assert sorted(map(str, planned.files.changes)) == ["delete new/b.txt", "write a.txt"]
+    retry = agent.rollback("before")
+    assert desk.files == {"a.txt": "one"}
+    assert not (desk.root / "new").exists()
+    assert desk.world.items == ["chair"]
+    assert len(retry.history()) == 5
+    assert len(agent.history()) == 11
+    assert sorted(map(str, retry.report.files.changes)) == ["delete new/b.txt", "write a.txt"]
+    assert retry.report.files.safety
+    assert "new/b.txt" in str(retry.report)
+
+
+@pytest.mark.parametrize(
+    ("how", "files", "items", "is_same_branch"),
+    [
+        ({"files": False}, NOW, ["chair"], False),
+        ({"tools": "keep"}, {"a.txt": "one"}, ["chair", "table"], False),
+        ({"tools": "keep", "files": False}, NOW, ["chair", "table"], False),
+        ({"conversation": False}, {"a.txt": "one"}, ["chair"], True),
+        ({"conversation": False, "tools": "keep"}, {"a.txt": "one"}, ["chair", "table"], True),
+        ({"conversation": False, "files": False}, NOW, ["chair"], True),
+    ],
+    ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
+)
+def test_w8_tools_files_and_conversation_in_any_mix(agent, desk, how, files, items, is_same_branch):
+    """W8: each of the three is rolled back or left, as asked, and the branch that is left can say what is with it."""
+    after = agent.rollback("before", **how)
+    assert desk.files == files
+    assert desk.world.items == items
+    assert (after.branch_id == agent.branch_id) == is_same_branch
+    after.run("and now?")
+
+
+def test_w8_a_rollback_of_nothing_is_refused(agent):
+    """W8: a rollback that would touch neither of the three says so."""
+    with pytest.raises(InvalidInput, match="nothing would be rolled back"):
+        agent.rollback("before", tools="keep", files=False, conversation=False)
+
+
+def test_s2_files_are_rewound_to_a_message(agent, desk):
+    """S1, S2: a user message is a restore point: created files go, changed ones come back, the conversation stays."""
+    said = agent.history()
+    points = [message["id"] for message in said if message["role"] == "user"]
+    changes = agent.rewind_files(points[1])
+    assert desk.files == {"a.txt": "one"}
+    assert sorted(map(str, changes.changes)) == ["delete new/b.txt", "write a.txt"]
+    assert agent.history() == said
+    assert desk.world.items == ["chair", "table"]
+    agent.rewind_files(points[0])
+    assert desk.files == {}
+    agent.run("write c.txt on")
+    assert desk.files == {"c.txt": "on"}
+
+
+def test_s1_the_stream_carries_the_id_of_the_restore_point(repo, desk):
+    """S1: the id that a caller gives to a message, or that the stream shows, is its restore point."""
+    agent = wrapped(repo, desk)
+    agent.invoke({"messages": [HumanMessage("write a.txt one", id="mine")]})
+    states = list(agent.stream({"messages": [("user", "write a.txt two")]}, stream_mode="values"))
+    shown = [message.id for message in states[0]["messages"] if message.type == "human"]
+    agent.rewind_files(shown[-1])
+    assert desk.files == {"a.txt": "one"}
+    agent.rewind_files("mine")
+    assert desk.files == {}
+
+
+def test_s1_each_message_of_an_input_is_a_restore_point(repo, desk):
+    """S1, S4: of several messages that were given at once each is one, and any of many can be chosen; no answer is."""
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one")
+    agent.invoke({"messages": [HumanMessage("please", id="first"), HumanMessage("write a.txt two", id="second")]})
+    agent.run("write a.txt three")
+    for point in ("second", "first"):
+        agent.rewind_files(point)
+        assert desk.files == {"a.txt": "one"}
+    answer = next(message["id"] for message in agent.history() if message["role"] == "assistant")
+    with pytest.raises(NotFound, match="restore point"):
+        agent.rewind_files(answer)
+
+
+def test_s3_files_are_rewound_after_reopening_without_the_graph(tmp_path, desk):
+    """S3: later, elsewhere, with the database alone."""
+    with agentgit.open(tmp_path / "r.db") as repo:
+        agent = wrapped(repo, desk)
+        agent.run("write a.txt one")
+        agent.run("write a.txt two")
+        point = [message["id"] for message in agent.history() if message["role"] == "user"][1]
+    with agentgit.open(tmp_path / "r.db") as repo:
+        repo.session("s").rewind_files(point)
+        assert desk.files == {"a.txt": "one"}
+
+
+def test_s6_what_cannot_be_rewound_says_why(repo, desk, agent):
+    """S6: no such restore point, no workspace when it was made, files changed by somebody else."""
+    with pytest.raises(NotFound, match="restore point"):
+        agent.rewind_files("nobody said that")
+    plain = repo.wrap(desk.graph(), "t", check_effects=False)
+    plain.invoke({"messages": [HumanMessage("hello", id="there")]})
+    with pytest.raises(NotFound, match="workspace="):
+        plain.rewind_files("there")
+    (desk.root / "a.txt").write_text("mine")
+    with pytest.raises(WorkspaceChanged, match=r"a\.txt"):
+        agent.rewind_files("before")
+    assert desk.files == NOW | {"a.txt": "mine"}
+    report = agent.rewind_files("before", force=True)
+    assert desk.files == {"a.txt": "one"}
+    Workspace(desk.root).restore(report.safety, force=True)
+    assert desk.files == NOW | {"a.txt": "mine"}
+
+
+def test_s5_what_a_shell_did_is_rewound_too(repo, desk):
+    """S5: changes by shell commands, directories made, moved and removed, and notebooks byte for byte."""
+    agent = wrapped(repo, desk)
+    agent.run("""write n.ipynb {"cells": []}; write keep/me.txt here; shell mkdir empty""")
+    before = desk.files
+    agent.checkpoint("before")
+    agent.run("shell mv keep kept; shell rmdir empty; shell mkdir -p x/y; shell sh -c 'echo changed > n.ipynb'")
+    agent.rewind_files("before")
+    assert desk.files == before
+    assert (desk.root / "empty").is_dir()
+    assert not (desk.root / "x").exists()
+
+
+def test_s5_a_checkpoint_of_one_session_is_restored_in_another(repo, desk, tmp_path):
+    """S5: the files of one session's checkpoint come into another session's workspace, of the same user."""
+    first = wrapped(repo, desk)
+    first.run("write a.txt one; shell mkdir empty")
+    point = first.checkpoint("start")
+    other = Desk(tmp_path / "elsewhere")
+    second = repo.wrap(other.graph(), "t", workspace=other.root, check_effects=False)
+    second.run("write b.txt mine")
+    said = second.history()
+    second.rewind_files(point)
+    assert other.files == {"a.txt": "one"}
+    assert (other.root / "empty").is_dir()
+    assert second.history() == said
+    second.rewind_files("HEAD")
+    assert other.files == {"b.txt": "mine"}
+    assert desk.files == {"a.txt": "one"}
+
+
+def test_c5_an_environment_of_ones_own_rolls_back_with_the_conversation(repo, desk):
+    """C5: what checkpoint() and restore(id) can do is enough for a rollback; what it cannot tell it does not tell."""
+
+    counter = Counter()
+    workspace = Workspace(desk.root, environment=counter)
+    agent = repo.wrap(desk.graph(), "s", workspace=workspace, check_effects=False)
+    agent.run("hello")
+    agent.checkpoint("before")
+    counter.value = 7
+    agent.run("hello again")
+    agent.rollback("before")
+    assert counter.value == 0
+
+
+def test_files_a_rollback_says_when_somebody_else_has_changed_them(agent, desk):
+    """Conflicts: reported before anything is touched; force goes on, and what was there is in the safety snapshot."""
+    (desk.root / "a.txt").write_text("by hand")
+    assert agent.plan_rollback("before").files.conflicts == ["a.txt"]
+    with pytest.raises(WorkspaceChanged, match=r"a\.txt"):
+        agent.rollback("before")
+    assert desk.world.items == ["chair", "table"]
+    assert [branch.name for branch in agent.session.branches()] == ["main"]
+    agent.rollback("before", force=True)
+    assert desk.files == {"a.txt": "one"}
+
+
+def test_w5_a_branch_whose_files_another_has_changed_says_so_and_gets_them_back(agent, desk):
+    """W5, W8: files are part of the one world: WorldDiverged names them, switch(sync='world') brings them back."""
+    retry = agent.rollback("before")
+    retry.run("write c.txt other")
+    with pytest.raises(WorldDiverged, match=r"a\.txt"):
+        agent.run("and now?")
+    agent = agent.switch("main", sync="world")
+    assert desk.files == NOW
+    assert sorted(desk.world.items) == ["chair", "table"]
+    agent.run("write d.txt on")
+    with pytest.raises(WorldDiverged):
+        retry.run("and here?")
+    retry = retry.switch(retry.branch.name, sync="ignore")
+    retry.run("and here?")
+    assert desk.files == NOW | {"d.txt": "on"}
+
+
+def test_w5_a_fork_lives_with_the_files_that_are_there(agent, desk):
+    """W5: a fork does not touch the files, and runs on with them."""
+    fork = agent.fork("before")
+    assert desk.files == NOW
+    fork.run("write e.txt forked")
+    assert desk.files == NOW | {"e.txt": "forked"}
+
+
+def test_redo_brings_the_files_forward_again(agent, desk):
+    """A rollback taken back: conversation, effects and files are as they were before it."""
+    agent.rollback("before").redo()
+    assert desk.files == NOW
+    assert sorted(desk.world.items) == ["chair", "table"]
+
+
+def test_undo_counts_a_change_of_files_alone(repo, desk):
+    """A checkpoint whose files differ is a place to go back to, also where nothing was said."""
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one")
+    agent.rewind_files("HEAD~1")
+    assert desk.files == {}
+    agent.checkpoint("empty")
+    agent.undo()
+    assert desk.files == {"a.txt": "one"}
+
+
+def test_p1_what_a_tool_is_about_to_change_can_be_undone_alone(repo, desk):
+    """P1, C8: each modifying call leaves an entry on the undo stack of the workspace."""
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one")
+    agent.run("write a.txt two")
+    stack = Workspace(desk.root).undo_stack
+    assert stack.depth == 2
+    stack.undo()
+    assert desk.files == {"a.txt": "one"}
+    stack.undo()
+    assert desk.files == {}
+
+
+def test_a_tool_does_not_run_if_what_it_changes_cannot_be_kept(repo, desk, monkeypatch):
+    """C8: a modifying call whose files cannot be kept fails, and the journal says that its tool was not run."""
+    agent = wrapped(repo, desk)
+
+    def fail(self, tool_name, args):
+        raise Unavailable("no space")
+
+    monkeypatch.setattr(type(agent._branch.settings.keeper), "before", fail)
+    with pytest.raises(Unavailable, match="no space"):
+        agent.run("write a.txt one")
+    assert desk.files == {}
+    assert [(call.status, call.error_message) for call in agent.tool_track()] == [
+        ("failed", "its tool was not run: no space")
+    ]
+
+
+def test_files_that_cannot_come_back_leave_the_rollback_to_be_resumed(agent, desk, repo, monkeypatch):
+    """A restore that fails leaves the rollback partial, and resume finishes it."""
+    keeper = agent._branch.settings.keeper
+    plain = type(keeper).bring
+
+    def fail(self, at, known=None):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(keeper), "bring", fail)
+    with pytest.raises(RollbackIncomplete, match="No space left") as caught:
+        agent.rollback("before")
+    assert desk.world.items == ["chair"]
+    monkeypatch.setattr(type(keeper), "bring", plain)
+    repo.resume(caught.value.operation)
+    assert desk.files == {"a.txt": "one"}
+    assert repo.session("s").branch().name == "main-2"
+
+
+def test_files_of_a_workspace_that_is_gone_are_told(agent, desk, repo):
+    """Where the directory is gone the rollback says so, and is finished when there is one again."""
+    shutil.rmtree(desk.root)
+    with pytest.raises(RollbackIncomplete, match="is not there") as caught:
+        agent.rollback("before", force=True)
+    desk.root.mkdir()
+    repo.resume(caught.value.operation)
+    assert desk.files == {"a.txt": "one"}
+
+
+def test_exploration_gives_each_way_its_own_files(repo, desk):
+    """W10: ways of an exploration do not see each other's files, and promote brings those of the chosen one."""
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt base")
+    found = agent.explore(1, ["write a.txt left", "write b.txt right"])
+    assert len(found.leaves) == 2
+    assert desk.files == {"a.txt": "base"}
+    agent = agent.promote(found.leaves[1].name)
+    assert desk.files == {"a.txt": "base", "b.txt": "right"}
+
+
+def test_async_rollback_brings_the_files_back(agent, desk):
+    """The async twins do the same."""
+
+    async def scenario():
+        retry = await agent.arollback("before")
+        assert desk.files == {"a.txt": "one"}
+        await retry.arun("write a.txt three")
+        await retry.arewind_files("HEAD~1")
+
+    asyncio.run(scenario())
+    assert desk.files == {"a.txt": "one"}
+
+
+def test_a_session_without_a_workspace_is_as_before(repo, desk):
+    """Without workspace= no file is looked at, and nothing says so."""
+    agent = repo.wrap(desk.graph(), "s", effects=desk.world.effects(), check_effects=False)
+    agent.run("write a.txt one")
+    agent.run("write a.txt two")
+    retry = agent.undo()
+    assert desk.files == {"a.txt": "two"}
+    assert retry.report.files is None
+
+
+KILLED = """
+import os, signal, sys
+import agentgit
+from agentgit.rollback.finish import Finisher
+from agentgit.workspace.disk.disk import Disk
+from desk import Desk
+url, root, point = sys.argv[1:]
+repo = agentgit.open(url)
+desk = Desk(__import__("pathlib").Path(root))
+agent = repo.wrap(desk.graph(), "s", workspace=root, check_effects=False)
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if point == "in the restore":  # one file is back, another one is not
+    plain, done = Disk.put, []
+    Disk.put = lambda self, *args: die() if done else (done.append(1), plain(self, *args))
+elif point == "before the restore":
+    Disk.put = Disk.unlink = die
+else:
+    Finisher.end = die
+agent.rollback("before")
+"""
+
+
+@pytest.mark.parametrize("point", ["before the restore", "in the restore", "after the restore"])
+def test_w1_a_rollback_killed_in_its_file_restore_is_finished_once(repo, desk, point):
+    """W1: kill -9 around and in the restore of files; the old branch is as before, and resume brings all of it back."""
+    url = backend.address(repo)
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one; write b.txt one")
+    agent.checkpoint("before")
+    agent.run("write a.txt two; write b.txt two; write c.txt made")
+    said = agent.history()
+    done = processes.run(KILLED, url, desk.root, point)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert agent.history() == said
+    (stopped,) = [one for one in repo.session("s").operations() if one.status != "done"]
+    assert repo.resume(stopped).status == "done"
+    assert desk.files == {"a.txt": "one", "b.txt": "one"}
+    assert repo.session("s").branch().name == "main-2"
+    repo.wrap(desk.graph(), "s", workspace=desk.root, check_effects=False).run("write d.txt on")
+
+
+def test_w6_a_diff_of_two_checkpoints_tells_of_their_files(agent, repo):
+    """W6, P3: added, modified and deleted files, and the text of their difference."""
+    found = repo.session("s").diff("before", "HEAD")
+    assert (found.added_files, found.modified_files, found.deleted_files) == (["new/b.txt"], ["a.txt"], [])
+    assert "-one" in found.diff_content
+    assert "+two" in found.diff_content
+    assert "new/b.txt" in str(found)
+
+
+def test_p7_snapshots_that_no_checkpoint_needs_are_let_go_of(agent, repo, desk):
+    """P7: while a checkpoint has it a snapshot is pinned; afterwards it goes when its time comes."""
+    workspace = Workspace(desk.root)
+    assert all(one.pinned for one in workspace.list())
+    agent.run("write a.txt three")
+    agent.run("write a.txt four")
+    repo.session("s").cleanup_auto_checkpoints(keep=0)
+    kept = repo.session("s").get_checkpoint("before")
+    assert 0 < sum(one.pinned for one in workspace.list()) < len(workspace.list())
+    agent.rewind_files(kept)
+    assert desk.files == {"a.txt": "one"}
+
+
+@pytest.mark.long
+def test_s3_files_are_rewound_from_the_command_line(tmp_path, desk, monkeypatch, capsys):
+    """S3: given a session and a restore point; it shows the plan, asks, and keeps off what others have changed."""
+    with agentgit.open(tmp_path / "agentgit.db") as repo:
+        agent = wrapped(repo, desk)
+        agent.run("write a.txt one")
+        agent.invoke({"messages": [HumanMessage("write a.txt two; write b.txt made", id="second")]})
+    monkeypatch.chdir(tmp_path)
+
+    def command(*words):
+        monkeypatch.setattr(sys, "argv", ["agentgit", *words])
+        monkeypatch.setattr(sys, "stdin", io.StringIO())
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        return int(stopped.value.code or 0), capsys.readouterr()
+
+    code, said = command("rewind", "s", "second")
+    assert (code, desk.files) == (1, {"a.txt": "two", "b.txt": "made"})
+    assert re.search(r"write +a\.txt\n +delete +b\.txt", said.out)
+    (desk.root / "a.txt").write_text("by hand")
+    assert command("rewind", "s", "second", "--yes")[0] == 10
+    assert command("rewind", "s", "nothing", "--yes")[0] == 3
+    code, said = command("rewind", "s", "second", "--yes", "--force", "--json")
+    assert (code, desk.files) == (0, {"a.txt": "one"})
+    assert json.loads(said.out)["safety"]
+
+
+def test_a6_a_checkpoint_on_the_way_has_the_files_of_its_own_batch(repo, desk):
+    """A6, P4: a checkpoint after a batch of tool calls, made on the way, brings back the files of that batch."""
+    story = scripted(
+        calls(call("write_file", path="a.txt", text="one"), call("write_file", path="b.txt", text="one")),
+        calls(call("create_checkpoint", name="here")),
+        calls(call("write_file", path="a.txt", text="two")),
+        calls(call("shell", command="rm b.txt")),
+        "done",
+    )
+    own = repo.wrap(desk.graph(), "s", check_effects=False).checkpoint_tools()
+    graph = tool_node_graph(story, [*desk.tools(), *own])
+    agent = repo.wrap(graph, "s", workspace=desk.root, check_effects=False, auto_checkpoint="tool")
+    agent.run("go")
+    batches = [point for point in agent.checkpoints() if point.metadata["kind"] == "tools"]
+    found = [agent.rollback(point.id, tools="keep") and desk.files for point in batches]
+    both = {"a.txt": "one", "b.txt": "one"}
+    assert found == [both, {"a.txt": "two", "b.txt": "one"}, {"a.txt": "two"}]
+    agent.rollback("here", tools="keep")
+    assert desk.files == both
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["fresh", "captured before"])
+def test_w1_the_database_of_the_session_is_none_of_its_files(tmp_path, monkeypatch, is_known):
+    """W1: a database in the workspace is never captured, restored or deleted, also if a snapshot held it before."""
+    desk = Desk(tmp_path / "work")
+    monkeypatch.chdir(desk.root)
+    with agentgit.open("agentgit.db") as repo:
+        if is_known:
+            repo.wrap(desk.graph(), "earlier", check_effects=False).run("hello")
+            early = Workspace(".").save()
+        agent = repo.wrap(desk.graph(), "s", workspace=".", check_effects=False)
+        agent.run("write a.txt one")
+        agent.checkpoint("before")
+        agent.run("write a.txt two; shell touch b.txt")
+        retry = agent.rollback("before")
+        assert [change.path for change in retry.report.files.changes if change.action != "left"] == ["a.txt", "b.txt"]
+        if is_known:
+            Workspace(".").restore(early.id)
+        retry.run("write c.txt on")
+        assert len(retry.history()) == 8
+        assert len(agent.history()) == 9
+
+
+def _by_another_session(repo, desk, tmp_path):
+    wrapped(repo, desk, session="t").run("write a.txt theirs")
+
+
+def _by_another_database(repo, desk, tmp_path):
+    with agentgit.open(tmp_path / "other.db") as other:
+        wrapped(other, desk).run("write a.txt theirs")
+
+
+def _by_hand_and_saved(repo, desk, tmp_path):
+    (desk.root / "a.txt").write_text("theirs")
+    Workspace(desk.root).save("mine")
+
+
+@pytest.mark.parametrize("change", [_by_another_session, _by_another_database, _by_hand_and_saved])
+def test_s6_a_change_that_somebody_elses_snapshot_holds_is_a_conflict_too(agent, repo, desk, tmp_path, change):
+    """S6: what counts is what this session last saw, not whether the change is in a snapshot of the workspace."""
+    change(repo, desk, tmp_path)
+    for going_back in (agent.rollback, agent.rewind_files):
+        with pytest.raises(WorkspaceChanged, match=r"a\.txt"):
+            going_back("before")
+    assert desk.files == NOW | {"a.txt": "theirs"}
+    assert desk.world.items == ["chair", "table"]
+    agent.rollback("before", force=True)
+    assert desk.files == {"a.txt": "one"}
+
+
+def _lose_the_folder(desk):
+    shutil.rmtree(desk.root)
+
+
+def _lose_the_snapshots(desk):
+    with Workspace(desk.root) as workspace:
+        for one in workspace.list()[1:]:
+            workspace.delete(one.id)
+
+
+@pytest.mark.parametrize("lose", [_lose_the_folder, _lose_the_snapshots])
+def test_s6_files_that_cannot_come_back_stop_a_rollback_before_it_begins(agent, repo, desk, lose):
+    """S6, P4: where the folder or the snapshot is gone, no effect is reversed, and files=False goes on without them."""
+    lose(desk)
+    with pytest.raises(Unavailable, match="files=False"):
+        agent.rollback("before")
+    assert desk.world.items == ["chair", "table"]
+    assert not repo.session("s").operations()
+    agent.rollback("before", files=False)
+    assert desk.world.items == ["chair"]
+    assert repo.session("s").branch().name == "main-2"
+
+
+def test_s6_a_branch_whose_files_are_lost_can_be_gone_on_with(repo, desk):
+    """S6, W5: what cannot come back is told as what it is, and sync='ignore' goes on without it."""
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one")
+    agent.fork().run("write a.txt two")
+    _lose_the_snapshots(desk)
+    with pytest.raises(WorldDiverged, match="There is no snapshot"):
+        agent.run("and now?")
+    with pytest.raises(Unavailable, match="ignore"):
+        agent = agent.switch("main", sync="world")
+    agent.switch("main", sync="ignore").run("write b.txt on")
+    assert desk.files == {"a.txt": "two", "b.txt": "on"}
+
+
+def test_c5_branches_whose_environment_cannot_compare_say_so_and_go_on(repo, desk):
+    """C5, W5: another branch may have changed what nobody can compare: switch(sync='world') restores it."""
+
+    counter = Counter()
+    agent = wrapped(repo, desk, workspace=Workspace(desk.root, environment=counter))
+    agent.run("hello")
+    other = agent.fork()
+    counter.value = 7
+    other.run("hello")
+    with pytest.raises(WorldDiverged):
+        agent.run("hello again")
+    agent.switch("main", sync="world").run("hello again")
+    assert counter.value == 0
+
+
+def asking_once(agent_tool, **args):
+    """Build a graph that calls a tool once in each turn."""
+
+    def rule(messages):
+        return calls(call(agent_tool.name, **args)) if messages[-1].type == "human" else AIMessage("done")
+
+    return tool_node_graph(ScriptedModel(rule=rule), [agent_tool])
+
+
+@pytest.mark.parametrize("path", [".", "", "dir", "dir/", "a\0b", "x" * 300, "a.txt/b", "../out", "/etc/passwd"])
+def test_c8_whatever_a_model_names_as_a_file_its_tool_answers(repo, desk, path):
+    """C8: a path that is no file's stops no turn: the tool runs, and what it says of the path reaches the model."""
+    (desk.root / "dir").mkdir()
+    (desk.root / "a.txt").write_text("one")
+
+    @tool
+    def edit_file(path: str) -> str:
+        """Edit a file."""
+        return "there is no such file"
+
+    agent = repo.wrap(asking_once(edit_file, path=path), "s", workspace=desk.root, check_effects=False)
+    agent.run("go")
+    assert [one.result for one in agent.tool_track()] == ["there is no such file"]
+
+
+def test_c8_a_directory_that_a_tool_moves_can_be_undone(repo, desk):
+    """C8, S5: a file tool that names a directory is undone like one that names a file."""
+    desk_file = desk.root / "dir" / "f.txt"
+    desk_file.parent.mkdir()
+    desk_file.write_text("one")
+
+    @tool
+    def move_file(source: str, destination: str) -> str:
+        """Move a file."""
+        return shutil.move(desk.root / source, desk.root / destination).name
+
+    graph = asking_once(move_file, source="dir", destination="other")
+    repo.wrap(graph, "s", workspace=desk.root, check_effects=False).run("go")
+    assert desk.files == {"other/f.txt": "one"}
+    Workspace(desk.root).undo_stack.undo()
+    assert desk.files == {"dir/f.txt": "one"}
+
+
+def test_c8_a_path_from_the_directory_of_the_process_is_kept_too(repo, desk, monkeypatch):
+    """C8: a tool may name its files from where the process works, not only from the workspace."""
+    monkeypatch.chdir(desk.root.parent)
+
+    @tool
+    def write_file(path: str) -> str:
+        """Write a file."""
+        return f"wrote {Path(path).write_text('two')}"
+
+    (desk.root / "a.txt").write_text("one")
+    graph = asking_once(write_file, path="work/a.txt")
+    repo.wrap(graph, "s", workspace="work", check_effects=False).run("go")
+    assert desk.files == {"a.txt": "two"}
+    Workspace("work").undo_stack.undo()
+    assert desk.files == {"a.txt": "one"}
+
+
+def test_c8_a_tool_that_is_declared_to_read_leaves_nothing_to_undo(repo, desk):
+    """C8: what the tool's effect says counts more than its name, also where only `wrap` was told."""
+
+    @tool
+    def replace(path: str) -> str:
+        """Show what replacing would do."""
+        return "nothing"
+
+    graph = asking_once(replace, path="a.txt")
+    repo.wrap(graph, "s", effects={"replace": "read_only"}, workspace=desk.root).run("go")
+    assert Workspace(desk.root).undo_stack.depth == 0
+
+
+def test_c5_an_environment_that_fails_is_told_of_like_any_other(repo, desk, monkeypatch):
+    """C5, S6: whatever its code raises, a turn that ran is recorded, and a rollback can be resumed."""
+
+    class Fragile(Counter):
+        def checkpoint(self):
+            if desk.world.items:
+                raise ZeroDivisionError("no such machine")
+            return super().checkpoint()
+
+        def restore(self, id):
+            raise ZeroDivisionError("no such machine")
+
+    agent = wrapped(repo, desk, workspace=Workspace(desk.root, environment=Fragile()))
+    agent.checkpoint("before")
+    agent.run("add chair")
+    assert [one.status for one in agent.tool_track()] == ["done"]
+    with pytest.raises(Unavailable, match=r"Fragile\.checkpoint failed: ZeroDivisionError: no such machine"):
+        agent.run("hello")
+    with pytest.raises(RollbackIncomplete, match=r"Fragile\.restore failed") as stopped:
+        agent.rollback("before")
+    assert desk.world.items == []
+    monkeypatch.setattr(Fragile, "restore", Counter.restore)
+    assert repo.resume(stopped.value.operation).status == "done"
+
+
+@pytest.mark.parametrize("goes_on", [False, True], ids=["at once", "after a turn"])
+def test_s3_a_workspace_that_was_moved_keeps_its_past(repo, desk, agent, goes_on):
+    """S3, P2: wrapped where it is now, its checkpoints bring its files back, over nobody else's."""
+    moved = Desk(desk.root.rename(desk.root.with_name("moved")))
+    agent = wrapped(repo, moved)
+    if goes_on:
+        agent.run("write c.txt on")
+    (moved.root / "a.txt").write_text("by hand")
+    with pytest.raises(WorkspaceChanged, match=r"a\.txt"):
+        agent.rewind_files("before")
+    (moved.root / "a.txt").write_text("two")
+    agent.rewind_files("before")
+    assert moved.files == {"a.txt": "one"}
+
+
+def test_p7_a_snapshot_is_kept_as_long_as_any_database_needs_it(agent, repo, desk, tmp_path):
+    """P7: two databases whose sessions share a workspace need the same snapshot; that one lets go of it keeps it."""
+    with agentgit.open(tmp_path / "other.db") as other:
+        second = wrapped(other, desk)
+        shared = second.checkpoint("theirs")
+        second.run("write a.txt three")
+        second.checkpoint("later")
+        other.session("s").delete_checkpoint(shared)
+        other.session("s").cleanup_auto_checkpoints(keep=0)
+    held = repo.context.store.snapshots
+    with backend.reading(repo) as connection:
+        at = held.last(connection, agent.session.id)
+    assert Workspace(desk.root).get(at.snapshot).pinned
+
+
+@pytest.mark.parametrize("auto", ["off", 2])
+def test_s6_a_message_that_is_no_restore_point_says_what_would_make_it_one(repo, desk, auto):
+    """S6: without a checkpoint before each turn, the failure names the setting, and any checkpoint still serves."""
+    agent = wrapped(repo, desk, auto_checkpoint=auto)
+    agent.checkpoint("before")
+    agent.invoke({"messages": [HumanMessage("write a.txt one", id="mine")]})
+    with pytest.raises(NotFound, match="auto_checkpoint='turn'"):
+        agent.rewind_files("mine")
+    agent.rewind_files("before")
+    assert desk.files == {}

@@ -1,0 +1,365 @@
+"""Forks: a graph goes on in a new thread as it would have in its own, and neither thread touches the other."""
+
+import operator
+import time
+from typing import Annotated, TypedDict
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.func import entrypoint, task
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.types import Command, interrupt
+from puts import on
+from sqlalchemy import select
+
+from agentgit import SQLModelSaver
+from agentgit.errors import Conflict, NotFound
+from agentgit.store.sql.tables import BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE
+
+
+class Log(TypedDict):
+    """A state that only grows."""
+
+    log: Annotated[list, operator.add]
+
+
+@pytest.fixture
+def saver(database):
+    """A saver on a ready, empty database."""
+    return SQLModelSaver(database)
+
+
+def fork(saver, source, checkpoint_id, target):
+    """Fork in one transaction."""
+    return saver.database.write(lambda connection: saver.store.fork(connection, source, checkpoint_id, target))
+
+
+def head(saver, thread):
+    """The newest graph checkpoint of a thread."""
+    with saver.database.reading() as connection:
+        return saver.store.head(connection, thread)
+
+
+def rows_of(saver, thread):
+    """Everything a thread has in the database."""
+    with saver.database.reading() as connection:
+        return [
+            sorted(map(tuple, connection.execute(select(table).where(table.c.thread_id == thread))), key=repr)
+            for table in (GRAPH_CHECKPOINT, GRAPH_WRITE)
+        ]
+
+
+def questions(graph, config):
+    """The values of the interrupts that wait for an answer."""
+    return sorted(str(i.value) for task in graph.get_state(config).tasks for i in task.interrupts)
+
+
+def asking(saver, *, first="A?", second=None):
+    """A graph whose second node asks one or two questions."""
+    calls = []
+
+    def before(state):
+        calls.append("before")
+        return {"log": ["before"]}
+
+    def ask(state):
+        calls.append("ask")
+        answers = [interrupt(first)] + ([interrupt(second)] if second else [])
+        return {"log": answers}
+
+    builder = StateGraph(Log).add_node("before", before).add_node("ask", ask)
+    builder.add_edge(START, "before").add_edge("before", "ask").add_edge("ask", END)
+    return builder.compile(checkpointer=saver), calls
+
+
+def test_d1_a_fork_copies_one_checkpoint_and_no_value(saver):
+    """D1: a fork adds one row for the checkpoint, none for its values, and has the same state hash and messages."""
+    builder = StateGraph(MessagesState).add_node("answer", lambda state: {"messages": [AIMessage("yes", id="a")]})
+    graph = builder.add_edge(START, "answer").compile(checkpointer=saver)
+    graph.invoke({"messages": [HumanMessage("ok?", id="q")]}, on("main"))
+    here = head(saver, "main")
+    blobs = BLOB
+    with saver.database.reading() as connection:
+        before = connection.execute(select(blobs.c.hash)).all()
+    assert fork(saver, "main", here.checkpoint_id, "copy") == here
+    with saver.database.reading() as connection:
+        assert connection.execute(select(blobs.c.hash)).all() == before
+    assert head(saver, "copy") == here
+    checkpoints, writes = rows_of(saver, "copy")
+    assert (len(checkpoints), writes) == (1, [])
+    assert saver.get_tuple(on("copy")).parent_config is None
+    assert graph.get_state(on("copy")).values == graph.get_state(on("main")).values
+
+
+def test_a_fork_goes_on_and_leaves_its_source_alone(saver):
+    """Two threads share no fate: continuing one leaves every row of the other as it was."""
+    graph, _ = asking(saver)
+    graph.invoke({"log": []}, on("main"))
+    fork(saver, "main", head(saver, "main").checkpoint_id, "copy")
+    before = rows_of(saver, "main")
+    assert graph.invoke(Command(resume="x"), on("copy"))["log"] == ["before", "x"]
+    assert rows_of(saver, "main") == before
+    copied = rows_of(saver, "copy")
+    assert graph.invoke(Command(resume="y"), on("main"))["log"] == ["before", "y"]
+    assert rows_of(saver, "copy") == copied
+
+
+def test_a_pending_question_is_pending_in_the_fork(saver):
+    """An interrupt that waits is asked again in the fork under the same id, and what ran before is not run again."""
+    graph, calls = asking(saver)
+    graph.invoke({"log": []}, on("main"))
+    fork(saver, "main", head(saver, "main").checkpoint_id, "copy")
+    assert questions(graph, on("copy")) == ["A?"]
+    (mine,), (its,) = graph.get_state(on("main")).interrupts, graph.get_state(on("copy")).interrupts
+    assert mine.id == its.id
+    calls.clear()
+    graph.invoke(Command(resume={its.id: "x"}), on("copy"))
+    assert calls == ["ask"]
+
+
+def test_an_answered_question_is_open_again_in_a_fork_from_before(saver):
+    """A fork from the pause asks again although the source was answered, and takes the new answer."""
+    graph, _ = asking(saver)
+    graph.invoke({"log": []}, on("main"))
+    paused = head(saver, "main").checkpoint_id
+    graph.invoke(Command(resume="old"), on("main"))
+    fork(saver, "main", paused, "copy")
+    assert questions(graph, on("copy")) == ["A?"]
+    assert graph.invoke(Command(resume="new"), on("copy"))["log"] == ["before", "new"]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_the_answers_before_a_second_question_are_kept(saver, finished):
+    """A task that was answered once and asks again goes on with its second question, with the first answer given."""
+    graph, _ = asking(saver, second="B?")
+    graph.invoke({"log": []}, on("main"))
+    graph.invoke(Command(resume="a"), on("main"))
+    paused = head(saver, "main").checkpoint_id
+    if finished:
+        assert graph.invoke(Command(resume="b"), on("main"))["log"] == ["before", "a", "b"]
+    fork(saver, "main", paused, "copy")
+    assert questions(graph, on("copy")) == ["B?"]
+    assert graph.invoke(Command(resume="c"), on("copy"))["log"] == ["before", "a", "c"]
+    fork(saver, "main", paused, "again")
+    fork(saver, "again", paused, "twice")
+    assert graph.invoke(Command(resume="d"), on("twice"))["log"] == ["before", "a", "d"]
+
+
+def until_saved(saver, thread, task):
+    """Wait until what a parallel task wrote is saved: LangGraph drops it if another one fails before."""
+    for _ in range(1000):
+        found = saver.get_tuple(on(thread))  # LangGraph may not have saved the step itself yet
+        if found and any(channel == task for _, channel, _ in found.pending_writes):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{task} was never saved")
+
+
+def parallel(saver, *, fails=()):
+    """A graph with two nodes in one step: one works, one asks or fails."""
+    calls = []
+
+    def work(state):
+        calls.append("work")
+        return {"log": ["worked"]}
+
+    def ask(state):
+        calls.append("ask")
+        if fails:
+            until_saved(saver, "main", "log")
+            raise fails[0]
+        return {"log": [interrupt("A?")]}
+
+    builder = StateGraph(Log).add_node("work", work).add_node("ask", ask)
+    return builder.add_edge(START, "work").add_edge(START, "ask").compile(checkpointer=saver), calls
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_finished_parallel_task_is_not_run_again(saver, finished):
+    """Of two parallel tasks, the one that finished before the pause keeps its output in the fork."""
+    graph, calls = parallel(saver)
+    graph.invoke({"log": []}, on("main"))
+    paused = head(saver, "main").checkpoint_id
+    if finished:
+        graph.invoke(Command(resume="old"), on("main"))
+    fork(saver, "main", paused, "copy")
+    calls.clear()
+    result = graph.invoke(Command(resume="new"), on("copy"))["log"]
+    assert sorted(result) == ["new", "worked"]
+    assert calls == ["ask"]
+
+
+def test_a_failed_task_is_run_again_and_a_finished_one_is_not(saver):
+    """Of two parallel tasks one failed: a fork runs only that one, also when the source has succeeded since."""
+    fails = [RuntimeError("no")]
+    graph, calls = parallel(saver, fails=fails)
+    with pytest.raises(RuntimeError):
+        graph.invoke({"log": []}, on("main"))
+    failed = head(saver, "main").checkpoint_id
+    fork(saver, "main", failed, "at once")
+    fails.clear()
+    graph.invoke(None, on("main"))
+    graph.invoke(Command(resume="old"), on("main"))
+    fork(saver, "main", failed, "later")
+    for thread in ("at once", "later"):
+        calls.clear()
+        graph.invoke(None, on(thread))
+        assert calls == ["ask"]
+
+
+def test_a_failure_that_was_overcome_is_a_failure_in_a_fork_from_there(saver):
+    """A step that failed and was run again is forked as it failed: what the failed task wrote later is not there."""
+    calls = []
+
+    def work(state):
+        calls.append("work")
+        return {"log": ["worked"]}
+
+    def shaky(state):
+        calls.append("shaky")
+        if calls.count("shaky") == 1:
+            until_saved(saver, "main", "log")
+            raise RuntimeError("no")
+        return {"log": [f"try {calls.count('shaky')}"]}
+
+    builder = StateGraph(Log).add_node("work", work).add_node("shaky", shaky)
+    graph = builder.add_edge(START, "work").add_edge(START, "shaky").compile(checkpointer=saver)
+    with pytest.raises(RuntimeError):
+        graph.invoke({"log": []}, on("main"))
+    failed = head(saver, "main").checkpoint_id
+    graph.invoke(None, on("main"))
+    fork(saver, "main", failed, "copy")
+    assert sorted(graph.invoke(None, on("copy"))["log"]) == ["try 3", "worked"]
+    assert calls.count("work") == 1
+
+
+def test_an_answer_that_led_to_a_failure_can_be_given_anew(saver):
+    """An answer was given and its task failed: the fork asks again instead of failing with the old answer."""
+
+    def ask(state):
+        answer = interrupt("A?")
+        if answer == "bad":
+            raise RuntimeError(answer)
+        return {"log": [answer]}
+
+    graph = StateGraph(Log).add_node("ask", ask).add_edge(START, "ask").compile(checkpointer=saver)
+    graph.invoke({"log": []}, on("main"))
+    with pytest.raises(RuntimeError):
+        graph.invoke(Command(resume="bad"), on("main"))
+    fork(saver, "main", head(saver, "main").checkpoint_id, "copy")
+    graph.invoke(None, on("copy"))
+    assert questions(graph, on("copy")) == ["A?"]
+    assert graph.invoke(Command(resume="good"), on("copy"))["log"] == ["good"]
+
+
+def test_what_came_after_a_breakpoint_is_not_in_a_fork_from_it(saver):
+    """A fork from before a node runs the node, although the source ran it after the breakpoint or was edited there."""
+    graph, calls = asking(saver, first="A?")
+    graph.invoke({"log": []}, on("main"), interrupt_before=["before"])
+    paused = head(saver, "main").checkpoint_id
+    graph.update_state(on("main"), {"log": ["edited"]}, as_node="before")
+    fork(saver, "main", paused, "copy")
+    graph.invoke(None, on("copy"))
+    assert graph.get_state(on("copy")).values["log"] == ["before"]
+    assert calls == ["before", "ask"]
+
+
+def test_an_update_sent_with_an_answer_belongs_to_what_comes_after(saver):
+    """`Command(resume, update)` writes on the paused checkpoint; a fork from the pause has nothing of it."""
+    graph, _ = asking(saver)
+    graph.invoke({"log": []}, on("main"))
+    paused = head(saver, "main").checkpoint_id
+    graph.invoke(Command(resume="old", update={"log": ["sent along"]}), on("main"))
+    fork(saver, "main", paused, "copy")
+    assert graph.get_state(on("copy")).values["log"] == ["before"]
+    assert graph.invoke(Command(resume="new"), on("copy"))["log"] == ["before", "new"]
+
+
+def nested(saver, *, memory):
+    """A graph with a subgraph that counts its turns and asks in its second node."""
+    calls = []
+
+    def count(state):
+        calls.append("count")
+        return {"log": [f"turn {len(state['log'])}"]}
+
+    def ask(state):
+        calls.append("ask")
+        return {"log": [interrupt("A?")]}
+
+    inner = StateGraph(Log).add_node("count", count).add_node("ask", ask)
+    inner = inner.add_edge(START, "count").add_edge("count", "ask").compile(checkpointer=True if memory else None)
+
+    class Outer(TypedDict):
+        log: list
+
+    outer = StateGraph(Outer).add_node("inner", inner).add_edge(START, "inner")
+    return outer.compile(checkpointer=saver), calls
+
+
+@pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_subgraph_goes_on_where_it_paused(saver, memory, finished):
+    """A subgraph that asks goes on in the fork after its question; its earlier node is not run again."""
+    graph, calls = nested(saver, memory=memory)
+    graph.invoke({"log": []}, on("main"))
+    paused = head(saver, "main").checkpoint_id
+    if finished:
+        graph.invoke(Command(resume="old"), on("main"))
+    fork(saver, "main", paused, "copy")
+    calls.clear()
+    assert graph.invoke(Command(resume="new"), on("copy"))["log"] == ["turn 0", "new"]
+    assert calls == ["ask"]
+
+
+def test_a_subgraph_with_memory_remembers_what_it_knew_then(saver):
+    """A subgraph with memory knows in the fork what it knew at that point of the source, and nothing later."""
+    graph, _ = nested(saver, memory=True)
+    points = []
+    for turn in range(3):
+        graph.invoke({"log": []}, on("main"))
+        graph.invoke(Command(resume=f"answer {turn}"), on("main"))
+        points.append(head(saver, "main").checkpoint_id)
+    for turn, point in enumerate(points):
+        fork(saver, "main", point, f"copy {turn}")
+        graph.invoke({"log": []}, on(f"copy {turn}"))
+        log = graph.invoke(Command(resume="new"), on(f"copy {turn}"))["log"]
+        answers = [entry for entry in log if not entry.startswith("turn")]
+        assert answers == [*(f"answer {n}" for n in range(turn + 1)), "new"]
+    fork(saver, "copy 0", points[0], "deeper")
+    graph.invoke({"log": []}, on("deeper"))
+    assert graph.invoke(Command(resume="x"), on("deeper"))["log"] == ["turn 0", "answer 0", "turn 2", "x"]
+
+
+def test_the_functional_api_keeps_its_finished_tasks(saver):
+    """An entrypoint that asks after a task goes on in the fork without running the task again."""
+    calls = []
+
+    @task
+    def work(n):
+        calls.append(n)
+        return n + 1
+
+    @entrypoint(checkpointer=saver)
+    def flow(n):
+        return {"sum": work(n).result() + interrupt("how many?")}
+
+    flow.invoke(1, on("main"))
+    paused = head(saver, "main").checkpoint_id
+    fork(saver, "main", paused, "copy")
+    flow.invoke(Command(resume=10), on("main"))
+    assert flow.invoke(Command(resume=20), on("copy")) == {"sum": 22}
+    assert calls == [1]
+
+
+def test_a_fork_of_nothing_or_into_something_is_refused(saver):
+    """Bad input: an unknown checkpoint is NotFound, a thread that exists is a Conflict, and nothing is changed."""
+    graph, _ = asking(saver)
+    graph.invoke({"log": []}, on("main"))
+    graph.invoke({"log": []}, on("other"))
+    before = rows_of(saver, "other")
+    with pytest.raises(NotFound, match="no graph checkpoint"):
+        fork(saver, "main", "no such id", "copy")
+    with pytest.raises(Conflict, match="already"):
+        fork(saver, "main", head(saver, "main").checkpoint_id, "other")
+    assert rows_of(saver, "other") == before

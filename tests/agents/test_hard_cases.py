@@ -1,0 +1,533 @@
+"""Cases that broke other systems, or an earlier state of this one: order, pauses, cancellation, graphs in graphs."""
+
+import asyncio
+import io
+import itertools
+import threading
+import time
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.messages import AIMessage
+from langchain_core.tools import tool
+from langgraph.config import get_stream_writer
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command
+from scripted import GRAPHS, World, call, calls, functional_graph, scripted, tool_node_graph
+
+from agentgit import Conflict, InvalidInput, RollbackIncomplete, SQLModelSaver, reversible
+from agentgit.agents.turn.turn import Turn
+from agentgit.values import from_json, portable, to_json
+
+
+def say(text: str) -> dict:
+    return {"messages": [("user", text)]}
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+# -- positions
+
+
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+def test_a7_a_slow_save_does_not_move_a_checkpoint(durability, repo, world, monkeypatch):
+    """A7, A6: however late LangGraph saves, a point that a tool asked for has the position of its own batch."""
+    plain = SQLModelSaver.put
+    monkeypatch.setattr(SQLModelSaver, "put", lambda self, *args: (threading.Event().wait(0.03), plain(self, *args))[1])
+    bound = repo.wrap(tool_node_graph(scripted("hi"), []), "s")
+    replies = (call("add", item="1"), call("create_checkpoint", name="mine"), call("add", item="2"), "ok")
+    graph = tool_node_graph(scripted(*replies), [*world.tools(), *bound.checkpoint_tools()])
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    agent.invoke(say("go"), durability=durability)
+    (mine,) = [p for p in agent.checkpoints() if p.checkpoint_name == "mine"]
+    results = [m for m in mine.conversation_history if m["role"] == "tool"]
+    assert mine.get_tool_track_position() == len(results) - 1  # create_checkpoint itself is not on the track
+    agent.rollback("mine")
+    assert world.items == ["1"] if durability != "exit" else ["1", "2"]
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_d2_rolling_back_to_a_question_reverses_what_its_answer_did(kind, repo, world):
+    """D2, W1: a checkpoint made while a tool waits lies before what the answered tool does."""
+    agent = repo.wrap(GRAPHS[kind](scripted(call("add_if_approved", item="x"), "ok"), world.tools()), "s",
+                      effects=world.effects())  # fmt: skip
+    agent.invoke(say("order"))
+    asked = agent.checkpoint("asked")
+    waiting = agent.fork(name="waiting")
+    agent.invoke(Command(resume="yes"))
+    assert world.items == ["x"]
+    assert waiting.tool_track() == []
+    back = agent.rollback(asked)
+    assert world.items == []
+    back.invoke(Command(resume="yes"))
+    assert world.items == ["x"]
+    assert [(c.tool_name, c.status) for c in back.tool_track()] == [("add_if_approved", "done")]
+
+
+def test_d2_a_batch_that_was_tried_again_is_one_batch(repo, world):
+    """D2, W1: what is done in a failed batch is not done again with it, and lies behind a checkpoint from before it."""
+    graph = tool_node_graph(scripted(calls(call("add", item="x"), call("fail", why="b")), "ok"), world.tools())
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    for value in (say("go"), None):
+        with pytest.raises(RuntimeError):
+            agent.invoke(value)
+    assert world.items == ["x"]
+    before = agent.checkpoint("before the batch")
+    assert (before.get_tool_track_position(), before.metadata["message_count"]) == (0, 1)
+    agent.rollback(before)
+    assert world.items == []
+
+
+def test_w1_an_edited_call_is_undone_with_the_arguments_it_ran_with(repo, world):
+    """W1: a person edits a waiting call; the record and the undo have what was really done."""
+    agent = repo.wrap(tool_node_graph(scripted(call("add_if_approved", "c1", item="chair"), "ok"), world.tools()), "s",
+                      effects=world.effects())  # fmt: skip
+    agent.invoke(say("order"))
+    asked = agent.messages()[-1]
+    edited = AIMessage("", id=asked.id, tool_calls=[{"name": "add_if_approved", "args": {"item": "sofa"}, "id": "c1"}])
+    agent.update_state(None, {"messages": [edited]}, as_node="model")
+    agent.invoke(None)
+    agent.invoke(Command(resume="yes"))
+    assert world.items == ["sofa"]
+    assert [c.args for c in agent.tool_track()] == [{"item": "sofa"}]
+    agent.rollback("main#1")
+    assert world.undone == [("remove", {"item": "sofa"}, {"item": "sofa", "number": 1})]
+
+
+# -- graphs in graphs
+
+
+def test_d3_a_wrapped_agent_inside_of_another_graph_keeps_its_own_conversation(repo, world):
+    """D3: called from a node, a tool or as a node's whole function, an agent runs on its own branch, recorded once."""
+    inner = repo.wrap(tool_node_graph(scripted(call("add", item="a"), "one", "two"), world.tools()), "inner",
+                      effects=world.effects())  # fmt: skip
+    outer = StateGraph(MessagesState)
+    outer.add_node("ask", lambda state: {"messages": [AIMessage(inner.run("q"))]})
+    outer.add_edge(START, "ask")
+    graph = outer.compile()
+    assert [graph.invoke(say("hi"))["messages"][-1].content for _ in range(2)] == ["one", "two"]
+    assert [m["content"] for m in inner.history() if m["role"] == "user"] == ["q", "q"]
+    assert world.items == ["a"]
+    assert [c.tool_name for c in inner.tool_track()] == ["add"]
+
+
+async def test_d3_a_wrapped_agent_streams_inside_of_another_graph(repo, world):
+    """D3: the same holds for streams, sync and async, and with the node's config handed on."""
+    inner = repo.wrap(tool_node_graph(scripted("one", "two", "three"), []), "inner")
+
+    async def ask(state, config):
+        chunks = [chunk async for chunk in inner.astream(say("q"), config)]
+        return {"messages": [chunks[-1]["messages"][-1]] if "messages" in chunks[-1] else [AIMessage("?")]}
+
+    outer = StateGraph(MessagesState)
+    outer.add_node("ask", ask)
+    outer.add_edge(START, "ask")
+    await outer.compile().ainvoke(say("hi"))
+    list(inner.stream(say("again")))
+    assert len(inner.history()) == 4
+
+
+def test_d3_tools_out_of_sight_can_be_declared(repo, world):
+    """D3, W3: a tool that only a node's function calls is declared by its decorator, or with check_effects=False."""
+    undone = []
+
+    @tool
+    @reversible(lambda args, result: undone.append(result))
+    def hidden_order(item: str) -> str:
+        """Order."""
+        return f"ordered {item}"
+
+    @tool
+    def hidden_note(text: str) -> str:
+        """Note."""
+        return "noted"
+
+    def work(state):
+        return {"messages": [AIMessage(hidden_order.invoke({"item": "x"}) + hidden_note.invoke({"text": "y"}))]}
+
+    def build():
+        graph = StateGraph(MessagesState)
+        graph.add_node("work", work)
+        graph.add_node("chat", tool_node_graph(scripted("hi", "ho"), world.tools()))
+        graph.add_edge(START, "work")
+        graph.add_edge("work", "chat")
+        return graph.compile()
+
+    with pytest.raises(InvalidInput, match="check_effects"):
+        repo.wrap(build(), "s", effects={"hidden_note": "read_only"})
+    agent = repo.wrap(build(), "s", effects={"hidden_note": "read_only"}, check_effects=False)
+    agent.run("go")
+    assert [(c.tool_name, c.effect) for c in agent.tool_track()] == [
+        ("hidden_order", "reversible"), ("hidden_note", "read_only"),
+    ]  # fmt: skip
+    agent.undo()
+    assert undone == ["ordered x"]
+
+
+def test_a7_a_users_own_tool_of_the_same_name_is_recorded(repo):
+    """A7: only our tools are left off the track, not a user's `create_checkpoint` that saves weights."""
+
+    @tool
+    def create_checkpoint(name: str) -> str:
+        """Save the weights."""
+        return name
+
+    for build in (tool_node_graph, functional_graph):
+        session = build.__name__
+        agent = repo.wrap(build(scripted(call("create_checkpoint", name="w"), "ok"), [create_checkpoint]), session,
+                          effects={"create_checkpoint": "irreversible"})  # fmt: skip
+        agent.invoke(say("go"))
+        assert [c.tool_name for c in agent.tool_track()] == ["create_checkpoint"]
+
+
+# -- streams and tasks that end early
+
+
+async def test_d3_a_stream_that_is_left_early_gives_the_branch_back(repo):
+    """D3: after a break out of astream the next turn runs, as it does on the graph itself."""
+    for n in range(10):
+        agent = repo.wrap(tool_node_graph(scripted("one", "two", "three"), []), f"s{n}")
+        async for _ in agent.astream(say("hi")):
+            break
+        await agent.ainvoke(say("again"))
+        assert agent.branch.status == "open"
+
+
+@pytest.mark.parametrize("after", [0, 0.002, 0.01, 0.03, 0.06])
+async def test_d3_a_cancelled_turn_gives_the_branch_back(after, repo, world):
+    """D3: wherever the task is cancelled, also while it takes the branch, the branch is free soon after."""
+    agent = repo.wrap(tool_node_graph(scripted("one", "two"), []), "s")
+    task = asyncio.create_task(agent.ainvoke(say("hi")))
+    await asyncio.sleep(after)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await agent.ainvoke(say("again"))
+    assert agent.branch.status == "open"
+
+
+def slow_to_begin(monkeypatch):
+    """Let turns take long to take their branch; give what is set when one begins, and what lets it go on."""
+    begins, go, plain = threading.Event(), threading.Event(), Turn.begin
+
+    def begin(self):
+        begins.set()
+        assert go.wait(60)
+        plain(self)
+
+    monkeypatch.setattr(Turn, "begin", begin)
+    return begins, go
+
+
+async def test_d3_a_turn_waits_for_a_cancelled_one_that_takes_the_branch_slowly(repo, monkeypatch):
+    """D3: where the database is slow, the next turn of the agent still finds the branch free."""
+    agent = repo.wrap(tool_node_graph(scripted("one"), []), "s")
+    begins, go = slow_to_begin(monkeypatch)
+    task = asyncio.create_task(agent.ainvoke(say("hi")))
+    await asyncio.to_thread(begins.wait, 60)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    asyncio.get_running_loop().call_later(0.5, go.set)
+    await agent.ainvoke(say("again"))
+    assert [m["content"] for m in agent.history()] == ["again", "one"]
+    assert agent.branch.status == "open"
+
+
+def test_d3_a_loop_that_ends_while_a_turn_takes_the_branch_gives_it_back(repo, monkeypatch):
+    """D3: Ctrl-C in `asyncio.run` at that moment leaves no branch that runs as long as the program."""
+    agent = repo.wrap(tool_node_graph(scripted("one"), []), "s")
+    begins, go = slow_to_begin(monkeypatch)
+
+    async def broken_off():
+        task = asyncio.create_task(agent.ainvoke(say("hi")))
+        await asyncio.to_thread(begins.wait, 60)
+        task.cancel()
+        threading.Timer(0.1, go.set).start()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(broken_off())
+    assert agent.branch.status == "open"
+    assert agent.run("again") == "one"
+
+
+def test_d3_a_loop_that_stands_still_gives_the_branch_back(repo, monkeypatch):
+    """D3: at Ctrl-C in a chat, whose loop runs again with the next turn, the branch is free as soon as it was taken."""
+    agent = repo.wrap(tool_node_graph(scripted("one"), []), "s")
+    begins, go = slow_to_begin(monkeypatch)
+
+    async def broken_off():
+        task = asyncio.create_task(agent.ainvoke(say("hi")))
+        await asyncio.to_thread(begins.wait, 60)
+        task.cancel()
+        await task
+
+    with asyncio.Runner() as runner:
+        with pytest.raises(asyncio.CancelledError):
+            runner.run(broken_off())
+        assert agent.branch.status == "open"  # it is not taken yet
+        go.set()
+        until = time.monotonic() + 60
+        while (ended := [e.kind for e in repo.events.list(session="s", kinds="turn.*")]) != ["turn.failed"]:
+            assert time.monotonic() < until, ended
+            time.sleep(0.01)
+        assert agent.branch.status == "open"
+        assert agent.run("again") == "one"
+
+
+async def test_d3_a_turn_waits_for_a_stream_that_is_slow_to_close(repo):
+    """D3: where what a stream was left in the middle of takes its time to end, the next turn waits for that."""
+
+    async def slow(state):
+        if state["messages"][-1].content == "hi":
+            get_stream_writer()("begun")
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0.5)
+        return {"messages": [("ai", "well")]}
+
+    graph = StateGraph(MessagesState).add_node("slow", slow).add_edge(START, "slow").compile()
+    agent = repo.wrap(graph, "s")
+    async for _ in agent.astream(say("hi"), stream_mode="custom"):
+        break
+    assert (await agent.ainvoke(say("again")))["messages"][-1].content == "well"
+    assert agent.branch.status == "open"
+
+
+def test_d3_a_config_of_this_very_state_is_accepted(repo):
+    """D3: what update_state and get_state give can be handed to invoke, as on the graph."""
+    agent = repo.wrap(tool_node_graph(scripted("hello", "again"), []), "s")
+    agent.run("hi")
+    config = agent.update_state(None, {"messages": [("user", "more")]}, as_node="__start__")
+    assert agent.invoke(None, config)["messages"][-1].content == "again"
+    assert agent.get_state(agent.get_state().config).values == agent.state
+
+
+# -- rollbacks that meet each other
+
+
+def test_one_rollback_of_a_session_at_a_time(repo, world):
+    """W1: while one rollback reverses, another one and the turns of the session are refused, and told why."""
+    agent = repo.wrap(tool_node_graph(scripted(call("add", item="a"), "ok", "more"), world.tools()), "s",
+                      effects=world.effects(add=reversible(lambda args, result: tries())))  # fmt: skip
+    agent.run("go")
+    refused = []
+
+    def tries() -> None:
+        world.items.clear()
+        for verb in (lambda: agent.rollback("main#1"), lambda: agent.run("on")):
+            try:
+                verb()
+            except Conflict as error:
+                refused.append(str(error))
+
+    agent.rollback("main#1")
+    assert len(refused) == 2
+    assert all("rollback" in text.lower() for text in refused)
+    agent = agent.switch("main", sync="ignore")
+    assert agent.run("on") == "more"
+
+
+def test_a_branch_whose_rollback_is_half_done_cannot_be_used(repo, world):
+    """W1: switch, checkpoint and fork on a partial branch say how to finish it."""
+    agent = repo.wrap(
+        tool_node_graph(scripted(call("add", item="a"), "ok"), world.tools()), "s", effects=world.effects()
+    )
+    agent.run("go")
+    world.broken.add("a")
+    with pytest.raises(Exception, match="half way"):
+        agent.rollback("main#1", name="half")
+    half = repo.wrap(agent.graph, "s", branch="half", effects=world.effects())
+    for verb in (lambda: agent.switch("half"), half.checkpoint, half.fork):
+        with pytest.raises(Conflict, match="resume"):
+            verb()
+
+
+def test_finishing_a_rollback_later_does_not_take_the_session_away(repo, world):
+    """W1: if the session was led on to another branch meanwhile, it stays there."""
+    agent = repo.wrap(
+        tool_node_graph(scripted(call("add", item="a"), "ok"), world.tools()), "s", effects=world.effects()
+    )
+    agent.run("go")
+    world.broken.add("a")
+    with pytest.raises(Exception, match="half way"):
+        agent.rollback("main#1")
+    elsewhere = agent.fork(name="elsewhere")
+    elsewhere = elsewhere.switch("elsewhere")
+    world.broken.clear()
+    repo.resume(repo.session("s").operations()[1])
+    assert repo.session("s").branch().name == "elsewhere"
+
+
+def test_a_turn_stays_on_its_branch(repo, world):
+    """D2: an agent cannot be led elsewhere while its turn runs, and no checkpoint lands on another branch."""
+    agent = repo.wrap(tool_node_graph(scripted("one", "two"), []), "s")
+    agent.run("hi")
+    agent.fork(name="other")
+    stream = agent.stream(say("again"))
+    next(stream)
+    with pytest.raises(Conflict, match="running"):
+        agent = agent.switch("other")
+    with pytest.raises(Conflict, match="running"):
+        repo.wrap(agent.graph, "s", branch="other").rollback("main#1")
+    list(stream)
+    assert [p.metadata["reference"] for p in agent.checkpoints()][-1] == "main#4"
+    assert agent.switch("other").branch.name == "other"
+
+
+def test_w1_a_resumed_rollback_also_reverses_what_happened_since(repo, world):
+    """W1: the branch that was left may have gone on; its newer effects come first, and are in the report."""
+    replies = (call("add", item="a"), "ok", call("add", item="b"), "ok")
+    agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
+    agent.run("one")
+    world.broken.add("a")
+    with pytest.raises(RollbackIncomplete):
+        agent.rollback("main#1")
+    agent.run("two")
+    world.broken.clear()
+    report = repo.resume(repo.session("s").operations()[0])
+    assert [item.invocation.args["item"] for item in report.reversed] == ["b", "a"]
+    assert world.items == []
+
+
+def test_w2_going_to_a_point_whose_effects_are_gone_says_so(repo, world):
+    """W2: a rollback forward does not make orders again, and plan and report say which are gone."""
+    replies = (call("add", item="a"), "ok")
+    agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
+    agent.run("one")
+    back = agent.rollback("main#1")
+    forward = back.rollback("main#2")
+    assert [item.invocation.args for item in forward.report.gone] == [{"item": "a"}]
+    assert "gone  add(item='a')  reversible  it was reversed since" in str(back.plan_rollback("main#2"))
+    assert world.items == []
+
+
+def test_an_invocation_has_one_position_everywhere(repo, world):
+    """D1: plan, report, undo and track agree on the position, whoever was recorded first."""
+    seen = []
+    slow = threading.Event()
+
+    @tool
+    def read() -> str:
+        """Read slowly."""
+        assert slow.wait(60)
+        return "x"
+
+    @tool
+    def write() -> str:
+        """Write at once."""
+        slow.set()
+        return "y"
+
+    undo = reversible(lambda args, result, invocation: seen.append(invocation.position))
+    graph = tool_node_graph(scripted(calls(call("read"), call("write")), "ok"), [read, write])
+    agent = repo.wrap(graph, "s", effects={"read": "read_only", "write": undo})
+    agent.run("go")
+    assert [(c.tool_name, c.position) for c in agent.tool_track()] == [("read", 0), ("write", 1)]
+    assert agent.plan_rollback("main#1").steps[0].invocation.position == 1
+    agent.rollback("main#1")
+    assert seen == [1]
+
+
+def test_a7_a_rollback_that_became_impossible_keeps_the_answer(repo, world):
+    """A7: if an irreversible call of the same batch stands in the way, the turn's answer is given all the same."""
+    bound = repo.wrap(tool_node_graph(scripted("hi"), []), "s")
+    replies = ("hello", calls(call("rollback_to_checkpoint", checkpoint="main#2"), call("send", text="x")), "done")
+    graph = tool_node_graph(scripted(*replies), [*world.tools(), *bound.checkpoint_tools()])
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    agent.run("hi")
+    assert agent.run("send and go back") == "done"
+    if agent.refused is not None:  # the mail went out after the plan was made; else the model was told at once
+        assert "cannot be undone" in str(agent.refused)
+    assert (agent.branch.name, world.sent) == ("main", ["x"])
+
+
+# -- values
+
+
+@dataclass
+class Circle:
+    inside: object = None
+
+
+class Nasty:
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+
+def test_portable_never_raises_and_consumes_nothing():
+    """D1: whatever a tool gets or gives, recording it changes nothing of it and cannot fail."""
+    circle: list = []
+    circle.append(circle)
+    loop = Circle()
+    loop.inside = loop
+    deep: list = []
+    for _ in range(5000):
+        deep = [deep]
+    lines, file = iter(["a", "b"]), io.BytesIO(b"hello")
+    values = [
+        circle, loop, deep, Nasty(), {Nasty(): 1, (1, 2): 2, frozenset({3}): 3, None: 4}, lines, file,
+        itertools.count(), map(str, [1]), float("nan"), float("inf"), b"\xff", 10**400, "\ud800", {"\ud800": "\0"},
+        object, len, {1, 2},
+    ]  # fmt: skip
+    for value in values:
+        from_json(to_json(value))
+    assert list(lines) == ["a", "b"]
+    assert file.read() == b"hello"
+    assert portable(float("nan")) == "nan"
+    assert portable({None: 1, 2: 3}) == {"null": 1, "2": 3}
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(json_values)
+def test_what_json_has_is_recorded_as_it_is(value):
+    """D1: plain arguments and results come back equal, whatever their text."""
+    assert from_json(to_json(value)) == value
+
+
+def test_results_that_cannot_be_read_twice_still_reach_the_program(repo):
+    """D1: a tool's iterator or file arrives unread where the program wants it."""
+    got = []
+
+    @tool
+    def numbers() -> object:
+        """Count."""
+        return iter([1, 2, 3])
+
+    def work(state):
+        got.extend(numbers.invoke({}))
+        return {"messages": [AIMessage("done")]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("work", work)
+    graph.add_edge(START, "work")
+    agent = repo.wrap(graph.compile(), "s")
+    agent.run("go")
+    assert got == [1, 2, 3]
+    assert agent.tool_track()[0].status == "done"
+
+
+def test_wrong_arguments_are_typed_errors(repo):
+    """Bad input: wrong types and impossible ids are told, not thrown from deep below."""
+    agent = repo.wrap(tool_node_graph(scripted("hi"), []), "s")
+    agent.run("hi")
+    for bad in (
+        lambda: agent.fork(name=5), lambda: agent.checkpoint("x", description=5),
+        lambda: agent.rollback("main#1", request_id="\ud800"), lambda: agent.rollback("main#1", request_id="x" * 65),
+        lambda: repo.wrap(agent.graph, "s", effects=["add"]),
+    ):  # fmt: skip
+        with pytest.raises(InvalidInput):
+            bad()
+    with pytest.raises(LookupError):
+        repo.session("s").get_checkpoint(10**30)

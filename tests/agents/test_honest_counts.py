@@ -1,0 +1,80 @@
+"""The counts of `bench/honest`, in small: what stands in the world after going back, and after calls that failed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+import agentgit
+from bench.honest import explored, faults, payments
+from bench.honest.faults import WANTED, World, judged
+from bench.honest.payments import Bank
+
+
+@pytest.mark.parametrize("is_idempotent", [False, True])
+@pytest.mark.parametrize("way", [payments.in_memory, payments.on_disk])
+def test_going_back_with_langgraph_pays_again_each_time(way, is_idempotent, tmp_path):
+    """W4: beside ours: time travel pays and uses the approval once more each time, whatever the bank can do."""
+    bank = Bank(is_idempotent)
+    way(bank, 5, tmp_path)
+    assert (bank.most, len(bank.used)) == (6, 6)
+
+
+@pytest.mark.parametrize("is_idempotent", [False, True])
+@pytest.mark.parametrize("way", [payments.fenced, payments.refunded])
+def test_w4_going_back_with_agentgit_never_pays_twice(way, is_idempotent, tmp_path):
+    """W4: never two payments at once, nothing left but one of them, and the approval is used once."""
+    bank = Bank(is_idempotent)
+    way(bank, 5, tmp_path)
+    assert (bank.most, len(bank.paid) - len(bank.refunded), len(bank.used)) == (1, 1, 1)
+
+
+@pytest.mark.long
+def test_w1_a_step_whose_calls_fail_leaves_all_of_it_or_nothing(tmp_path):
+    """W1: rolled back and tried again, with undo functions that fail too, every step is whole in the end."""
+    steps, found = 8, {}
+    for name, policy in faults.POLICIES.items():
+        world = World(0.3, seed=1)
+        (tmp_path / name).mkdir()
+        policy(world, steps, tmp_path / name)
+        found[name] = judged(world, steps)
+    assert found["agentgit, tools that can look"] == (steps, 0, 0, 0)
+    whole, _, worse, extra = found["naive retry"]
+    assert (worse, whole + worse) == (steps - whole, steps)
+    assert extra > 0
+    assert found["none"][2] > 0
+
+
+def test_w1_what_a_tool_that_cannot_look_left_is_told(tmp_path):
+    """W1: without `verify` nobody knows what a call did that raised; it stays, and no plan is silent about it."""
+    world = World(0.3, seed=1)
+    faults.blind(world, 8, tmp_path)
+    with agentgit.open(tmp_path / "agentgit.db") as repo:
+        agent = repo.wrap(faults.build(world), session="s", effects=dict.fromkeys(WANTED, "irreversible"))
+        told = Counter(
+            (step.invocation.tool_name, step.invocation.args["step"])
+            for step in agent.plan_rollback("main#1").steps
+            if step.invocation.status in ("done", "unknown")
+        )
+        assert Counter(world.orders.values()) <= told
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("choices", "steps", "saved"),
+    [
+        (2, 3, "1.71"),
+        (2, 4, "2.13"),
+        pytest.param(4, 4, "3.01", marks=pytest.mark.long),
+        pytest.param(4, 5, "3.75", marks=pytest.mark.long),
+    ],
+)
+def test_w10_exploring_costs_exactly_the_sum_of_the_choices(tmp_path, choices, steps, saved):
+    """W10: n steps with a choices each are a + a² + … + aⁿ model calls; calls and tokens beside those from scratch."""
+    spent = explored.explored(choices, steps, tmp_path)
+    assert spent.calls == sum(choices**n for n in range(1, steps + 1))
+    again = explored.Spent(steps * choices**steps, explored.COST * steps * choices**steps)
+    assert f"{again.calls / spent.calls:.2f}" == f"{again.tokens / spent.tokens:.2f}" == saved
+    if choices**steps < 100:
+        assert explored.from_scratch(choices, steps) == again

@@ -1,0 +1,117 @@
+"""`wrap` on a graph that was compiled with another saver: one of its threads goes on here."""
+
+import asyncio
+
+import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+from origins import on, postgres_origin, said, shop, sqlite_origin
+from scripted import World
+
+from agentgit import SQLModelSaver
+from agentgit.errors import Conflict, InvalidInput, NotFound
+
+
+def test_a_thread_of_the_graphs_own_saver_goes_on_here(repo, tmp_path):
+    """The agent continues the conversation, and the graph and its saver stay as they are."""
+    world, origin = World(), sqlite_origin(tmp_path)
+    origin.talk(shop(world), "t", "order a chair")
+    with origin.saver() as saver:
+        graph = shop(world)(saver)
+        agent = repo.wrap(graph, "s", thread_id="t", effects=world.effects())
+        assert agent.run("and a table") == "It is ordered (7 messages)."
+        assert graph.checkpointer is saver
+        assert len(graph.get_state(on("t")).values["messages"]) == 4
+    retry = agent.rollback("main#2")
+    assert world.items == ["chair"]
+    assert len(retry.history()) == 4
+
+
+def test_wrapping_again_reads_only_what_is_new(repo):
+    """The next program start goes on: with what came there while nothing came here, or with what came here."""
+    world, saver = World(), InMemorySaver()
+    graph = shop(world)(saver)
+    graph.invoke(said("hello"), on("t"))
+    assert len(repo.wrap(graph, "s", thread_id="t").history()) == 2
+    graph.invoke(said("hello"), on("t"))
+    agent = repo.wrap(graph, "s", thread_id="t")
+    assert len(agent.history()) == 4
+    agent.run("hello")
+    assert len(repo.wrap(graph, "s", thread_id="t").history()) == 6
+    assert len(repo.sessions()) == 1
+
+
+def test_another_of_our_own_savers_is_a_saver_too(repo, tmp_path):
+    """A thread that SQLModelSaver keeps elsewhere moves in like any other."""
+    with SQLModelSaver.from_conn_string(tmp_path / "elsewhere.db") as saver:
+        graph = shop(World())(saver)
+        graph.invoke(said("hello"), on("t"))
+        assert repo.wrap(graph, "s", thread_id="t").run("hello") == "Hello."
+
+
+async def _talk_and_wrap(repo, saver, wrap):
+    graph = shop(World())(saver)
+    await graph.ainvoke(said("hello"), on("t"))
+    agent = await wrap(graph)
+    await agent.ainvoke(said("hello"))
+    assert len(agent.history()) == 4
+    await graph.ainvoke(said("hello"), on("t"))  # the saver still works in its own loop
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_an_async_saver_is_read_from_its_own_loop_and_beside_it(repo, tmp_path, in_thread):
+    """AsyncSqliteSaver is read where its loop stands still, and through its loop from another thread."""
+
+    async def wrap(graph):
+        if in_thread:
+            return await asyncio.to_thread(repo.wrap, graph, "s", thread_id="t")
+        return repo.wrap(graph, "s", thread_id="t")
+
+    async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "langgraph.db")) as saver:
+        await _talk_and_wrap(repo, saver, wrap)
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_an_async_postgres_saver_is_read_both_ways(repo, postgres_url, in_thread):
+    """AsyncPostgresSaver on one connection is read where its loop stands still, and through its loop."""
+
+    async def wrap(graph):
+        if in_thread:
+            return await asyncio.to_thread(repo.wrap, graph, "s", thread_id="t")
+        return repo.wrap(graph, "s", thread_id="t")
+
+    with postgres_origin(postgres_url) as origin:
+        async with AsyncPostgresSaver.from_conn_string(origin.url) as saver:
+            await saver.setup()
+            await _talk_and_wrap(repo, saver, wrap)
+
+
+async def test_a_pool_is_read_through_its_loop_only(repo, postgres_url):
+    """AsyncPostgresSaver on a pool is refused where its loop stands still, and read with asyncio.to_thread."""
+    from psycopg.rows import dict_row
+    from psycopg_pool import AsyncConnectionPool
+
+    with postgres_origin(postgres_url) as origin:
+        kwargs = {"autocommit": True, "row_factory": dict_row}
+        async with AsyncConnectionPool(origin.url, min_size=1, max_size=2, kwargs=kwargs, open=False) as pool:
+            saver = AsyncPostgresSaver(pool)
+            await saver.setup()
+            with pytest.raises(InvalidInput, match=r"asyncio\.to_thread"):
+                repo.wrap(shop(World())(saver), "s", thread_id="t")
+            await _talk_and_wrap(repo, saver, lambda graph: asyncio.to_thread(repo.wrap, graph, "s", thread_id="t"))
+
+
+def test_wrong_threads_are_refused(repo):
+    """No saver, no such thread, a session with other content: each has its failure, and no session is made."""
+    saver = InMemorySaver()
+    graph = shop(World())(saver)
+    graph.invoke(said("hello"), on("t"))
+    with pytest.raises(InvalidInput, match="it has none"):
+        repo.wrap(shop(World())(None), "s", thread_id="t")
+    with pytest.raises(NotFound, match="'u'"):
+        repo.wrap(graph, "s", thread_id="u")
+    assert repo.sessions() == []
+    repo.wrap(graph, "s").run("hello")
+    with pytest.raises(Conflict, match="'s' exists already"):
+        repo.wrap(graph, "s", thread_id="t")

@@ -1,0 +1,388 @@
+"""Moving in: threads of LangGraph's own savers become sessions."""
+
+import dataclasses
+import hashlib
+import operator
+from pathlib import Path
+from typing import Annotated, Any
+
+import backend
+import pytest
+from langgraph.channels import DeltaChannel
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command
+from origins import AsyncOrigin, on, postgres_origin, said, shop, sqlite_origin
+from scripted import GRAPHS, World, call, calls, nested_graph, scripted
+from sqlalchemy import select
+
+from agentgit import SQLModelSaver
+from agentgit.errors import Conflict
+from agentgit.store.sql.tables import GRAPH_CHECKPOINT
+
+
+@pytest.fixture
+def world():
+    """A world of its own for each test."""
+    return World()
+
+
+@pytest.fixture
+def origin(tmp_path):
+    """A SQLite file of SqliteSaver."""
+    return sqlite_origin(tmp_path)
+
+
+@pytest.fixture(params=["SqliteSaver", "AsyncSqliteSaver", "PostgresSaver"])
+def any_origin(request, tmp_path):
+    """A database of each of LangGraph's own savers."""
+    if request.param == "PostgresSaver":
+        with postgres_origin(request.getfixturevalue("postgres_url")) as made:
+            yield made
+    else:
+        kind = AsyncOrigin if request.param == "AsyncSqliteSaver" else type(sqlite_origin(tmp_path))
+        yield kind(str(tmp_path / "langgraph.db"))
+
+
+def tuples(repo, session):
+    """Read a session's graph checkpoints through our saver, newest first."""
+    store = repo.context.store
+    saver = SQLModelSaver(store.database, tenant_id=store.tenant_id, graphs=store.graphs, sessions=True)
+    return list(saver.list(on(repo.session(session).branch("main").langgraph_session_id)))
+
+
+def parts(found):
+    """What of a graph checkpoint must be the same on both sides."""
+    where, above = found.config["configurable"], (found.parent_config or {}).get("configurable", {})
+    head = (where["checkpoint_ns"], where["checkpoint_id"], above.get("checkpoint_id"))
+    writes = sorted((task, channel, repr(value)) for task, channel, value in found.pending_writes)
+    checkpoint = {k: v for k, v in found.checkpoint.items() if k not in ("pending_sends", "updated_channels")}
+    return head, checkpoint, found.metadata, writes
+
+
+def same(ours, theirs):
+    """Tell whether both sides have the same graph checkpoints, whatever their order."""
+    key = lambda found: found[0]  # noqa: E731  # two uses, one line each
+    return sorted(map(parts, ours), key=key) == sorted(map(parts, theirs), key=key)
+
+
+def threads(repo):
+    """List the LangGraph threads in a database."""
+    with backend.reading(repo) as connection:
+        return set(connection.execute(select(GRAPH_CHECKPOINT.c.thread_id)).scalars())
+
+
+def test_every_saver_is_read_whole(repo, any_origin, world):
+    """The graph checkpoints have their ids, parents, metadata, values and pending writes, from every saver."""
+    any_origin.talk(shop(world), "t", "order a chair", "hello", "and a table")
+    report = repo.import_langgraph(any_origin.url)
+    assert [(one.status, one.left_out, one.hidden) for one in report.threads] == [("imported", 0, ())]
+    assert same(tuples(repo, "t"), any_origin.tuples("t"))
+
+
+def test_a_session_gets_the_history_that_agentgit_would_have_recorded(repo, origin, world):
+    """Checkpoints, messages, positions and restore points are those of a session that began here."""
+    texts = ["order a chair", "hello", "fail because", "and a table"]
+    origin.talk(shop(world), "t", *texts)
+    repo.import_langgraph(origin.url)
+    native = repo.wrap(shop(World())(None), "native")
+    for text in texts:
+        native.run(text)
+
+    def history(session):
+        keys = ("number", "kind", "description", "message_count", "tool_track_position")
+        return [[point.metadata[key] for key in keys] for point in repo.session(session).checkpoints()]
+
+    assert history("t") == history("native")
+    assert history("t")[0] == [1, "before", "order a chair", 0, 0]
+    first = repo.session("t").get_checkpoint("main#3")
+    assert first.metadata["restore_point"] == repo.session("t").get_checkpoint("main#4").conversation_history[4]["id"]
+    newest = origin.tuples("t")[0].checkpoint["ts"]
+    assert repo.session("t").get_checkpoint("HEAD").created_at.isoformat() == newest
+
+
+def test_calls_of_the_past_are_on_the_track_and_are_kept(repo, origin, world):
+    """A past call is an undeclared one with its own times: a rollback lists it as kept and never reverses it."""
+    origin.talk(shop(world), "t", "order a chair", "fail because", "and a table")
+    repo.import_langgraph(origin.url)
+    track = repo.session("t").tool_track()
+    assert [(c.tool_name, c.status, c.effect, c.args) for c in track] == [
+        ("add", "done", "undeclared", {"item": "chair"}),
+        ("fail", "failed", "undeclared", {"why": "because"}),
+        ("add", "done", "undeclared", {"item": "table"}),
+    ]
+    assert all(c.started_at < c.ended_at for c in track)
+    agent = repo.wrap(shop(world)(None), "t", effects=world.effects(add_if_approved="irreversible"))
+    agent.run("order a lamp")
+    retry = agent.rollback("main#3")
+    assert world.items == ["chair", "table"]
+    assert [m["content"] for m in retry.history()] == [m["content"] for m in agent.history()][:4]
+    assert "kept      add(item='table')" in str(retry.report)
+    assert retry.run("hello") == "Hello."
+
+
+def test_an_import_that_runs_again_adds_what_is_new(repo, any_origin, world):
+    """Nothing is doubled, and a thread that has grown grows here."""
+    any_origin.talk(shop(world), "t", "order a chair")
+    repo.import_langgraph(any_origin.url)
+    assert [one.status for one in repo.import_langgraph(any_origin.url).threads] == ["unchanged"]
+    any_origin.talk(shop(world), "t", "and a table")
+    any_origin.talk(shop(world), "u", "hello")
+    assert [(one.thread_id, one.status) for one in repo.import_langgraph(any_origin.url).threads] == [
+        ("t", "extended"), ("u", "imported"),
+    ]  # fmt: skip
+    assert same(tuples(repo, "t"), any_origin.tuples("t"))
+    assert [point.metadata["kind"] for point in repo.session("t").checkpoints()] == ["before", "after"] * 2
+    assert len(repo.session("t").tool_track()) == 2
+    assert {s.session_name for s in repo.sessions()} == {"t", "u"}
+    assert len(threads(repo)) == 2
+
+
+def test_an_import_that_was_broken_off_is_finished(repo, origin, world):
+    """Nothing of a thread is visible before it is whole, and what was read is not read again."""
+    origin.talk(shop(world), "t", *["order a chair"] * 5)
+
+    def stop(now):
+        if now.done == 16:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        repo.import_langgraph(origin.url, progress=stop)
+    assert repo.sessions() == []
+    steps = []
+    repo.import_langgraph(origin.url, progress=steps.append)
+    assert steps[-1].total == 25 - 16 + 1  # the newest of those may have got new pending writes
+    assert same(tuples(repo, "t"), origin.tuples("t"))
+    assert len(threads(repo)) == 1
+
+
+def test_w13_what_a_broken_import_left_is_collected_when_asked_for(repo, origin, world):
+    """W13: a collection keeps what the next import goes on from, and drops it only when told; then it begins anew."""
+    origin.talk(shop(world), "t", *["order a chair"] * 5)
+
+    def stop(now):
+        if now.done == 16:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        repo.import_langgraph(origin.url, progress=stop)
+    saver = SQLModelSaver(backend.database(repo), tenant_id=repo.context.store.tenant_id, sessions=True)
+    assert saver.gc().values == 0
+    counted = saver.gc(dry_run=True, imports=True)
+    assert counted.values > 16
+    assert saver.gc(imports=True) == counted
+    assert threads(repo) == set()
+    repo.import_langgraph(origin.url)
+    assert same(tuples(repo, "t"), origin.tuples("t"))
+    assert saver.gc(imports=True).values == 0
+
+
+def test_w13_an_import_that_is_collected_meanwhile_says_so(repo, origin, world):
+    """W13: an import under which everything is taken away makes no session, and says to try again; that works."""
+    origin.talk(shop(world), "t", *["order a chair"] * 5)
+    saver = SQLModelSaver(backend.database(repo), tenant_id=repo.context.store.tenant_id, sessions=True)
+
+    def collect(now):
+        if now.done == 16:
+            saver.gc(imports=True)
+
+    with pytest.raises(Conflict, match="Import it again"):
+        repo.import_langgraph(origin.url, progress=collect)
+    assert repo.sessions() == []
+    repo.import_langgraph(origin.url)
+    assert same(tuples(repo, "t"), origin.tuples("t"))
+
+
+def test_a_thread_that_waits_for_an_answer_waits_here(repo, any_origin, world):
+    """An interrupt is asked and answered here, and an answer that was given there comes with the next import."""
+    any_origin.talk(shop(world), "here", "ask for a chair")
+    any_origin.talk(shop(world), "there", "ask for a chair")
+    repo.import_langgraph(any_origin.url)
+    assert [point.metadata["kind"] for point in repo.session("here").checkpoints()] == ["before"]
+    agent = repo.wrap(shop(world)(None), "here", effects=world.effects())
+    assert agent.get_state().interrupts[0].value == {"add": "chair"}
+    agent.invoke(Command(resume="yes"))
+    assert world.items == ["chair"]
+    any_origin.talk(shop(world), "there", Command(resume="yes"))
+    assert [one.status for one in repo.import_langgraph(any_origin.url).threads] == ["unchanged", "extended"]
+    assert same(tuples(repo, "there"), any_origin.tuples("there"))
+    assert repo.wrap(shop(world)(None), "there").get_state().next == ()
+
+
+def test_of_a_thread_with_time_travel_the_newest_line_is_taken(repo, origin, world):
+    """Lines that were left behind by going back inside a thread are left out, and the report says how many."""
+    origin.talk(shop(world), "t", "order a chair", "and a table")
+    with origin.saver() as saver:
+        graph = shop(world)(saver)
+        after_first = list(graph.get_state_history(on("t")))[5]
+        graph.invoke(said("rather a lamp"), after_first.config)
+    (one,) = repo.import_langgraph(origin.url).threads
+    assert one.left_out == 5
+    assert [m["content"] for m in repo.wrap(shop(world)(None), "t").history() if m["role"] == "user"] == [
+        "order a chair", "rather a lamp",
+    ]  # fmt: skip
+    assert [p.metadata["description"] for p in repo.session("t").checkpoints()][::2] == [
+        "order a chair",
+        "rather a lamp",
+    ]
+
+
+def test_a_thread_that_went_back_behind_its_import_is_refused(repo, origin, world):
+    """What no longer continues the imported line is a Conflict, and the session stays as it is."""
+    origin.talk(shop(world), "t", "order a chair", "and a table")
+    repo.import_langgraph(origin.url)
+    with origin.saver() as saver:
+        graph = shop(world)(saver)
+        graph.invoke(said("hello"), list(graph.get_state_history(on("t")))[5].config)
+    (one,) = repo.import_langgraph(origin.url, on_error="continue").threads
+    assert "no longer continues" in str(one.error)
+    assert len(repo.session("t").checkpoints()) == 4
+
+
+@pytest.mark.parametrize("own_thread", [False, True])
+def test_subgraphs_come_with_their_graph(repo, any_origin, world, own_thread):
+    """Checkpoints of subgraphs are there, and a subgraph that keeps its own thread remembers it."""
+
+    def build(saver):
+        model = scripted(call("add", "c1", item="chair"), "first", "second")
+        return nested_graph(model, world.tools(), saver, own_thread=own_thread)
+
+    any_origin.talk(build, "t", "one")
+    repo.import_langgraph(any_origin.url)
+    assert same(tuples(repo, "t"), any_origin.tuples("t"))
+    agent = repo.wrap(build(None), "t")
+    assert agent.run("two") == "second"
+    assert agent.state["visits"] == 2
+    assert [c.tool_name for c in agent.tool_track()] == ["add"]
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_every_kind_of_graph_goes_on_here(repo, origin, world, kind):
+    """Graphs of every kind continue their conversation."""
+
+    def build(saver):
+        return GRAPHS[kind](scripted(call("add", "c1", item="chair"), "one", "two"), world.tools(), saver)
+
+    origin.talk(build, "t", "a")
+    repo.import_langgraph(origin.url)
+    agent = repo.wrap(build(None), "t", effects={} if kind == "functional" else world.effects())
+    agent.invoke(said("b"))
+    assert [m["content"] for m in agent.history()][-3:] == ["one", "b", "two"]
+    assert [p.metadata["description"] for p in agent.checkpoints()] == ["a", "one", "b", "two"]
+    assert len(agent.tool_track()) == 1
+
+
+def test_parallel_calls_have_the_order_of_their_message(repo, origin, world):
+    """Calls of one AI message are on the track in its order."""
+    both = calls(call("add", "c1", item="chair"), call("look", "c2"), call("add", "c3", item="table"))
+    origin.talk(lambda saver: GRAPHS["create_agent"](scripted(both, "done"), world.tools(), saver), "t", "a")
+    repo.import_langgraph(origin.url)
+    assert [c.tool_call_id for c in repo.session("t").tool_track()] == ["c1", "c2", "c3"]
+    assert repo.session("t").get_checkpoint("HEAD").metadata["tool_track_position"] == 3
+
+
+def test_a_state_that_was_changed_by_hand_has_a_checkpoint(repo, origin, world):
+    """`update_state` between two turns is a point of its own, as it is here."""
+    origin.talk(shop(world), "t", "hello")
+    with origin.saver() as saver:
+        shop(world)(saver).update_state(on("t"), {"messages": [("assistant", "By hand.")]}, as_node="model")
+    origin.talk(shop(world), "t", "hello")
+    repo.import_langgraph(origin.url)
+    found = [(p.metadata["kind"], p.metadata["description"]) for p in repo.session("t").checkpoints()]
+    assert found == [
+        ("before", "hello"), ("after", "Hello."), ("after", "By hand."), ("before", "hello"), ("after", "Hello."),
+    ]  # fmt: skip
+
+
+def test_a_pruned_thread_begins_where_it_was_cut(repo, origin, world):
+    """A thread whose beginning was deleted has no checkpoint before that, and goes on."""
+    origin.talk(shop(world), "t", "hello", "order a chair")
+    newest = origin.tuples("t")[0].config["configurable"]["checkpoint_id"]
+    origin.execute("DELETE FROM checkpoints WHERE checkpoint_id < ?", newest)
+    repo.import_langgraph(origin.url)
+    assert [(p.metadata["kind"], p.metadata["message_count"]) for p in repo.session("t").checkpoints()] == [
+        ("after", 6)
+    ]
+    assert repo.wrap(shop(world)(None), "t").run("hello") == "Hello."
+
+
+@dataclasses.dataclass
+class Cart:
+    """Something of the user's own in the state."""
+
+    items: list[str]
+
+
+class WithCart(MessagesState):
+    """A conversation and a cart."""
+
+    cart: Any
+    visits: Annotated[int, operator.add]
+
+
+def test_values_of_the_program_survive_without_being_built(repo, origin):
+    """An object of the program's own stays what it is, though the import builds no such object."""
+
+    def build(saver):
+        graph = StateGraph(WithCart)
+        graph.add_node("fill", lambda state: {"cart": Cart(["chair"]), "visits": 1})
+        return graph.add_edge(START, "fill").compile(checkpointer=saver)
+
+    origin.talk(build, "t", "a")
+    repo.import_langgraph(origin.url)
+    agent = repo.wrap(build(None), "t")
+    assert agent.state["cart"] == Cart(["chair"])
+    agent.invoke(said("b"))
+    assert agent.state["visits"] == 2
+
+
+@pytest.mark.long
+def test_a_long_thread_comes_whole_and_small(repo, origin, world):
+    """A thread of 200 turns comes whole, in a fraction of its size."""
+    origin.talk(shop(world), "t", *["hello"] * 200)
+    (one,) = repo.import_langgraph(origin.url).threads
+    assert (one.graph_checkpoints, one.checkpoints) == (600, 400)
+    assert len(repo.session("t").get_checkpoint("HEAD").conversation_history) == 400
+    if backend.is_sqlite(repo):
+        with backend.reading(repo) as connection:
+            pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+        assert pages * 4096 < Path(origin.url).stat().st_size / 10
+
+
+def test_the_source_is_not_changed(repo, origin, world):
+    """The bytes of the file are the same afterwards."""
+    origin.talk(shop(world), "t", "order a chair")
+    before = hashlib.sha256(Path(origin.url).read_bytes()).digest()
+    repo.import_langgraph(origin.url)
+    assert hashlib.sha256(Path(origin.url).read_bytes()).digest() == before
+
+
+def total(before, writes):
+    """Join what steps wrote; the reducer of a DeltaChannel."""
+    return [*before, *(item for write in writes for item in write)]
+
+
+class WithLog(MessagesState):
+    """A conversation and a log that is spread over the writes of earlier steps."""
+
+    log: Annotated[list, DeltaChannel(total, snapshot_frequency=4)]
+
+
+def test_values_that_are_spread_over_earlier_steps_come_whole(repo, any_origin):
+    """A DeltaChannel, whose value is only in the writes of earlier graph checkpoints, has its value here."""
+
+    def build(saver):
+        graph = StateGraph(WithLog)
+        graph.add_node("a", lambda state: {"log": [len(state["log"])]})
+        graph.add_node("b", lambda state: {"log": [-len(state["log"])]})
+        graph.add_edge(START, "a").add_edge(START, "b")
+        return graph.compile(checkpointer=saver)
+
+    any_origin.talk(build, "t", *["hello"] * 5)
+    with any_origin.saver() as saver:
+        expected = build(saver).get_state(on("t")).values["log"]
+    repo.import_langgraph(any_origin.url)
+    agent = repo.wrap(build(None), "t")
+    assert len(expected) == 10
+    assert agent.state["log"] == expected
+    agent.invoke(said("hello"))
+    assert len(agent.state["log"]) == 12

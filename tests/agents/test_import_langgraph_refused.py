@@ -1,0 +1,318 @@
+"""What is refused when threads are imported: each with its failure, and nothing half visible."""
+
+import os
+import re
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+
+import backend
+import ormsgpack
+import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.sqlite import SqliteSaver
+from origins import on, postgres_origin, said, shop, sqlite_origin
+from scripted import World
+from test_import_langgraph import threads
+
+import agentgit
+from agentgit.agents.importing.commit import ImportCommit
+from agentgit.agents.importing.thread import ThreadImport, _Checker
+from agentgit.errors import Conflict, Corrupt, InvalidInput, NotFound, SchemaMismatch, Unavailable
+
+
+@pytest.fixture
+def origin(tmp_path):
+    """A SQLite file of SqliteSaver with the threads `a`, `b` and `c`."""
+    made = sqlite_origin(tmp_path)
+    for thread in ("a", "b", "c"):
+        made.talk(shop(World()), thread, "order a chair", "hello")
+    return made
+
+
+@pytest.fixture
+def repo(tmp_path):
+    """A repository in a file."""
+    with agentgit.open(tmp_path / "agentgit.db") as repo:
+        yield repo
+
+
+DAMAGE = {
+    "cut bytes": "UPDATE checkpoints SET checkpoint = substr(checkpoint, 1, 100) WHERE thread_id = 'b' AND {}",
+    "other bytes": "UPDATE checkpoints SET checkpoint = x'ff00ff00' WHERE thread_id = 'b' AND {}",
+    "nothing": "UPDATE checkpoints SET checkpoint = NULL WHERE thread_id = 'b' AND {}",
+    "no record": "UPDATE checkpoints SET checkpoint = x'01' WHERE thread_id = 'b' AND {}",
+    "broken metadata": "UPDATE checkpoints SET metadata = '{{' WHERE thread_id = 'b' AND {}",
+    "metadata of another kind": "UPDATE checkpoints SET metadata = '[]' WHERE thread_id = 'b' AND {}",
+    "another id": "UPDATE checkpoints SET checkpoint_id = checkpoint_id || 'x' WHERE thread_id = 'b' AND {}",
+    "a long id": "UPDATE checkpoints SET checkpoint_id = 'f' || hex(zeroblob(99)) WHERE thread_id = 'b' AND {}",
+    "no text": "UPDATE checkpoints SET checkpoint_ns = CAST(x'ff' AS TEXT) WHERE thread_id = 'b' AND {}",
+    "broken write": "UPDATE writes SET value = x'c1' WHERE thread_id = 'b' AND {}",
+}
+NEWEST = "checkpoint_id = (SELECT max(checkpoint_id) FROM checkpoints WHERE thread_id = 'b')"
+OLDEST = "checkpoint_id = (SELECT min(checkpoint_id) FROM checkpoints WHERE thread_id = 'b')"
+
+
+@pytest.mark.parametrize("where", [NEWEST, OLDEST], ids=["newest", "oldest"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_thread_is_named_and_not_imported(repo, origin, damage, where):
+    """The failure names the thread, nothing of it is in the database, and the other threads come in."""
+    if damage == "broken write":
+        where = OLDEST  # the newest graph checkpoint of a thread at rest has none
+    origin.execute(DAMAGE[damage].format(where))
+    report = repo.import_langgraph(origin.url, on_error="continue")
+    assert [one.status for one in report.threads if one.thread_id != "b"] == ["imported"] * 2
+    if damage == "another id" and where == OLDEST:
+        return  # then its beginning is missing, as if it had been pruned
+    (failed,) = report.failed
+    assert type(failed.error) is Corrupt
+    assert "'b'" in str(failed.error)
+    assert {s.session_name for s in repo.sessions()} == {"a", "c"}
+    assert len(threads(repo)) == 2
+    with pytest.raises(Corrupt, match="'b'"):
+        repo.import_langgraph(origin.url)
+
+
+def test_parents_in_a_circle_are_refused(repo, origin):
+    """A thread whose graph checkpoints are each other's parents is damaged, and does not keep the import forever."""
+    newest = origin.tuples("b")[0].config["configurable"]["checkpoint_id"]
+    origin.execute(f"UPDATE checkpoints SET parent_checkpoint_id = ? WHERE {OLDEST}", newest)  # noqa: S608  # our own words
+    with pytest.raises(Corrupt, match="circle"):
+        repo.import_langgraph(origin.url, ["b"])
+
+
+def test_nothing_in_a_database_decides_what_is_called(repo, origin, tmp_path):
+    """A value that names a function is neither imported nor called, and stays the bytes that it is."""
+    trap = ormsgpack.Ext(0, ormsgpack.packb(("os", "mkdir", str(tmp_path / "trap"))))
+    serde = JsonPlusSerializer()
+    checkpoint = origin.tuples("b")[0].checkpoint
+    checkpoint["channel_values"]["trap"] = trap
+    damaged = f"UPDATE checkpoints SET checkpoint = ? WHERE {NEWEST}"  # noqa: S608  # our own words
+    origin.execute(damaged, serde.dumps_typed(checkpoint)[1])
+    repo.import_langgraph(origin.url)
+    assert repo.session("b").get_checkpoint("HEAD").session_state["trap"] is not None
+    assert not (tmp_path / "trap").exists()
+
+
+def test_secrets_are_left_behind(repo, tmp_path):
+    """What looks like a secret in the metadata is not taken over, and the report says so."""
+    origin = sqlite_origin(tmp_path)
+    with origin.saver() as saver:
+        shop(World())(saver).invoke(said("hello"), on("t", api_key="sk-1", tenant="acme", session_token="x"))  # noqa: S106  # no secret
+    (one,) = repo.import_langgraph(origin.url).threads
+    assert one.hidden == ("api_key", "session_token")
+    metadata = next(repo.wrap(shop(World())(None), "t").get_state_history()).metadata
+    assert metadata["tenant"] == "acme"
+    assert "api_key" not in metadata
+
+
+class Reversed(JsonPlusSerializer):
+    """A serializer of the program's own."""
+
+    def dumps_typed(self, obj):
+        kind, data = super().dumps_typed(obj)
+        return f"{kind}+own", data[::-1]
+
+    def loads_typed(self, data):
+        return super().loads_typed((data[0].removesuffix("+own"), data[1][::-1]))
+
+
+def test_values_of_another_serializer_need_the_programs_own_saver(repo, tmp_path):
+    """An encrypted database is refused by its URL, and read with its saver."""
+    with closing(sqlite3.connect(tmp_path / "own.db", check_same_thread=False)) as connection:
+        saver = SqliteSaver(connection, serde=Reversed())
+        shop(World())(saver).invoke(said("hello"), on("t"))
+        with pytest.raises(InvalidInput, match=r"'msgpack\+own'.*repo.import_langgraph\(saver\)"):
+            repo.import_langgraph(tmp_path / "own.db")
+        assert repo.sessions() == []
+        repo.import_langgraph(saver)
+    assert repo.session("t").get_checkpoint("HEAD").conversation_history[-1]["content"] == "Hello."
+
+
+class Fickle(InMemorySaver):
+    """A saver that gives another state each time."""
+
+    reads = 0
+
+    def get_tuple(self, config):
+        found = super().get_tuple(config)
+        if found is not None:
+            self.reads += 1
+            found.checkpoint["channel_values"]["reads"] = self.reads
+        return found
+
+
+def test_a_thread_that_differs_from_what_was_stored_is_refused(repo):
+    """If the newest state is another one than the source's, the failure says where, and nothing is visible."""
+    saver = Fickle()
+    shop(World())(saver).invoke(said("hello"), on("t"))
+    with pytest.raises(Corrupt, match=r"'t'.*channel 'reads'"):
+        repo.import_langgraph(saver)
+    assert repo.sessions() == []
+    assert threads(repo) == set()
+
+
+def test_what_is_not_langgraphs_is_named(repo, tmp_path):
+    """Another source is refused with what it is, and what there is not with what to do."""
+    (tmp_path / "text").write_text("hello, this is no database at all")
+    (tmp_path / "empty").touch()
+    for name, statement in {
+        "shop.db": "CREATE TABLE chair (id)",
+        "near.db": "CREATE TABLE checkpoints (thread_id, checkpoint)",
+    }.items():
+        with closing(sqlite3.connect(tmp_path / name)) as connection, connection:
+            connection.execute(statement)
+    for name, says in {
+        "text": "it begins with b'hello, this is n'",
+        "empty": "with no tables",
+        "shop.db": "with the tables chair",
+        "near.db": "checkpoint_id",
+        "agentgit.db": "agentgit's own",
+        ".": "is a directory",
+    }.items():
+        with pytest.raises(SchemaMismatch, match=re.escape(says)):
+            repo.import_langgraph(tmp_path / name)
+    for where, kind in {
+        "nothing.db": NotFound, ":memory:": NotFound, "mysql://x/y": InvalidInput, "://": InvalidInput,
+        "postgresql://postgres:secret@127.0.0.1:1/x": Unavailable,
+    }.items():  # fmt: skip
+        with pytest.raises(kind) as failed:
+            repo.import_langgraph(where)
+        assert "secret" not in str(failed.value)
+    with pytest.raises(InvalidInput, match="no saver"):
+        repo.import_langgraph(42)
+
+
+def test_another_postgresql_database_is_named(repo, postgres_url):
+    """A PostgreSQL database that is agentgit's own, or empty, is refused with what it is."""
+    with pytest.raises(SchemaMismatch, match="agentgit's own"):
+        repo.import_langgraph(postgres_url.render_as_string(hide_password=False))
+    with postgres_origin(postgres_url) as empty, pytest.raises(SchemaMismatch, match="with no tables"):
+        repo.import_langgraph(empty.url)
+
+
+def test_wrong_arguments_are_refused(repo, origin):
+    """A thread that is not there, a name that no session can have, and words that mean nothing."""
+    with pytest.raises(NotFound, match="'d'"):
+        repo.import_langgraph(origin.url, ["d"])
+    with pytest.raises(InvalidInput, match="1 to 200"):
+        repo.import_langgraph(origin.url, ["a"], session_prefix="x" * 200)
+    (one,) = repo.import_langgraph(origin.url, ["a"], session_prefix="x" * 200, on_error="continue").failed
+    assert one.session_name == "x" * 200 + "a"
+    with pytest.raises(InvalidInput, match="on_error"):
+        repo.import_langgraph(origin.url, on_error="ignore")
+    with pytest.raises(InvalidInput, match=r"\['a'\]"):
+        repo.import_langgraph(origin.url, "a")
+    assert repo.sessions() == []
+
+
+def test_a_session_with_other_content_stays_as_it_is(repo, origin):
+    """A session that was not made from the thread is never added to; an empty one is filled."""
+    repo.wrap(shop(World())(None), "a").run("hello")
+    repo.session("b", create=True)
+    with pytest.raises(Conflict, match="'a' exists already"):
+        repo.import_langgraph(origin.url, ["a"])
+    assert len(repo.session("a").checkpoints()) == 2
+    repo.import_langgraph(origin.url, ["a", "b"], session_prefix="old-")
+    assert {s.session_name for s in repo.sessions()} == {"a", "b", "old-a", "old-b"}
+    repo.import_langgraph(origin.url, ["b"])
+    assert len(repo.session("b").checkpoints()) == 4
+
+
+def test_a_session_that_went_on_here_is_not_added_to(repo, origin):
+    """Turns here are kept when the thread stands still there, and a Conflict when it goes on there too."""
+    repo.import_langgraph(origin.url, ["a"])
+    repo.wrap(shop(World())(None), "a").run("hello")
+    assert [one.status for one in repo.import_langgraph(origin.url, ["a"]).threads] == ["unchanged"]
+    origin.talk(shop(World()), "a", "hello")
+    with pytest.raises(Conflict, match="went on in its own database"):
+        repo.import_langgraph(origin.url, ["a"])
+    assert len(repo.session("a").checkpoints()) == 6
+
+
+def test_a_running_session_is_not_added_to(repo, origin):
+    """While a turn runs here, its session does not grow."""
+    repo.import_langgraph(origin.url, ["a"])
+    origin.talk(shop(World()), "a", "hello")
+    agent = repo.wrap(shop(World())(None), "a")
+    turn = agent.stream(said("hello"))
+    next(turn)
+    with pytest.raises(Conflict):
+        repo.import_langgraph(origin.url, ["a"])
+    list(turn)
+    assert len(repo.session("a").checkpoints()) == 6
+
+
+def test_two_imports_at_once_double_nothing(repo, origin):
+    """Two imports of the same threads end with one session each; the one that came too late says so."""
+
+    def bring_in():
+        with agentgit.open(backend.url(repo)) as mine:
+            return mine.import_langgraph(origin.url, on_error="continue")
+
+    with ThreadPoolExecutor(2) as pool:
+        reports = [one.result() for one in [pool.submit(bring_in), pool.submit(bring_in)]]
+    assert all(isinstance(failed.error, Conflict) for report in reports for failed in report.failed)
+    assert repo.import_langgraph(origin.url).failed == []
+    assert sorted(s.session_name for s in repo.sessions()) == ["a", "b", "c"]
+    assert [len(repo.session(name).checkpoints()) for name in "abc"] == [4, 4, 4]
+    assert [len(repo.session(name).tool_track()) for name in "abc"] == [1, 1, 1]
+    assert len(threads(repo)) == 3
+
+
+def test_an_import_that_came_too_late_leaves_nothing_behind(repo, origin, monkeypatch):
+    """What was read of a thread that another import landed meanwhile is taken away again."""
+    plain, overtaken = ImportCommit.find, []
+
+    def find(landing):
+        found = plain(landing)
+        if not overtaken:
+            overtaken.append(landing)
+            repo.import_langgraph(origin.url, ["a"])
+        return found
+
+    monkeypatch.setattr(ImportCommit, "find", find)
+    with pytest.raises(Conflict, match="has moved while"):
+        repo.import_langgraph(origin.url, ["a"])
+    assert len(threads(repo)) == 1
+    assert len(repo.session("a").checkpoints()) == 4
+
+
+@pytest.mark.parametrize("at", ["get_tuple", "_differences", "land", "_land"])
+def test_an_import_whose_rows_another_one_took_away_is_told_so(repo, origin, monkeypatch, at):
+    """Two imports of a thread fill up the same rows: who finds them gone, at any step, says so and leaves nothing."""
+    owner = {"get_tuple": _Checker, "_differences": ThreadImport}.get(at, ImportCommit)
+    plain, taken = getattr(owner, at), []
+
+    def emptied(self, *args, **kwargs):
+        if not taken:
+            taken.extend(threads(repo))
+            empty = partial(repo.context.store.graphs.delete_thread, thread=taken[0])
+            empty(args[0]) if at == "_land" else backend.write(repo, empty)
+        found = plain(self, *args, **kwargs)
+        return found if at != "_differences" else ["channel 'messages'"]
+
+    monkeypatch.setattr(owner, at, emptied)
+    with pytest.raises(Conflict, match="Is another import of it at work"):
+        repo.import_langgraph(origin.url, ["a"])
+    assert len(taken) == 1
+    assert repo.sessions() == []
+    assert threads(repo) == set()
+    monkeypatch.undo()
+    assert repo.import_langgraph(origin.url, ["a"]).failed == []
+    assert len(repo.session("a").checkpoints()) == 4
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_file_in_a_folder_that_cannot_be_written_is_read(repo, origin, tmp_path):
+    """A copy on a read-only place is read as it lies there."""
+    folder = tmp_path / "sealed"
+    folder.mkdir()
+    (folder / "langgraph.db").write_bytes((tmp_path / "langgraph.db").read_bytes())
+    folder.chmod(0o500)
+    try:
+        assert repo.import_langgraph(folder / "langgraph.db").count("imported") == 3
+    finally:
+        folder.chmod(0o700)

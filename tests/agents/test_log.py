@@ -1,0 +1,299 @@
+"""The log: checkpoints by filter and page, from columns (rows B1, B2, B3)."""
+
+import sqlite3
+import threading
+from datetime import UTC, datetime, timedelta
+
+import backend
+import pytest
+from scripted import World, call, scripted, tool_node_graph
+
+import agentgit
+from agentgit import InvalidInput, NotFound
+from agentgit.store.records.checkpoints import Label, Snapshot
+
+PAGE = """
+EXPLAIN QUERY PLAN SELECT * FROM checkpoint WHERE tenant_id = 1 AND internal_session_id = 1 AND number <= 9{}
+AND (created_at, id) < ('2026', 1) ORDER BY created_at DESC, id DESC LIMIT 5
+"""
+
+
+def chat(repo, session="s"):
+    """Wrap a graph that only talks."""
+    return repo.wrap(tool_node_graph(scripted(*(f"answer {n}" for n in range(50))), []), session)
+
+
+def ids(points):
+    return [point.id for point in points]
+
+
+@pytest.fixture
+def agent(repo):
+    """A branch that left another one, with names that repeat."""
+    first = chat(repo)
+    first.run("one")
+    first.checkpoint("payment", data={"cart": ["chair"]})
+    first.run("two")
+    first.checkpoint("payment")
+    first.checkpoint("delivery")
+    first.run("three")
+    second = first.rollback("delivery")
+    second.run("four")
+    second.checkpoint("payment", description="the third one")
+    second.run("five")
+    return second
+
+
+def test_b2_a_log_is_the_path_newest_first(repo, agent):
+    """B2: all of a path, counted and iterated; it is what checkpoints() lists, turned round."""
+    log = repo.session("s").log()
+    assert ids(log) == ids(agent.checkpoints())[::-1]
+    assert len(log) == len(agent.checkpoints())
+    assert ids(agent.log()) == ids(log)
+    assert repo.session("s").log(branch="main")
+    assert not repo.session("s").log(name="nothing")
+
+
+def test_b1_b2_names_may_repeat_and_the_newest_comes_first(repo, agent):
+    """B1, B2: get by id, by name with the newest first, and the latest of all or of a name."""
+    log = repo.session("s").log()
+    assert [p.metadata["reference"] for p in log.by_name("payment")] == ["main-2#4", "main#6", "main#3"]
+    assert log.latest().metadata["reference"] == "main-2#6"
+    assert log.latest("payment").metadata["description"] == "the third one"
+    assert log.latest("delivery").metadata["reference"] == "main#7"
+    assert log.latest("nothing") is None
+    assert log.get(log.latest().id).id == log.latest().id
+    assert log.get("payment").id == log.latest("payment").id
+    assert log.get("nowhere") is None
+    assert log.get(7) is None
+
+
+def test_b3_what_is_needed_to_recover_is_fetched_without_doing_anything(repo, agent):
+    """B3, B1: data, state and messages of a checkpoint are read, and no branch, call or checkpoint is made."""
+    before = (len(repo.session("s").branches()), len(repo.session("s").log(which="all")))
+    found = repo.session("s").log().by_name("payment").page().items[-1]
+    assert found.metadata["data"] == {"cart": ["chair"]}
+    assert [m["content"] for m in found.conversation_history] == ["one", "answer 0"]
+    assert before == (len(repo.session("s").branches()), len(repo.session("s").log(which="all")))
+
+
+def test_b2_since_and_between_include_their_ends(repo, agent):
+    """B2: since(time) and between(start, end) go by when a checkpoint was made."""
+    log = repo.session("s").log()
+    points = list(log)
+    third, first = points[2].created_at, points[-1].created_at
+    assert ids(log.since(third)) == ids(points[:3])
+    assert ids(log.between(first, third)) == ids(points[2:])
+    assert ids(log.since(third).between(first, third)) == ids(points[2:3])
+    assert ids(repo.session("s").log(until=third)) == ids(points[2:])
+    assert len(log.since(datetime.now(UTC) + timedelta(days=1))) == 0
+
+
+def test_every_filter_gives_what_a_look_at_all_gives(repo, agent):
+    """B2: conditions hold together, in pages and in the count, on a path, on a branch and on all branches."""
+    when = list(repo.session("s").log())[4].created_at
+    everything = {
+        "branch": [p for p in agent.checkpoints() if p.metadata["branch"] == "main-2"],
+        "all": [
+            *repo.session("s").checkpoints(branch="main"),
+            *(p for p in agent.checkpoints() if p.metadata["branch"] == "main-2"),
+        ],
+    }
+    for which, points in everything.items():
+        for name in (None, "payment", "delivery"):
+            for auto in (None, True, False):
+                for since, until in ((None, None), (when, None), (None, when), (when, when)):
+                    how = {"name": name, "auto": auto, "since": since, "until": until, "which": which}
+                    expected = [
+                        p.id for p in points
+                        if (name is None or p.checkpoint_name == name)
+                        and (auto is None or p.is_auto is auto)
+                        and (since is None or p.created_at >= since)
+                        and (until is None or p.created_at <= until)
+                    ]  # fmt: skip
+                    log = repo.session("s").log(author="local", **how)
+                    assert ids(log) == sorted(expected, reverse=True), how
+                    assert len(log) == len(expected), how
+
+
+@pytest.mark.parametrize("which", ["path", "branch", "all"])
+def test_pages_of_any_length_are_the_whole(repo, agent, which):
+    """B2: pages one after the other give each checkpoint once, and the last one has no next."""
+    log = repo.session("s").log(which=which)
+    whole = ids(log)
+    for limit in (1, 2, 3, 7, 100):
+        pages, after = [], None
+        while True:
+            page = log.page(limit, after=after)
+            pages += ids(page)
+            after = page.next
+            if after is None:
+                break
+            assert len(page) == limit
+        assert pages == whole
+    assert ids(log.page(2, after=log.page(3).items[-1])) == whole[3:5]
+
+
+def test_pages_hold_still_while_others_write_and_delete(repo, agent):
+    """B2: a page that follows is the same, whatever was added before it and whatever of it was deleted."""
+    log = repo.session("s").log()
+    first = log.page(3)
+    expected = ids(log)[3:]
+    agent.run("six")
+    agent.checkpoint("payment")
+    repo.session("s").delete_checkpoint(first.items[-1].id)
+    assert ids(log.page(100, after=first.next)) == expected
+    repo.session("s").delete_checkpoint(expected[0])
+    assert ids(log.page(100, after=first.next)) == expected[1:]
+
+
+def test_pages_hold_still_while_threads_write(repo):
+    """B2: with two writers at work, paging gives no checkpoint twice, and every one that was there at the start."""
+    agent = chat(repo)
+    agent.run("one")
+    for n in range(20):
+        agent.checkpoint(f"point {n}")
+    there, failures = set(ids(repo.session("s").log())), []
+
+    def write(name):
+        try:
+            mine = agent.fork(name=name)
+            for n in range(10):
+                mine.checkpoint(f"{name} {n}")
+        except BaseException as error:  # noqa: BLE001  # a thread's failure is the test's failure
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    seen, after = [], None
+    while True:
+        page = repo.session("s").log(which="all").page(3, after=after)
+        seen += ids(page)
+        after = page.next
+        if after is None:
+            break
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert len(seen) == len(set(seen))
+    assert there <= set(seen)
+
+
+def test_a_clock_that_goes_back_loses_nothing(repo):
+    """B2: checkpoints of one time, or of an earlier one than those before, are on the pages once; HEAD stays HEAD."""
+    agent = chat(repo)
+    head = agent.checkpoint("zero")
+    moment = datetime(2020, 1, 1, tzinfo=UTC)
+    row = backend.write(repo, lambda c: repo.context.store.checkpoints.one(c, head.id))
+    snapshot = Snapshot(graph_checkpoint_id=None, state_hash=row.state_hash, position=0, message_count=0)
+
+    def add(connection):
+        for n in range(9):
+            label = Label(kind="named", user_id=repo.user.id, name=f"n{n}", made_at=moment - timedelta(days=n // 3))
+            repo.context.store.checkpoints.add(connection, agent.branch_id, snapshot, label)
+
+    backend.write(repo, add)
+    seen, after = [], None
+    while len(seen) < 10:
+        page = repo.session("s").log().page(2, after=after)
+        seen, after = seen + [p.checkpoint_name for p in page], page.next
+    assert seen == ["zero", "n2", "n1", "n0", "n5", "n4", "n3", "n8", "n7", "n6"]
+    assert after is None
+    assert repo.session("s").get_checkpoint("HEAD").checkpoint_name == "n8"
+    assert repo.session("s").get_checkpoint("HEAD~9").checkpoint_name == "zero"
+
+
+def test_nothing_of_a_state_is_read(repo, agent, monkeypatch):
+    """B2: counts, pages and places come from columns."""
+    monkeypatch.setattr(repo.context.store.graphs, "read_state", None)
+    monkeypatch.setattr(repo.context.store.graphs.content, "get", None)
+    monkeypatch.setattr(repo.context.store.graphs, "find", None)
+    log = repo.session("s").log()
+    assert len(list(log)) == len(log)
+    assert log.latest("payment")
+    assert repo.session("s").get_checkpoint("HEAD~3")
+
+
+def test_bad_questions_are_refused(repo, agent):
+    """Bad input: each is a typed error, and so are sessions, branches, tags and users that are not there."""
+    log = repo.session("s").log()
+    for wrong in (0, -1, 1001, True, "7", None):
+        with pytest.raises(InvalidInput, match="limit"):
+            log.page(wrong)
+    for wrong in (
+        "",
+        "x",
+        "1-",
+        "-1",
+        "1-2-3",
+        "9" * 18 + "-1",
+        "' OR 1=1 --",
+        "\0",
+        "\u0661-\u0662",
+        7,
+        agentgit.Checkpoint(),
+    ):
+        with pytest.raises(InvalidInput, match="cursor"):
+            log.page(5, after=wrong)
+    for how in (
+        {"since": datetime(2026, 1, 1)},
+        {"until": "yesterday"},
+        {"auto": "yes"},
+        {"which": "some"},
+        {"name": 7},
+    ):  # that is what is wrong with it
+        with pytest.raises(InvalidInput):
+            repo.session("s").log(**how)
+    for how in ({"author": "nobody"}, {"author": 7}):
+        with pytest.raises(NotFound, match="no user"):
+            repo.session("s").log(**how)
+    for verb in (len, list, repr):
+        if verb is not repr:
+            with pytest.raises(NotFound):
+                verb(repo.session("nowhere").log())
+            with pytest.raises(NotFound):
+                verb(repo.session("s").log(branch="nowhere"))
+            with pytest.raises(NotFound, match="no tag"):
+                verb(repo.session("s").log(tag="nowhere"))
+    assert "name='x'" in repr(repo.session("s").log(name="x"))
+
+
+@pytest.mark.parametrize("name", ["'; DROP TABLE checkpoint; --", "a\0b", "\ud800", "日本 👍", "x" * 200, "%", "_"])
+def test_hostile_names_are_only_names(repo, name):
+    """B1, B2: any text is found as the name it is, and as nothing else."""
+    agent = chat(repo)
+    made = agent.checkpoint(name)
+    agent.checkpoint("y" * 200)
+    assert ids(repo.session("s").log(name=name)) == [made.id]
+    assert repo.session("s").log().latest(name).checkpoint_name == name
+
+
+def test_a_log_of_another_user_is_not_there(database):
+    """Isolation: what one user has made, another one of the same tenant does not find."""
+    with agentgit.open(database.url, user="ann") as hers, agentgit.open(database.url, user="bob") as his:
+        chat(hers, "secret").checkpoint("x")
+        with pytest.raises(NotFound):
+            len(his.session("secret").log())
+        chat(his, "secret").checkpoint("y")
+        assert [p.checkpoint_name for p in his.session("secret").log()] == ["y"]
+        assert list(his.session("secret").log(author="ann")) == []
+
+
+async def test_a_page_has_a_twin(repo, agent):
+    """D3: apage gives what page gives."""
+    assert ids(await agent.log().apage(3)) == ids(agent.log().page(3))
+
+
+def test_pages_are_found_by_an_index(tmp_path):
+    """B2: SQLite finds a page, and what has a name, through the indexes made for it, and sorts nothing."""
+    world = World()
+    with agentgit.open(tmp_path / "x.db") as repo:
+        repo.wrap(tool_node_graph(scripted(call("add", "c", item="x"), "done"), world.tools()), "s").run("go")
+    with sqlite3.connect(tmp_path / "x.db") as connection:
+        for condition, index in (("", "ix_checkpoint_log"), (" AND name = 'x'", "ix_checkpoint_name")):
+            query = PAGE.format(condition)
+            plan = str(connection.execute(query).fetchall())
+            assert index in plan
+            assert "TEMP B-TREE" not in plan
+    connection.close()

@@ -1,0 +1,780 @@
+"""Merging branches and picking from them: history comes, the world does not change (W7)."""
+
+import operator
+import random
+import signal
+import threading
+from typing import Annotated, Any
+
+import backend
+import processes
+import pytest
+from delta_graphs import chat as delta_chat
+from delta_graphs import delta, joined
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
+from langgraph.channels import DeltaChannel
+from langgraph.graph import MessagesState, StateGraph
+from langgraph.graph.message import _messages_delta_reducer
+from langgraph.types import Overwrite
+from merging import State, said, state_graph, told, values
+from scripted import GRAPHS, World, call, calls, functional_graph, obedient, scripted, tool_node_graph
+
+import agentgit
+from agentgit.errors import Conflict, InvalidInput, MergeConflict, NotFound, WorldDiverged
+from agentgit.sessions.messages import unanswered
+from agentgit.store.maintenance.gc import collect
+from agentgit.store.threads import staging
+
+
+@pytest.fixture
+def pair(repo):
+    """Two branches of a session that parted after one turn."""
+    agent = repo.wrap(state_graph(), "s")
+    told(agent, "start", note="a", total=1, cart=["chair"], plan=[1])
+    return agent, agent.fork(name="retry")
+
+
+# -- merge
+
+
+def test_w7_what_only_they_changed_is_taken(pair):
+    """W7: values that only the other branch changed come as they are, past the reducer; its messages come too."""
+    agent, retry = pair
+    told(retry, "theirs", note="b", total=5, cart=["sofa"], plan=[2])
+    made = agent.merge("retry", name="merged")
+    assert values(agent) == values(retry) == {"note": "b", "total": 6, "cart": ["chair", "sofa"], "plan": [2]}
+    assert said(agent) == said(retry) == ["start", "to start", "theirs", "to theirs"]
+    assert (made.checkpoint_name, made.is_auto, made.metadata["branch"]) == ("merged", False, "main")
+    assert made.metadata["description"] == "Merge of retry#3 into main, since main#2"
+    assert agent.head == made
+
+
+def test_w7_what_only_we_changed_stays(pair):
+    """W7: a merge of a branch that changed nothing but its conversation leaves our values."""
+    agent, retry = pair
+    told(agent, "ours", note="b")
+    told(retry, "theirs")
+    plan = agent.plan_merge("retry")
+    assert (plan.is_admissible, plan.values, len(plan.messages)) == (True, [], 2)
+    assert str(plan) == (
+        "Merge of retry#3 into main, since main#2: history comes, no tool runs.\n"
+        "  message  user       theirs\n"
+        "  message  assistant  to theirs\n"
+        "0 values and 2 messages come."
+    )
+    assert said(agent)[2:] == ["ours", "to ours"]
+    agent.merge("retry")
+    assert said(agent) == ["start", "to start", "ours", "to ours", "theirs", "to theirs"]
+    assert agent.state["note"] == "b"
+
+
+def test_w7_lists_that_both_added_to_have_both(pair):
+    """W7: where a reducer adds to a list, what both sides added is there afterwards; other lists are a conflict."""
+    agent, retry = pair
+    told(agent, "ours", cart=["table"])
+    told(retry, "theirs", cart=["sofa"])
+    assert [(one.key, one.how, one.value) for one in agent.plan_merge("retry").values] == [("cart", "append", ["sofa"])]
+    agent.merge("retry")
+    assert agent.state["cart"] == ["chair", "table", "sofa"]
+    told(agent, "ours", plan=[1, 2])
+    told(retry, "theirs", plan=[1, 3])
+    assert [one.key for one in agent.plan_merge("retry").conflicts] == ["plan"]
+
+
+def capped(before, more):
+    """Add to a list, and keep its newest three."""
+    return [*before, *more][-3:]
+
+
+def refusing(before, more):
+    """Take nothing but the first list."""
+    if before:
+        raise TypeError(more)
+    return more
+
+
+@pytest.mark.parametrize("reducer", [lambda before, more: more or before, capped, refusing])
+def test_w7_a_reducer_that_does_not_only_add_makes_a_conflict(repo, reducer):
+    """W7: a list whose reducer replaces, drops or refuses items is not taken for one that both only added to."""
+
+    class Own(MessagesState):
+        items: Annotated[list, reducer]
+
+    def node(state):
+        return {"messages": [AIMessage("ok")]}
+
+    agent = repo.wrap(StateGraph(Own).add_node("node", node).set_entry_point("node").compile(), "s")
+    agent.invoke({"messages": [HumanMessage("start")], "items": [1, 2]})
+    retry = agent.fork(name="retry")
+    for one, last in ((agent, 3), (retry, 4)):
+        one.update_state(None, {"items": Overwrite([1, 2, last])}, "node")
+        one.run("on")
+    assert [one.key for one in agent.plan_merge("retry").conflicts] == ["items"]
+    agent.merge("retry", resolve=lambda clash: [*clash.ours, clash.theirs[-1]])
+    assert agent.state["items"] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kind", [operator.or_, DeltaChannel(joined, snapshot_frequency=2)])
+def test_w7_dicts_that_both_added_to_have_both(repo, kind):
+    """W7: where a reducer joins dicts, keys that only one side added or changed come; one that both changed clashes."""
+
+    class Own(MessagesState):
+        files: Annotated[dict, kind]
+
+    def node(state):
+        last = state["messages"][-1]
+        return {"messages": [AIMessage("ok")], **last.additional_kwargs}
+
+    agent = repo.wrap(StateGraph(Own).add_node("node", node).set_entry_point("node").compile(), "s")
+    told(agent, "start", files={"a": "1", "b": "1"})
+    retry = agent.fork(name="retry")
+    told(agent, "ours", files={"a": "2", "c": "1"})
+    told(retry, "theirs", files={"b": "2", "d": "1"})
+    plan = agent.plan_merge("retry")
+    assert [(one.key, one.how, one.value) for one in plan.values] == [("files", "append", {"b": "2", "d": "1"})]
+    agent.merge("retry")
+    assert agent.state["files"] == {"a": "2", "b": "2", "c": "1", "d": "1"}
+    told(agent, "ours", files={"d": "2"})
+    told(retry, "theirs", files={"d": "3"})
+    assert [one.key for one in agent.plan_merge("retry").conflicts] == ["files"]
+
+
+def test_w7_conflicts_are_named_and_nothing_is_done(pair):
+    """W7: what both changed is named with its three values; until somebody decides nothing is changed."""
+    agent, retry = pair
+    told(agent, "ours", note="mine", total=10)
+    told(retry, "theirs", note="yours", total=20)
+    before = (agent.state, agent.head.id, len(agent.checkpoints()))
+    with pytest.raises(MergeConflict, match="note, total since main#2") as refused:
+        agent.merge("retry")
+    assert (agent.state, agent.head.id, len(agent.checkpoints())) == before
+    clashes = {one.key: (one.base, one.ours, one.theirs) for one in refused.value.plan.conflicts}
+    assert clashes == {"note": ("a", "mine", "yours"), "total": (1, 11, 21)}
+    assert "conflict  note" in str(refused.value.plan)
+    assert "<td" in refused.value._repr_html_()
+    assert not refused.value.plan.is_admissible
+
+
+@pytest.mark.parametrize(
+    ("resolve", "note", "total"),
+    [
+        ("ours", "mine", 11),
+        ("theirs", "yours", 21),
+        ({"note": "theirs", "*": "ours"}, "yours", 11),
+        ({"note": "ours", "total": lambda clash: clash.ours + clash.theirs - clash.base}, "mine", 31),
+        (lambda clash: clash.base, "a", 1),
+    ],
+)
+def test_w7_conflicts_are_resolved_as_somebody_says(pair, resolve, note, total):
+    """W7: one word for all, one for each key, or a function of the three live values; written past the reducer."""
+    agent, retry = pair
+    told(agent, "ours", note="mine", total=10)
+    told(retry, "theirs", note="yours", total=20)
+    assert agent.plan_merge("retry", resolve=resolve).is_admissible
+    agent.merge("retry", resolve=resolve)
+    assert (agent.state["note"], agent.state["total"]) == (note, total)
+    assert len(agent.history()) == 6
+
+
+def test_w7_merged_again_only_what_is_new_comes(pair):
+    """W7: the base of the next merge is what was merged last: no conflict twice, no message twice, both ways."""
+    agent, retry = pair
+    told(agent, "ours", note="mine")
+    told(retry, "theirs", note="yours")
+    first = agent.merge("retry", resolve="ours")
+    assert agent.plan_merge("retry").is_empty
+    assert agent.merge("retry") == first
+    told(retry, "more", plan=[7])
+    assert agent.plan_merge("retry").base == "retry#3"
+    agent.merge("retry")
+    assert said(agent)[4:] == ["theirs", "to theirs", "more", "to more"]
+    assert (agent.state["note"], agent.state["plan"]) == ("mine", [7])
+    assert retry.plan_merge("main").base == "retry#5"
+    retry.merge("main")
+    assert retry.state["note"] == "mine"
+    assert said(retry) == ["start", "to start", "theirs", "to theirs", "more", "to more", "ours", "to ours"]
+    assert agent.plan_merge("retry").is_empty
+
+
+def test_w7_what_came_through_a_third_branch_does_not_come_again(pair):
+    """W7: what ours has of theirs through another branch is the base: a list is not added to twice, nothing clashes."""
+    agent, retry = pair
+    third = agent.fork(name="third")
+    told(retry, "theirs", cart=["sofa"], note="b")
+    agent.merge("retry")
+    third.merge("main")
+    assert third.plan_merge("retry").is_empty
+    told(retry, "more", cart=["lamp"], note="c")
+    plan = third.plan_merge("retry")
+    assert (plan.base, plan.conflicts) == ("retry#3", [])
+    third.merge("retry")
+    assert values(third) == values(retry)
+    assert said(third) == said(retry)
+
+
+def test_w7_of_a_branch_that_left_before_what_was_merged_only_the_rest_comes(pair):
+    """W7: a branch that left from the middle of what was merged is compared with where it left."""
+    agent, retry = pair
+    told(retry, "theirs", cart=["sofa"])
+    told(retry, "more", cart=["lamp"])
+    agent.merge("retry")
+    second = agent.fork("retry#3", name="second")
+    told(second, "other", cart=["bed"], note="b")
+    assert agent.plan_merge("second").base == "retry#3"
+    agent.merge("second")
+    assert agent.state["cart"] == ["chair", "sofa", "lamp", "bed"]
+    assert agent.state["note"] == "b"
+    assert said(agent)[2:] == ["theirs", "to theirs", "more", "to more", "other", "to other"]
+
+
+def test_w7_a_branch_that_began_later_is_no_newer_base(pair):
+    """W7: what both have merged is the base, also if a branch began after it from an older point."""
+    agent, _ = pair
+    told(agent, "ours", cart=["sofa"])
+    late = agent.fork("main#2", name="late")
+    other = late.fork(name="other")
+    other.merge("main")
+    told(agent, "more", cart=["lamp"])
+    late.merge("main")
+    assert late.plan_merge("other").is_empty
+    told(other, "last", cart=["bed"])
+    late.merge("other", resolve=lambda clash: [*clash.ours, "bed"])
+    assert sorted(late.state["cart"]) == ["bed", "chair", "lamp", "sofa"]
+    assert len(late.history()) == len({message["id"] for message in late.history()}) == 8
+
+
+def test_w7_branches_that_merged_each_other_agree_or_clash(pair):
+    """W7: of several newest common points none is taken alone: what they do not agree about is a conflict."""
+    agent, retry = pair
+    told(agent, "ours", cart=["sofa"])
+    told(retry, "theirs", cart=["lamp"])
+    third = agent.fork(name="third")
+    third.merge("retry")
+    agent.merge("retry")
+    retry.merge("main#4")
+    told(retry, "more", note="b")
+    plan = third.plan_merge("retry")
+    assert plan.base == "retry#3 and main#4"
+    assert ([one.key for one in plan.values], len(plan.messages)) == (["note"], 2)
+    assert [one.key for one in plan.conflicts] == ["cart"]
+    third.merge("retry", resolve="ours")
+    assert sorted(third.state["cart"]) == ["chair", "lamp", "sofa"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_w7_whatever_is_merged_nothing_is_lost_and_nothing_comes_twice(seed):
+    """W7: after any forks and merges a branch has what both sides had, once; lists are joined by hand."""
+    chance = random.Random(seed)  # noqa: S311  # the same each time
+    with agentgit.open(":memory:") as repo:
+        agents = [repo.wrap(state_graph(), "s")]
+        told(agents[0], "0", cart=["0"])
+        for number in range(1, 16):
+            agent, what = chance.choice(agents), chance.random()
+            if what < 0.4:
+                told(agent, str(number), cart=[str(number)])
+            elif what < 0.55 and len(agents) < 4:
+                agents.append(agent.fork(chance.choice(agent.checkpoints()), name=f"fork-{number}"))
+            else:
+                other = chance.choice([one for one in agents if one is not agent] or agents)
+                both = [{*one.state.get("cart", []), *told_to(one)} for one in (agent, other)]
+                agent.merge(other.branch.name, resolve=joined_once)
+                assert sorted(agent.state.get("cart", [])) == sorted(told_to(agent)) == sorted({*both[0], *both[1]})
+
+
+def told_to(agent):
+    return [message["content"] for message in agent.history() if message["role"] == "user"]
+
+
+def joined_once(clash):
+    return [*clash.ours, *(item for item in clash.theirs if item not in clash.ours)]
+
+
+def test_w7_nothing_is_destroyed(repo, pair):
+    """W7: the branch that was merged, and the checkpoints before the merge, are as they were; going back works."""
+    agent, retry = pair
+    told(agent, "ours")
+    told(retry, "theirs")
+    before, theirs = agent.head, retry.state
+    agent.merge("retry")
+    assert repo.session().get_checkpoint(before).conversation_history == before.conversation_history
+    assert repo.session("s").branch("retry").session_state == {k: v for k, v in theirs.items() if k != "messages"}
+    back = agent.rollback(before)
+    assert said(back) == ["start", "to start", "ours", "to ours"]
+    told(agent, "on")
+    assert said(agent)[-2:] == ["on", "to on"]
+
+
+def test_w7_no_node_and_no_condition_of_the_graph_runs(pair):
+    """W7: a merge writes through the channels alone."""
+    agent, retry = pair
+    told(retry, "theirs", note="b")
+    ran = agent.graph.ran
+    count = len(ran)
+    agent.merge("retry")
+    assert len(ran) == count
+    assert agent.get_state().next == ()
+    assert agent.get_state().metadata["source"] == "update"
+
+
+def test_w7_a_conversation_that_was_rewritten_is_a_conflict(pair):
+    """W7: where they took messages out (a summary), theirs comes whole if ours is unchanged, else somebody decides."""
+    agent, retry = pair
+    early = agent.fork(name="early")
+    retry.update_state(None, {"messages": [RemoveMessage(m["id"]) for m in retry.history()]}, "node")
+    told(retry, "summary")
+    early.merge("retry")
+    assert said(early) == ["summary", "to summary"]
+    told(agent, "ours")
+    with pytest.raises(MergeConflict, match="messages"):
+        agent.merge("retry")
+    with pytest.raises(InvalidInput, match="list of messages"):
+        agent.merge("retry", resolve=lambda clash: "no")
+    with pytest.raises(InvalidInput, match="has no result"):
+        agent.merge("retry", resolve=lambda clash: [calls(call("look"))])
+    agent.merge("retry", resolve={"messages": lambda clash: [*clash.theirs, *clash.ours[2:]]})
+    assert said(agent) == ["summary", "to summary", "ours", "to ours"]
+
+
+def test_w7_what_both_edited_alike_is_no_conflict(pair):
+    """W7: the same edit, or the same message taken out, on both sides leaves what each side added."""
+    agent, retry = pair
+    first, second = (message["id"] for message in agent.history())
+    for one in pair:
+        edit = [HumanMessage("edited", id=first), RemoveMessage(second)]
+        one.update_state(None, {"messages": edit}, "node")
+    told(agent, "ours")
+    told(retry, "theirs")
+    agent.merge("retry")
+    assert said(agent) == ["edited", "ours", "to ours", "theirs", "to theirs"]
+
+
+# -- tool calls
+
+
+@pytest.fixture
+def shop(repo):
+    """A world, and two branches that each did something in it after they parted."""
+    world = World()
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    retry = agent.fork(name="retry")
+    retry.run("add sofa; look")
+    return world, agent, retry
+
+
+def test_w7_a_merged_tool_call_is_history_and_no_effect(repo, shop):
+    """W7: no tool runs, nothing goes on the track or into the world log, and a branch behind the world says so."""
+    world, agent, _ = shop
+    happened, position = list(world.log), agent.head.get_tool_track_position()
+    agent.merge("retry")
+    assert world.log == happened
+    assert agent.head.get_tool_track_position() == position == 1
+    assert [one.args for one in agent.tool_track()] == [{"item": "chair"}]
+    assert unanswered(agent.history()) == []
+    with pytest.raises(WorldDiverged):
+        agent.run("add table")
+    assert [step.action for step in agent.plan_rollback("main#1").steps] == ["reverse", "reverse"]
+    agent = agent.switch("main", sync="ignore")
+    agent.run("add table")
+    agent.rollback("main#1")
+    assert world.items == []
+    assert len(world.undone) == 3
+
+
+def test_w7_an_unfinished_batch_does_not_come(repo):
+    """W7: of a branch that waits for a person's answer, the messages before its question come, and the plan says so."""
+    world = World()
+    model = scripted("hello", calls(call("look"), call("add_if_approved", item="safe")), "ok", "fine")
+    agent = repo.wrap(tool_node_graph(model, world.tools()), "s", effects=world.effects())
+    agent.run("hi")
+    retry = agent.fork(name="retry")
+    retry.run("buy a safe")
+    point = retry.checkpoint("asking")
+    plan = agent.plan_merge(point)
+    assert [message["content"] for message in plan.messages] == ["buy a safe"]
+    assert [one.why for one in plan.left_out] == ["a tool call of it has no result"]
+    agent.merge(point)
+    assert said(agent) == ["hi", "hello", "buy a safe"]
+    with pytest.raises(Conflict, match="in the middle of a turn"):
+        retry.merge("main")
+
+
+def test_w7_an_answer_given_twice_comes_without_its_call_nowhere(repo):
+    """W7: two branches that answered one question in two ways merge to one answer; the other is left out, and named."""
+    from langgraph.types import Command
+
+    world = World()
+    model = scripted(calls(call("add_if_approved", call_id="c1", item="safe")), "yes then", "no then")
+    agent = repo.wrap(tool_node_graph(model, world.tools()), "s", effects=world.effects())
+    agent.run("buy a safe")
+    retry = agent.fork(agent.checkpoint("asking"), name="retry")
+    agent.invoke(Command(resume="yes"))
+    retry = retry.switch("retry", sync="ignore")
+    retry.invoke(Command(resume="no"))
+    plan = agent.plan_merge("retry")
+    assert [one.why for one in plan.left_out] == ["the call that it answers does not come along"]
+    agent.merge("retry")
+    roles = [message["role"] for message in agent.history()]
+    assert roles == ["user", "assistant", "tool", "assistant", "assistant"]
+    assert unanswered(agent.history()) == []
+
+
+# -- cherry-pick
+
+
+def test_w7_a_checkpoint_is_picked_by_what_it_added(shop):
+    """W7: a place means the messages that it added to the one before; picked again, nothing comes."""
+    world, agent, retry = shop
+    happened = list(world.log)
+    plan = agent.plan_cherry_pick("retry")
+    assert [message["role"] for message in plan.messages] == ["user", "assistant", "tool", "tool", "assistant"]
+    made = agent.cherry_pick("retry", name="picked")
+    assert said(agent) == said(retry)
+    assert world.log == happened
+    assert made.metadata["description"] == "Cherry-pick of retry#3 into main"
+    assert agent.cherry_pick("retry") == made
+    assert agent.plan_cherry_pick("retry").is_empty
+
+
+def test_w7_messages_are_picked_by_their_ids(shop):
+    """W7: a result brings its call and what was called beside it; another message comes alone; order stays."""
+    _, agent, retry = shop
+    user, asking, first, second, last = retry.history()[4:]
+    agent.cherry_pick([first["id"]])
+    assert [m["id"] for m in agent.history()[4:]] == [asking["id"], first["id"], second["id"]]
+    agent.cherry_pick([last["id"], user["id"]])
+    assert [m["id"] for m in agent.history()[7:]] == [user["id"], last["id"]]
+    assert unanswered(agent.history()) == []
+
+
+def test_w7_one_tool_call_is_picked_without_those_beside_it(shop):
+    """W7: a ToolInvocation comes as a call with its result; twice is once; the original message stays as it is."""
+    _, agent, retry = shop
+    look = next(one for one in retry.tool_track() if one.tool_name == "look")
+    plan = agent.plan_cherry_pick(look)
+    made = agent.cherry_pick(look)
+    asking, answer = agent.history()[4:]
+    assert [message["id"] for message in plan.messages] == [asking["id"], answer["id"]]
+    assert [one["name"] for one in asking["tool_calls"]] == ["look"]
+    assert answer["tool_call_id"] == asking["tool_calls"][0]["id"]
+    assert agent.cherry_pick(look) == made
+    assert len(retry.history()[5]["tool_calls"]) == 2
+    alone = agent.tool_track()[0]
+    retry.cherry_pick(alone)
+    assert retry.history()[-1]["role"] == "assistant"  # it was there already
+
+
+def test_w7_of_a_batch_that_was_picked_from_the_rest_comes(shop):
+    """W7: after one call of a batch was picked, a merge brings the others with their results, and nothing twice."""
+    _, agent, retry = shop
+    sofa, look = retry.tool_track()[1:]
+    agent.cherry_pick(look)
+    agent.merge("retry")
+    batches = [message["tool_calls"] for message in agent.history()[4:] if message["tool_calls"]]
+    assert [[one["name"] for one in calls] for calls in batches] == [["look"], ["add"]]
+    assert unanswered(agent.history()) == []
+    assert len({message["id"] for message in agent.history()}) == len(agent.history()) == 4 + 2 + 4
+    assert agent.plan_merge("retry").is_empty
+    third = agent.fork("main#2", name="third")
+    for one in (sofa, look):
+        third.cherry_pick(one)
+    third.merge("retry")
+    assert [message["role"] for message in third.history()[8:]] == ["user", "assistant"]
+    assert unanswered(third.history()) == []
+
+
+def test_w7_what_cannot_be_picked_says_why(repo, shop):
+    """W7: unknown ids, ids of several branches, other sessions' calls and things that are no messages are refused."""
+    _, agent, retry = shop
+    other = repo.wrap(tool_node_graph(obedient(), World().tools()), "other")
+    other.run("note x")
+    with pytest.raises(NotFound, match="no-such-id"):
+        agent.cherry_pick(["no-such-id"])
+    with pytest.raises(NotFound, match="No branch of this session"):
+        agent.cherry_pick(other.tool_track()[0])
+    with pytest.raises(NotFound):
+        agent.cherry_pick("nowhere")
+    for wrong in ([], [1], 3.5):
+        with pytest.raises(InvalidInput):
+            agent.cherry_pick(wrong)
+    third = retry.fork(name="third")
+    third.run("hello")
+    retry.run("bye")
+    with pytest.raises(NotFound, match="one branch at a time"):
+        agent.cherry_pick([third.history()[-1]["id"], retry.history()[-1]["id"]])
+
+
+# -- all of it
+
+
+def test_w7_a_moved_or_running_branch_is_left_alone(repo, pair):
+    """W7: an agent that has not seen the newest turn, and a branch that runs, are told to look first."""
+    agent, retry = pair
+    told(retry, "theirs")
+    second = repo.wrap(state_graph(), "s", branch="main")
+    told(second, "elsewhere")
+    with pytest.raises(Conflict, match="has moved"):
+        agent.merge("retry")
+    agent = agent.switch("main")
+    started, go_on = threading.Event(), threading.Event()
+
+    def slow(state: State) -> Any:
+        started.set()
+        assert go_on.wait(60)
+        return {}
+
+    running = repo.wrap(StateGraph(State).add_node("slow", slow).set_entry_point("slow").compile(), "s", branch="main")
+    thread = threading.Thread(target=lambda: running.run("wait"))
+    thread.start()
+    assert started.wait(60)
+    try:
+        with pytest.raises(Conflict, match="is running"):
+            agent.merge("retry")
+    finally:
+        go_on.set()
+        thread.join()
+
+
+def test_w7_two_merges_at_once_are_one(repo, pair):
+    """W7: of several agents that merge at the same moment one wins; the others are told, and no message comes twice."""
+    agent, retry = pair
+    told(retry, "theirs", cart=["sofa"])
+    graph, failed, gate = state_graph(), [], threading.Barrier(4)
+    agents = [repo.wrap(graph, "s", branch="main") for _ in range(4)]
+
+    def merge(one):
+        gate.wait()
+        try:
+            one.merge("retry")
+        except Conflict as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=merge, args=(one,)) for one in agents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    agent = agent.switch("main")
+    assert len(failed) == 3
+    assert said(agent) == ["start", "to start", "theirs", "to theirs"]
+    assert agent.state["cart"] == ["chair", "sofa"]
+
+
+def test_w7_killed_in_the_middle_the_branch_is_as_before(repo, pair, monkeypatch):
+    """W7: whatever breaks while a merge is written, nothing of it is seen or left, and it can be done again."""
+    agent, retry = pair
+    told(retry, "theirs", note="b")
+    before = (agent.get_state().config, agent.head.id)
+
+    def dies(*_):
+        raise KeyboardInterrupt
+
+    for target, name in ((staging, "move_new"), (repo.context.store.checkpoints, "add")):
+        with monkeypatch.context() as patch:
+            patch.setattr(target, name, dies)
+            with pytest.raises(KeyboardInterrupt):
+                agent.merge("retry")
+        assert (agent.get_state().config, agent.head.id) == before
+    with backend.reading(repo) as connection:
+        assert staging.left(connection, repo.context.store.tenant_id) == []
+    agent.merge("retry")
+    assert agent.state["note"] == "b"
+
+
+def test_w7_the_state_after_a_merge_is_stored_whole(repo, pair):
+    """W7: a repository opened anew reads what came, and the graph goes on from it."""
+    agent, retry = pair
+    told(retry, "theirs", note="b")
+    made = agent.merge("retry")
+    with agentgit.open(backend.url(repo)) as later:
+        again = later.wrap(state_graph(), "s", branch="main")
+        assert again.state == agent.state
+        point = later.session().get_checkpoint(made.id)
+        assert point.session_state["note"] == "b"
+        assert len(point.conversation_history) == made.metadata["message_count"] == 4
+        told(again, "on")
+        assert again.rollback(made.id).state["messages"] == again.state["messages"][:4]
+
+
+def test_w7_functional_graphs_merge_too(repo):
+    """W7: a conversation that a functional graph saved as a list is appended to."""
+    agent = repo.wrap(functional_graph(scripted("one", "two", "three"), []), "s")
+    agent.run("start")
+    retry = agent.fork(name="retry")
+    retry.run("theirs")
+    agent.merge("retry")
+    assert said(agent) == ["start", "one", "theirs", "two"]
+    agent.run("on")
+    assert said(agent)[-2:] == ["on", "three"]
+
+
+def test_w7_a_repository_merges_with_the_graph_that_was_wrapped(repo, pair):
+    """W7: without a graph the verbs say what they need; with one they do what the agent does."""
+    agent, retry = pair
+    told(retry, "theirs", note="b")
+    with agentgit.open(backend.url(repo)) as later:
+        session = later.session("s")
+        for verb in (session.plan_merge, session.plan_cherry_pick, lambda source: session.agent("main").merge(source)):
+            with pytest.raises(InvalidInput, match=r"First call repo\.wrap"):
+                verb("retry")
+        later.wrap(state_graph(), "s")
+        assert later.session("s").plan_merge("retry", into="main") == agent.plan_merge("retry")
+        assert later.session("s").plan_cherry_pick("retry", onto="main").kind == "cherry_pick"
+        made = later.session("s").agent("main").merge("retry", name="m")
+        assert later.session("s").agent("main").cherry_pick("retry") == made
+
+
+def test_w7_sessions_do_not_merge(repo, pair):
+    """W7: branches of two sessions never parted, and what was never saved cannot come."""
+    agent, _ = pair
+    other = repo.wrap(state_graph(), "other")
+    with pytest.raises(InvalidInput, match="belongs to session"):
+        other.merge(agent.head)
+    told(other, "hi")
+    with pytest.raises(InvalidInput, match="belongs to session"):
+        agent.merge(other.head)
+    with pytest.raises(NotFound):
+        agent.merge("nowhere")
+
+
+async def test_w7_the_twins_do_not_block(pair):
+    """W7: the asynchronous twins do the same."""
+    agent, retry = pair
+    told(retry, "theirs", note="b")
+    plan = await agent.aplan_merge("retry")
+    assert plan == agent.plan_merge("retry")
+    assert (await agent.aplan_cherry_pick("retry")).messages == plan.messages
+    picked = await agent.acherry_pick("retry")
+    assert (await agent.amerge("retry")).id > picked.id
+    assert agent.state["note"] == "b"
+    assert len(agent.history()) == 4
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_w7_every_kind_of_graph_goes_on_after_a_merge(repo, kind):
+    """W7: the merged conversation is what the graph's next turn goes on from, and a rollback takes the merge back."""
+    world = World()
+    agent = repo.wrap(GRAPHS[kind](obedient(), world.tools()), "s", effects=world.effects(), check_effects=False)
+    agent.run("note one")
+    retry = agent.fork(name="retry")
+    agent.run("note ours")
+    retry.run("note theirs")
+    before = agent.head
+    agent.merge("retry", resolve="ours")
+    talk = [message["content"] for message in agent.history() if message["role"] == "user"]
+    assert talk == ["note one", "note ours", "note theirs"]
+    assert world.notes == ["one", "ours", "theirs"]
+    agent.run("note more")
+    assert [message["content"] for message in agent.history() if message["role"] == "user"] == [*talk, "note more"]
+    assert len(agent.tool_track()) == 3
+    assert agent.rollback(before).history() == before.conversation_history
+
+
+@pytest.mark.parametrize("full", [2, 100])
+def test_w7_values_that_are_spread_are_merged(repo, full):
+    """W7: a conversation and a list in DeltaChannels come as others do, and are whole when they are read again."""
+    graph = delta_chat(delta(full, _messages_delta_reducer), full=full)
+    agent = repo.wrap(graph, "s")
+
+    def say(branch, text, *, id):
+        branch.invoke({"messages": [HumanMessage(text, id=id)]})
+
+    say(agent, "start", id="1")
+    retry = agent.fork(name="retry")
+    say(agent, "ours", id="2")
+    say(retry, "theirs", id="3")
+    say(retry, "more", id="5")
+    with pytest.raises(MergeConflict, match="log"):
+        agent.merge("retry")
+    agent.merge("retry", resolve={"log": lambda clash: [len(clash.ours), len(clash.theirs)]})
+    assert [m.id for m in agent.messages() if m.type == "human"] == ["1", "2", "3", "5"]
+    log = agent.state["log"]
+    assert len(log) == 2
+    say(agent, "on", id="4")
+    with agentgit.open(backend.url(repo)) as later:
+        again = later.wrap(graph, "s", branch="main")
+        assert again.state == agent.state
+        assert again.state["log"][:2] == log
+
+
+def test_w7_what_a_killed_merge_left_behind_is_collected(repo, pair, monkeypatch):
+    """W7: a process that dies while it writes leaves rows that nobody sees, and `gc(imports=True)` takes them away."""
+    agent, retry = pair
+    told(retry, "theirs")
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, "move_new", lambda *_: 1 / 0)
+        patch.setattr(repo.context.store.graphs, "delete_thread", lambda *_: None)
+        with pytest.raises(ZeroDivisionError):
+            agent.merge("retry")
+    with backend.reading(repo) as connection:
+        assert len(staging.left(connection, repo.context.store.tenant_id)) == 1
+    backend.write(repo, lambda c: collect(c, repo.context.store.graphs.content.blobs, imports=True))
+    with backend.reading(repo) as connection:
+        assert staging.left(connection, repo.context.store.tenant_id) == []
+    agent.merge("retry")
+    assert said(agent)[2:] == ["theirs", "to theirs"]
+
+
+DYING = """
+import os, signal, sys
+import agentgit
+from agentgit.agents.merge.merging import MergeCommit
+from agentgit.store.threads import staging
+from agentgit.store.records.checkpoints import CheckpointStore
+from merging import state_graph
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+points = {"written": (MergeCommit, "_publish"), "moved": (CheckpointStore, "add"), "staged": (staging, "move_new")}
+setattr(*points[sys.argv[2]], die)
+agentgit.open(sys.argv[1]).wrap(state_graph(), "s", branch="main").merge("retry")
+"""
+
+
+@pytest.mark.parametrize("point", ["written", "staged", "moved"])
+def test_w7_a_killed_process_leaves_the_branch_as_it_was(repo, pair, point):
+    """W7: kill -9 before the merge is published: nothing of it is seen, and the next merge brings everything once."""
+    agent, retry = pair
+    told(retry, "theirs", note="b", cart=["sofa"])
+    before = (agent.get_state().config, agent.head.id, agent.state)
+    url = backend.address(repo)
+    done = processes.run(DYING, url, point)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert (agent.get_state().config, agent.head.id, agent.state) == before
+    agent.merge("retry")
+    assert said(agent) == ["start", "to start", "theirs", "to theirs"]
+    assert agent.state["cart"] == ["chair", "sofa"]
+
+
+def test_w7_what_a_person_keeps_with_a_checkpoint_misleads_no_merge(repo, pair):
+    """W7: data that only looks like the note of a merge is not taken for one."""
+    agent, retry = pair
+    told(retry, "theirs", note="b")
+    for data in ("merged", {"merged": 7}, {"merged": {"checkpoint": 10**30}}, {"merged": {"checkpoint": True}}, [1]):
+        agent.checkpoint("mine", data=data)
+    assert agent.plan_merge("retry").base == "main#2"
+    assert len(agent.plan_merge("retry").messages) == 2
+
+
+def test_w7_an_import_remembers_what_was_merged(repo, pair, tmp_path):
+    """W7, B8: in an imported session only what is new comes with the next merge, and data of a person stays."""
+    agent, retry = pair
+    told(agent, "ours", note="mine")
+    told(retry, "theirs", note="yours", cart=["sofa"])
+    agent.merge("retry", resolve="ours")
+    kept = [{"merged": 7}, {"merged": {"checkpoint": 5}}]
+    for data in kept:
+        agent.checkpoint("mine", data=data)
+    told(retry, "more", cart=["lamp"])
+    repo.session("s").export(tmp_path / "s.jsonl")
+    brought = repo.import_(tmp_path / "s.jsonl", session="there").session
+    there = repo.wrap(state_graph(), brought.session_name, branch="main")
+    assert [p.metadata["data"] for p in there.log(name="mine")] == kept[::-1]
+    plan = there.plan_merge("retry")
+    assert (plan.base, plan.conflicts, len(plan.messages)) == ("retry#3", [], 2)
+    there.merge("retry")
+    assert there.state["cart"] == ["chair", "sofa", "lamp"]
+    repo.session("there").export(tmp_path / "main.jsonl", branch="main")
+    alone = repo.import_(tmp_path / "main.jsonl", session="alone").session
+    assert repo.wrap(state_graph(), alone.session_name).plan_merge("main#3").base == "main#3"

@@ -1,0 +1,419 @@
+"""Middleware around tools, and tools far inside: what plain LangGraph gives, and what the tool returned (T5, T6)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from langchain.agents.middleware import AgentMiddleware, wrap_tool_call
+from langchain_core.messages import ToolMessage
+from langchain_core.tools import BaseTool, tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, interrupt
+from scripted import agent_graph, call, calls, scripted, tool_node_graph
+
+from agentgit import Fenced, reversible
+from agentgit.effects.effects import effect
+
+
+def say(text: str = "go") -> dict[str, Any]:
+    """What the user says."""
+    return {"messages": [("user", text)]}
+
+
+def turn(agent: Any, is_async: bool, given: Any = None) -> list[str]:
+    """Run a turn; give what tools said to the model."""
+    given = say() if given is None else given
+    state = asyncio.run(agent.ainvoke(given)) if is_async else agent.invoke(given)
+    return [str(message.content) for message in state["messages"] if isinstance(message, ToolMessage)]
+
+
+class Around(AgentMiddleware):
+    """Middleware with one way to make a call, sync and async.
+
+    Args:
+        again: gets the request and what came of it; gives the next request, or None.
+    """
+
+    def __init__(self, again: Any) -> None:
+        self.again = again
+
+    def wrap_tool_call(self, request: Any, handler: Any) -> Any:
+        while True:
+            try:
+                result: Any = handler(request)
+            except (ValueError, ConnectionError) as error:
+                result = error
+            following = self.again(request, result)
+            if following is None:
+                return result
+            request = following
+
+    async def awrap_tool_call(self, request: Any, handler: Any) -> Any:
+        while True:
+            try:
+                result: Any = await handler(request)
+            except (ValueError, ConnectionError) as error:
+                result = error
+            following = self.again(request, result)
+            if following is None:
+                return result
+            request = following
+
+
+def until_ready(request: Any, result: Any) -> Any:
+    """Poll."""
+    return request if getattr(result, "content", "") == "pending" else None
+
+
+def corrected(request: Any, result: Any) -> Any:
+    """Call once more with other arguments after an error."""
+    if not isinstance(result, Exception) and result.status != "error":
+        return None
+    return request.override(tool_call={**request.tool_call, "args": {"amount": 5}})
+
+
+def once_more(request: Any, result: Any) -> Any:
+    """Call once more after an error."""
+    return request if isinstance(result, Exception) else None
+
+
+DECLARED = ["undeclared", "read_only", "idempotent", "irreversible", "reversible"]
+
+
+def declaring(kind: str, name: str) -> dict[str, Any]:
+    """Declare a tool."""
+    if kind == "undeclared":
+        return {}
+    return {name: reversible(lambda args, result: None) if kind == "reversible" else kind}
+
+
+@pytest.mark.parametrize("fence", ["replay", "off"])
+@pytest.mark.parametrize("kind", DECLARED)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_t5_middleware_that_polls_gets_what_it_polls_for(repo, kind, is_async, fence):
+    """T5: the handler is called until it says `ready`, as without agentgit; each call that ran is on the track."""
+    said = ["ready", "pending", "pending"]
+
+    @tool
+    def job(name: str) -> str:
+        """Look after a job."""
+        return said.pop()
+
+    graph = agent_graph(scripted(call("job", name="x"), "done"), [job], middleware=[Around(until_ready)])
+    agent = repo.wrap(graph, "s", effects=declaring(kind, "job"), fence=fence)
+    assert turn(agent, is_async) == ["ready"]
+    assert [one.result for one in agent.tool_track()] == ["pending", "pending", "ready"]
+    assert len({one.tool_call_id for one in agent.tool_track()}) == 1
+    assert len({one.idempotency_key for one in agent.tool_track()}) == 3
+
+
+@pytest.mark.parametrize("fence", ["replay", "off"])
+@pytest.mark.parametrize("kind", DECLARED)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_t5_middleware_may_correct_the_arguments(repo, kind, is_async, fence):
+    """T5: after a call that did nothing, one with other arguments and the same id runs; both are on the track."""
+    paid: list[int] = []
+
+    @tool
+    def pay(amount: int) -> str:
+        """Pay."""
+        paid.append(amount)
+        return f"paid {amount}"
+
+    graph = agent_graph(scripted(call("pay", amount="much"), "done"), [pay], middleware=[Around(corrected)])
+    declared = declaring(kind, "pay")
+    if kind == "irreversible":  # an error is no proof that nothing happened: this tool can look
+        declared = {"pay": effect("irreversible", verify=lambda made: False)}
+    agent = repo.wrap(graph, "s", effects=declared, fence=fence)
+    assert turn(agent, is_async) == ["paid 5"]
+    assert paid == [5]
+    assert [one.args for one in agent.tool_track()] == [{"amount": "much"}, {"amount": 5}]
+
+
+@pytest.mark.parametrize("again", [once_more, corrected])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_t5_after_an_error_that_left_it_unknown_nothing_is_repeated(repo, is_async, again):
+    """T5: a payment of which nobody knows is not made again by middleware, with the same arguments or others."""
+    paid: list[int] = []
+
+    @tool
+    def pay(amount: int) -> str:
+        """Pay, and lose the answer."""
+        paid.append(amount)
+        raise ConnectionError("no answer")
+
+    graph = agent_graph(scripted(call("pay", amount=6), "done"), [pay], middleware=[Around(again)])
+    agent = repo.wrap(graph, "s", effects={"pay": effect("irreversible", verify=lambda made: None)})
+    with pytest.raises(Fenced, match=r"repo\.resolve"):
+        turn(agent, is_async)
+    assert paid == [6]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_t5_what_middleware_repeats_is_answered_when_the_turn_goes_on(repo, is_async):
+    """T5: the turn breaks off after two calls under one id; going on, both are answered, and the third is made."""
+    made: list[int] = []
+
+    @tool
+    def pay(amount: int) -> str:
+        """Pay."""
+        made.append(amount)
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        return f"{len(made)}"
+
+    @wrap_tool_call
+    def thrice(request: Any, handler: Any) -> Any:
+        return [handler(request), handler(request), handler(request)][-1]
+
+    graph = agent_graph(scripted(call("pay", amount=5), "done"), [pay], middleware=[thrice])
+    agent = repo.wrap(graph, "s", effects={"pay": effect("irreversible", verify=lambda call: False)})
+    with pytest.raises(KeyboardInterrupt):
+        agent.invoke(say())
+    assert agent.invoke(None)["messages"][-2].content == "4"
+    assert len(made) == 4
+    assert [one.status for one in agent.tool_track()] == ["done", "done", "failed", "done"]
+
+
+def test_t5_calls_that_middleware_makes_at_once_all_run(repo):
+    """T5: a handler that is called twice at the same time makes two calls."""
+    made: list[str] = []
+
+    @tool
+    async def ask(name: str) -> str:
+        """Ask."""
+        made.append(name)
+        await asyncio.sleep(0)
+        return f"{name} {len(made)}"
+
+    class Twice(AgentMiddleware):
+        """Hedges."""
+
+        async def awrap_tool_call(self, request: Any, handler: Any) -> Any:
+            return (await asyncio.gather(handler(request), handler(request)))[0]
+
+    graph = agent_graph(scripted(call("ask", name="x"), "done"), [ask], middleware=[Twice()])
+    agent = repo.wrap(graph, "s", effects={"ask": "irreversible"})
+    turn(agent, is_async=True)
+    assert made == ["x", "x"]
+    assert len(agent.tool_track()) == 2
+
+
+# -- T6: what the tool returned
+
+VALUES = {"number": 3, "nothing": None, "text": "3", "flag": True, "list": [1, None], "dict": {"id": 7}, "null": "null"}
+
+
+def returning(value: Any) -> BaseTool:
+    """Make a tool that returns a value."""
+
+    @tool
+    def order(item: str) -> Any:
+        """Order."""
+        return value
+
+    return order
+
+
+def in_a_node(order: BaseTool) -> Any:
+    """A node calls it."""
+    graph = StateGraph(MessagesState)
+    graph.add_node("act", lambda state: {"messages": [("ai", str(order.invoke(call("order", "c0", item="x"))))]})
+    graph.add_edge(START, "act")
+    return graph.compile()
+
+
+def in_an_agent_in_a_tool(order: BaseTool) -> Any:
+    """An agent inside of a tool calls it, inside of a tool."""
+
+    @tool
+    def outer(item: str) -> str:
+        """Have it ordered."""
+
+        @tool
+        def middle(item: str) -> str:
+            """Order it."""
+            return str(order.invoke({"item": item}))
+
+        inner = agent_graph(scripted(calls(call("order", item="x"), call("middle", item="x")), "ok"), [order, middle])
+        return str(inner.invoke(say())["messages"][-1].content)
+
+    return tool_node_graph(scripted(call("outer", item="x"), "done"), [outer])
+
+
+def by_middleware(order: BaseTool) -> Any:
+    """Middleware supplies it."""
+
+    @tool("order")
+    def stand_in(item: str) -> str:
+        """Order."""
+        raise AssertionError("this is not called")
+
+    @wrap_tool_call
+    def supplying(request: Any, handler: Any) -> Any:
+        return handler(request.override(tool=order))
+
+    return agent_graph(scripted(call("order", item="x"), "done"), [stand_in], middleware=[supplying])
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+@pytest.mark.parametrize("shape", [in_a_node, in_an_agent_in_a_tool, by_middleware])
+def test_t6_undo_gets_what_the_tool_returned_at_every_depth(repo, shape, value):
+    """T6: `3` and not `'3'`, None and not `'null'`: in agents inside of tools, and with tools of middleware."""
+    got: list[Any] = []
+    undo = reversible(lambda args, result: got.append(result))
+    agent = repo.wrap(shape(returning(value)), "s", effects={"order": undo}, check_effects=False)
+    start = agent.checkpoint("start")
+    agent.invoke(say())
+    agent.rollback(start)
+    assert got
+    assert all(one == value and type(one) is type(value) for one in got)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_t6_content_and_artifact_are_both_recorded_and_both_come_back(repo, is_async):
+    """T6: in a node's own code the undo gets both, and a call that is answered gives both again."""
+    made, got = [], []
+
+    @tool(response_format="content_and_artifact")
+    def order(item: str) -> tuple[str, dict[str, int]]:
+        """Order."""
+        made.append(item)
+        return "ordered", {"id": 7}
+
+    left = [ValueError()]
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        message = order.invoke(call("order", "c0", item="x"))
+        if left:
+            raise left.pop()
+        return {"messages": [("ai", f"{message.content} {message.artifact}")]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("act", act)
+    graph.add_edge(START, "act")
+    declared = {"order": reversible(lambda args, result: got.append(result))}
+    agent = repo.wrap(graph.compile(), "s", effects=declared, check_effects=False)
+    start = agent.checkpoint("start")
+    with pytest.raises(ValueError):  # noqa: PT011  # it says nothing
+        turn(agent, is_async)
+    assert agent.invoke(None)["messages"][-1].content == "ordered {'id': 7}"
+    assert made == ["x"]
+    agent.rollback(start)
+    assert got == [["ordered", {"id": 7}]]
+
+
+# -- what LangGraph's users report at these places
+
+
+@pytest.mark.parametrize("is_called", [False, True])
+def test_t1_after_an_interrupt_in_a_subgraph_what_was_done_before_it_is_not_done_again(repo, is_called):
+    """LangGraph #6792, #7417: what comes before a question of a subgraph runs again; its effects do not."""
+    done: list[str] = []
+
+    @tool
+    def order(item: str) -> str:
+        """Order."""
+        done.append(item)
+        return item
+
+    def first(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [("ai", order.invoke({"item": "a"}))]}
+
+    def second(state: MessagesState) -> dict[str, Any]:
+        item = order.invoke({"item": "b"})
+        return {"messages": [("ai", f"{item} {interrupt('ok?')} {order.invoke({'item': 'c'})}")]}
+
+    inner = StateGraph(MessagesState)
+    inner.add_node("first", first)
+    inner.add_node("second", second)
+    inner.add_edge(START, "first")
+    inner.add_edge("first", "second")
+    sub = inner.compile()
+    outer = StateGraph(MessagesState)
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        order.invoke({"item": "0"})
+        return {"messages": sub.invoke({"messages": []})["messages"][-1:]}
+
+    outer.add_node("act", act if is_called else sub)
+    outer.add_edge(START, "act")
+    agent = repo.wrap(outer.compile(), "s", effects={"order": "irreversible"}, check_effects=False)
+    agent.invoke(say())
+    assert agent.invoke(Command(resume="yes"))["messages"][-1].content == "b yes c"
+    assert done == [*(["0"] if is_called else []), "a", "b", "c"]
+
+
+def test_t1_a_question_is_resumed_at_its_checkpoint_and_not_from_before_it(repo):
+    """LangGraph #7361: an answer with the `checkpoint_id` of the question goes on there; nothing runs again."""
+    done: list[str] = []
+
+    @tool
+    def order(item: str) -> str:
+        """Order."""
+        done.append(item)
+        return item
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        order.invoke({"item": "a"})
+        return {"messages": [("ai", interrupt("ok?"))]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("act", act)
+    graph.add_edge(START, "act")
+    agent = repo.wrap(graph.compile(), "s", effects={"order": "irreversible"}, check_effects=False)
+    agent.invoke(say())
+    at = agent.get_state().config["configurable"]["checkpoint_id"]
+    state = agent.invoke(Command(resume="yes"), {"configurable": {"checkpoint_id": at}})
+    assert state["messages"][-1].content == "yes"
+    assert done == ["a"]
+
+
+def test_t1_a_question_that_was_answered_is_not_answered_again(repo):
+    """LangGraph #6663: a second answer to the same question changes nothing in the world."""
+    done: list[str] = []
+
+    @tool
+    def order(item: str) -> str:
+        """Ask, and order what was said."""
+        said = str(interrupt("what?"))
+        done.append(said)
+        return said
+
+    graph = tool_node_graph(scripted(call("order", item="x"), "ok"), [order])
+    agent = repo.wrap(graph, "s", effects={"order": "irreversible"})
+    agent.invoke(say())
+    agent.invoke(Command(resume="one"))
+    agent.invoke(Command(resume="two"))
+    assert done == ["one"]
+    assert [one.result for one in agent.tool_track()] == ["one"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_t1_tools_are_called_once_over_retries_and_resumes(repo, is_async):
+    """LangGraph #8464, #6533: parallel tools of which two ask and one fails get their own answers, and act once."""
+    done: list[str] = []
+    left = [ValueError("once")]
+
+    @tool
+    def ask(what: str) -> str:
+        """Ask, and act."""
+        said = str(interrupt(what))
+        done.append(f"{what} {said}")
+        return said
+
+    @tool
+    def fail(what: str) -> str:
+        """Fail once, after the questions were answered."""
+        if len(done) == 2 and left:
+            raise left.pop()
+        return "ok"
+
+    asked = calls(call("ask", "a", what="a"), call("ask", "b", what="b"), call("fail", "c", what="c"))
+    agent = repo.wrap(agent_graph(scripted(asked, "done"), [ask, fail]), "s", effects={"ask": "irreversible"})
+    state = agent.invoke(say())
+    answers = {one.id: one.value.upper() for one in state["__interrupt__"]}
+    turn(agent, is_async, Command(resume=answers))
+    assert sorted(done) == ["a A", "b B"]

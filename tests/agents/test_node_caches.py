@@ -1,0 +1,318 @@
+"""Caches of nodes and tasks answer for work only where its effects stand."""
+
+import operator
+from typing import Annotated, TypedDict
+
+import pytest
+from langchain_core.tools import tool
+from langgraph.cache.memory import InMemoryCache
+from langgraph.cache.sqlite import SqliteCache
+from langgraph.func import entrypoint, task
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+from langgraph.types import CachePolicy, Command, interrupt
+from scripted import World, call, calls
+
+from agentgit import reversible
+
+
+class State(TypedDict, total=False):
+    """What is wanted, and what came of it."""
+
+    wanted: str
+    asked: str
+    log: Annotated[list, operator.add]
+
+
+class Shop:
+    """Orders as they stand, and how often each node ran."""
+
+    def __init__(self):
+        self.orders, self.made, self.ran = [], 0, []
+
+        @tool
+        def order(item: str) -> str:
+            """Order something."""
+            self.made += 1
+            self.orders.append(f"{item}-{self.made}")
+            return self.orders[-1]
+
+        self.order = order
+
+    def cancel(self, args, result):
+        """Undo `order`."""
+        self.orders.remove(result)
+
+    @property
+    def effects(self):
+        """What the tools do."""
+        return {"order": reversible(self.cancel)}
+
+    def buy(self, state):
+        """Order what is wanted."""
+        self.ran.append("buy")
+        return {"log": [self.order.invoke({"item": state["wanted"]})]}
+
+    def think(self, state):
+        """Do nothing to the world."""
+        self.ran.append("think")
+        return {"log": [f"thought of {state['wanted']}"]}
+
+
+def by_wanted(state):
+    """A cache key."""
+    return state["wanted"]
+
+
+def two_nodes(shop, cache):
+    """A cached node that acts after a cached one that does not."""
+    builder = StateGraph(State)
+    builder.add_node("think", shop.think, cache_policy=CachePolicy(key_func=by_wanted))
+    builder.add_node("buy", shop.buy, cache_policy=CachePolicy(key_func=by_wanted))
+    builder.add_edge(START, "think").add_edge("think", "buy").add_edge("buy", END)
+    return builder.compile(cache=cache)
+
+
+def subgraph(shop, cache):
+    """The same as a subgraph with the cache of its own."""
+    inner = two_nodes(shop, cache)
+    return StateGraph(State).add_node("inner", inner).add_edge(START, "inner").add_edge("inner", END).compile()
+
+
+def called(shop, cache):
+    """The same, called by a node."""
+    inner = two_nodes(shop, cache)
+
+    def node(state):
+        return {"log": inner.invoke({"wanted": state["wanted"], "log": []})["log"]}
+
+    return StateGraph(State).add_node("outer", node).add_edge(START, "outer").add_edge("outer", END).compile()
+
+
+def functional(shop, cache):
+    """The same with two cached tasks."""
+
+    @task(cache_policy=CachePolicy())
+    def think(wanted):
+        return shop.think({"wanted": wanted})["log"]
+
+    @task(cache_policy=CachePolicy())
+    def buy(wanted):
+        return shop.buy({"wanted": wanted})["log"]
+
+    @entrypoint(cache=cache)
+    def flow(given):
+        return {"log": think(given["wanted"]).result() + buy(given["wanted"]).result()}
+
+    return flow
+
+
+KINDS = {"nodes": two_nodes, "subgraph": subgraph, "called": called, "tasks": functional}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    """Each kind of graph with cached work."""
+    return KINDS[request.param]
+
+
+@pytest.fixture
+def shop():
+    """A shop without orders."""
+    return Shop()
+
+
+def want(agent, what="chair"):
+    """Run one turn; give what came last."""
+    return agent.invoke({"wanted": what, "log": []})["log"][-1]
+
+
+def tracked(agent):
+    """What the calls on the track returned."""
+    return [call.result for call in agent.tool_track()]
+
+
+def test_t8_after_a_rollback_the_same_input_is_done_again(repo, shop, kind):
+    """T8: a cached node or task whose order was taken back orders again; one that acted on nothing stays cached."""
+    agent = repo.wrap(kind(shop, InMemoryCache()), "s", effects=shop.effects, check_effects=False)
+    assert want(agent) == "chair-1"
+    assert (shop.ran, shop.orders) == (["think", "buy"], ["chair-1"])
+    back = agent.rollback("main#1")
+    assert shop.orders == []
+    assert want(back) == "chair-2"
+    assert (shop.ran, shop.orders) == (["think", "buy", "buy"], ["chair-2"])
+    assert tracked(back) == ["chair-2"]
+
+
+def test_t8_on_its_own_branch_a_cached_node_answers_as_in_the_plain_graph(repo, shop, kind):
+    """T8: while its order stands, a cached node answers from the cache, there and on branches after it."""
+    agent = repo.wrap(kind(shop, InMemoryCache()), "s", effects=shop.effects, check_effects=False)
+    assert want(agent) == want(agent) == "chair-1"
+    assert tracked(agent) == ["chair-1"]
+    after = agent.rollback("main#2")
+    assert want(after) == "chair-1"
+    assert tracked(after) == ["chair-1"]
+    assert shop.ran == ["think", "buy"]
+
+
+def test_t8_a_branch_from_before_the_order_does_not_claim_it(repo, shop, kind):
+    """T8: on a fork from before the order, and in another session, the order does not stand: it is made there."""
+    agent = repo.wrap(kind(shop, InMemoryCache()), "s", effects=shop.effects, check_effects=False)
+    cache = agent.graph
+    want(agent)
+    other = repo.wrap(cache, "other", effects=shop.effects, check_effects=False)
+    assert want(other) == "chair-2"
+    assert (shop.ran.count("think"), tracked(other)) == (1, ["chair-2"])
+    assert want(agent.fork("main#1").switch("main-2", sync="ignore")) == "chair-3"
+
+
+def test_t8_an_order_that_was_reversed_in_place_is_not_claimed(repo, shop, kind):
+    """T8: where only the tools are taken back and the conversation stays, the cache does not answer."""
+    agent = repo.wrap(kind(shop, InMemoryCache()), "s", effects=shop.effects, check_effects=False)
+    want(agent)
+    agent.rollback("main#1", conversation=False)
+    assert shop.orders == []
+    assert (want(agent), shop.orders) == ("chair-2", ["chair-2"])
+
+
+def cached_tools(world):
+    """A ToolNode that is cached by what is asked for, whatever the ids."""
+    asked = lambda state: repr([(c["name"], c["args"]) for c in state["messages"][-1].tool_calls])  # noqa: E731
+    builder = StateGraph(MessagesState)
+    builder.add_node("tools", ToolNode(world.tools()), cache_policy=CachePolicy(key_func=asked))
+    return builder.add_edge(START, "tools").add_edge("tools", END).compile(cache=InMemoryCache())
+
+
+def asked_for(*names):
+    """An input in which a model asks for tool calls."""
+    return {"messages": [calls(*(call(name, f"c-{n}", item="chair") for n, name in enumerate(names)))]}
+
+
+def test_t8_after_a_redo_the_old_branch_has_its_answer_again(repo):
+    """T8: on a branch whose order was made again the cache answers; on the one that was left, where it is gone, not."""
+    world = World()
+    agent = repo.wrap(cached_tools(world), "s", effects=world.effects())
+    agent.invoke(asked_for("add"))
+    back = agent.rollback("main#1")
+    back.invoke(asked_for("add"))
+    assert world.happened("add") == [{"item": "chair"}] * 2
+    again = back.switch("main", sync="world")
+    assert (world.items, len(world.happened("add"))) == (["chair"], 3)
+    again.invoke(asked_for("add"))
+    assert (world.items, len(world.happened("add"))) == (["chair"], 3)
+
+
+def test_t8_a_call_of_an_earlier_turn_counts_too(repo):
+    """T8: a node that acted, asked a person and ended in the next turn does not answer where its effect is gone."""
+    world = World()
+    agent = repo.wrap(cached_tools(world), "s", effects=world.effects())
+    agent.invoke(asked_for("add", "add_if_approved"))
+    agent.invoke(Command(resume="yes"))
+    assert world.items == ["chair", "chair"]
+    back = agent.rollback("main#1")
+    assert world.items == []
+    back.invoke(asked_for("add", "add_if_approved"))
+    assert (world.items, back.get_state().next) == (["chair"], ("tools",))
+
+
+def ask_in_a_subgraph(shop, cache):
+    """A cached node whose subgraph buys something, and then asks a person."""
+    inner = StateGraph(State).add_node("buy", shop.buy).add_node("ask", lambda _: {"log": [interrupt("fine?")]})
+    graph = inner.add_edge(START, "buy").add_edge("buy", "ask").compile()
+
+    def act(state):
+        return {"log": graph.invoke({"wanted": state["wanted"], "log": []})["log"]}
+
+    outer = StateGraph(State).add_node("act", act, cache_policy=CachePolicy(key_func=by_wanted))
+    return outer.add_edge(START, "act").compile(cache=cache)
+
+
+def ask_in_a_task(shop, cache):
+    """A cached task that buys something in a task of its own, and then asks a person."""
+    buy = task(shop.buy)
+
+    @task(cache_policy=CachePolicy(key_func=lambda given: given["wanted"]))
+    def act(given):
+        return {"log": [*buy(given).result()["log"], interrupt("fine?")]}
+
+    @entrypoint(cache=cache)
+    def flow(given):
+        return act(given).result()
+
+    return flow
+
+
+@pytest.mark.parametrize("shape", [ask_in_a_subgraph, ask_in_a_task])
+def test_t8_what_langgraph_did_not_run_again_counts_too(repo, shop, shape):
+    """T8: work that bought something in one turn and ended in the next answers only where the purchase stands."""
+    cache = InMemoryCache()
+    agent = repo.wrap(shape(shop, cache), "s", effects=shop.effects, check_effects=False)
+    want_and_answer(agent, "yes")
+    assert (want(agent), shop.ran) == ("yes", ["buy"])
+    back = agent.rollback("main#1")
+    want_and_answer(back, "no")
+    assert (want(back), shop.orders, tracked(back)) == ("no", ["chair-2"], ["chair-2"])
+    other = repo.wrap(shape(shop, cache), "t", effects=shop.effects, check_effects=False)
+    want_and_answer(other, "maybe")
+    assert tracked(other) == ["chair-3"]
+
+
+def want_and_answer(agent, answer):
+    """Run a turn that asks a person, and the next one with the answer."""
+    agent.invoke({"wanted": "chair", "log": []})
+    agent.invoke(Command(resume=answer))
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+async def test_t8_async_runs_ask_the_cache_in_the_same_way(repo, shop, kind):
+    """T8: what holds for `invoke` holds for `ainvoke`."""
+    agent = repo.wrap(kind(shop, InMemoryCache()), "s", effects=shop.effects, check_effects=False)
+    for _ in range(2):
+        assert (await agent.ainvoke({"wanted": "chair", "log": []}))["log"][-1] == "chair-1"
+    back = await agent.arollback("main#1")
+    assert (await back.ainvoke({"wanted": "chair", "log": []}))["log"][-1] == "chair-2"
+    assert (shop.orders, shop.ran.count("think")) == (["chair-2"], 1)
+
+
+def test_t8_a_file_of_entries_serves_several_processes_rightly(repo, shop, tmp_path):
+    """T8: entries in a SQLite file are judged by the branch that asks, whichever process or agent wrote them."""
+    path = str(tmp_path / "cache.db")
+    make = lambda: two_nodes(shop, SqliteCache(path=path))  # noqa: E731  # a graph and a cache of its own each time
+    agent = repo.wrap(make(), "s", effects=shop.effects, check_effects=False)
+    want(agent)
+    same = repo.wrap(make(), "s", effects=shop.effects, check_effects=False)
+    assert want(same) == "chair-1"
+    back = same.rollback("main#1")
+    assert want(repo.wrap(make(), "s", branch=back.branch.name, effects=shop.effects, check_effects=False)) == "chair-2"
+    assert shop.ran == ["think", "buy", "buy"]
+
+
+def test_t8_a_plain_graph_and_a_session_do_not_answer_for_each_other(repo, shop):
+    """T8: a plain graph's entries do not answer in a session, whose track lacks their calls."""
+    graph = two_nodes(shop, InMemoryCache())
+    assert graph.invoke({"wanted": "chair", "log": []})["log"][-1] == "chair-1"
+    agent = repo.wrap(graph, "s", effects=shop.effects, check_effects=False)
+    assert want(agent) == "chair-2"
+    assert graph.invoke({"wanted": "chair", "log": []})["log"][-1] == "chair-1"
+    graph.clear_cache()
+    assert want(agent) == "chair-3"
+    assert tracked(agent) == ["chair-2", "chair-3"]
+
+
+def test_t8_a_cache_of_a_graph_that_a_tool_calls_is_asked_in_the_same_way(repo, shop):
+    """T8: a tool runs a cached graph of its own: after a rollback that graph orders again."""
+    inner = two_nodes(shop, InMemoryCache())
+
+    @tool
+    def shopping(item: str) -> str:
+        """Buy something."""
+        return inner.invoke({"wanted": item, "log": []})["log"][-1]
+
+    graph = StateGraph(MessagesState).add_node("tools", ToolNode([shopping])).add_edge(START, "tools").compile()
+    effects = {**shop.effects, "shopping": "idempotent"}
+    agent = repo.wrap(graph, "s", effects=effects, check_effects=False)
+    wanted = {"messages": [calls(call("shopping", "c1", item="chair"))]}
+    assert agent.invoke(wanted)["messages"][-1].content == "chair-1"
+    back = agent.rollback("main#1")
+    assert shop.orders == []
+    assert back.invoke(wanted)["messages"][-1].content == "chair-2"

@@ -1,0 +1,544 @@
+"""One world, many branches: a branch says when another has changed its world, and can bring it back (W5, W8)."""
+
+import asyncio
+
+import backend
+import pytest
+from langchain_core.messages import HumanMessage
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import StructuredTool
+from scripted import World, obedient, tool_node_graph
+
+import agentgit
+from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete, WorldDiverged, reversible
+from agentgit.rollback.executor import Executor
+from agentgit.store.records.sessions import SessionStore
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def wrapped(repo, world, **effects):
+    return repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(**effects))
+
+
+@pytest.fixture
+def left(repo, world):
+    """A branch whose table was taken back by a rollback, and the branch that the rollback made."""
+    agent = wrapped(repo, world)
+    agent.run("add chair")
+    before = agent.checkpoint("before")
+    agent.run("add table")
+    return agent, agent.rollback(before)
+
+
+def test_w5_a_branch_whose_effects_were_reversed_says_so_before_it_runs(left, world):
+    """W5: nothing runs on the branch that was left, and the plan says what would bring its world back."""
+    agent, _ = left
+    said = len(world.log)
+    with pytest.raises(WorldDiverged, match="sync='world'") as caught:
+        agent.run("and now?")
+    assert [str(step.invocation) for step in caught.value.plan.redos] == ["add(item='table')"]
+    assert len(world.log) == said
+    assert len(agent.history()) == 8
+    assert agent.branch.status == "open"
+
+
+def test_w5_switch_brings_the_world_to_the_branch(left, world):
+    """W5: what only the other branch did is reversed, what was reversed of this one runs again, and it goes on."""
+    agent, retry = left
+    retry.run("add sofa")
+    assert world.items == ["chair", "sofa"]
+    plan = agent.plan_switch("main")
+    assert [(s.action, s.invocation.args["item"]) for s in plan.steps] == [("reverse", "sofa"), ("redo", "table")]
+    agent = agent.switch("main", sync="world")
+    assert world.items == ["chair", "table"]
+    assert agent.branch.is_current
+    assert [item.invocation.args["item"] for item in agent.report.redone] == ["table"]
+    agent.run("add lamp")
+    assert world.items == ["chair", "table", "lamp"]
+    with pytest.raises(WorldDiverged):
+        retry.run("and here?")
+
+
+def test_w5_what_ran_again_is_not_on_the_track_twice(left, world):
+    """W5: a redo stands for the call that it repeats; track, positions and checkpoints stay as they were."""
+    agent, _ = left
+    track = [(c.position, c.tool_name, c.args) for c in agent.tool_track()]
+    agent = agent.switch("main", sync="world")
+    assert [(c.position, c.tool_name, c.args) for c in agent.tool_track()] == track
+    agent.run("add sofa")
+    assert [c.args["item"] for c in agent.tool_track()] == ["chair", "table", "sofa"]
+    assert [c.position for c in agent.tool_track()] == [0, 1, 2]
+
+
+def test_w5_what_ran_again_can_be_reversed_again(left, world):
+    """W1, W5: back and forth as often as one likes, each effect is there once or not at all."""
+    agent, retry = left
+    for _ in range(3):
+        agent = agent.switch("main", sync="world")
+        assert world.items == ["chair", "table"]
+        agent = agent.switch("main-2", sync="world")
+        assert world.items == ["chair"]
+    again = retry.rollback("before")
+    assert world.items == ["chair"]
+    assert not again.report.reversed
+
+
+def test_redo_takes_a_rollback_back(left, world):
+    """Rollback, then redo: the world and the branch are as before the rollback, and the report says what ran again."""
+    _, retry = left
+    back = retry.redo()
+    assert back.branch.name == "main"
+    assert back.branch.is_current
+    assert world.items == ["chair", "table"]
+    assert back.report.drifted == []
+    back.run("add sofa")
+    assert world.items == ["chair", "table", "sofa"]
+    with pytest.raises(NotFound, match="nothing to redo"):
+        back.redo()
+
+
+def test_forward_rollback_names_what_is_gone_or_runs_it_again(left, world):
+    """A rollback to a later point lists what was reversed since, and with replay='redo' runs it again."""
+    agent, retry = left
+    later = agent.head
+    forward = retry.rollback(later)
+    assert [item.invocation.args["item"] for item in forward.report.gone] == ["table"]
+    assert world.items == ["chair"]
+    redone = forward.rollback(later, replay="redo")
+    assert world.items == ["chair", "table"]
+    assert [item.invocation.args["item"] for item in redone.report.redone] == ["table"]
+    assert redone.head.metadata["state_hash"] == later.metadata["state_hash"]
+
+
+def test_w5_note_tells_the_model(left, world):
+    """W5: with sync='note' the world stays, and the next message is preceded by what changed."""
+    agent, _ = left
+    agent = agent.switch("main", sync="note")
+    assert world.items == ["chair"]
+    agent.run("and now?")
+    note, said = [m for m in agent.messages() if isinstance(m, HumanMessage)][-2:]
+    assert note.name == "agentgit"
+    assert "add(item='table') was taken back" in note.content
+    assert said.content == "and now?"
+    agent.run("again")
+    assert sum(m.name == "agentgit" for m in agent.messages()) == 1
+
+
+def heard(agent):
+    """Give what agentgit has told the model of an agent."""
+    return [m.content for m in agent.messages() if m.name == "agentgit"]
+
+
+def test_w5_a_fork_is_told_what_its_branch_waits_to_be_told(left):
+    """W5: who goes on from where a note waits has the same conversation, and is told; from before it, he is not."""
+    agent, _ = left
+    agent = agent.switch("main", sync="note")
+    earlier, fork = agent.fork("main#1"), agent.fork()
+    for branch, is_told in ((fork, True), (earlier, False), (agent, True)):
+        branch.run("and now?")
+        assert bool(heard(branch)) is is_told
+
+
+def test_w5_a_note_that_no_longer_holds_is_not_told(left, world):
+    """W5: who was to be told that the table is gone is not told so when it is back, nor when he chose to ignore it."""
+    agent, retry = left
+    agent = agent.switch("main", sync="note")
+    agent = agent.switch("main", sync="world")
+    assert world.items == ["chair", "table"]
+    agent.run("look")
+    retry = retry.switch("main-2", sync="world")
+    agent = agent.switch("main", sync="note")
+    agent = agent.switch("main", sync="ignore")
+    agent.run("look")
+    assert heard(agent) == []
+
+
+@pytest.mark.parametrize("back", ["redo", "switch", "rollback"])
+def test_w5_the_model_is_told_what_a_call_returned_when_it_ran_again(left, world, back):
+    """W5, W8: its conversation has another number for the table than the world; it is told once, with a message."""
+    agent, retry = left
+    world.items.append("a lamp from elsewhere")
+    if back == "redo":
+        again = retry.redo()
+    elif back == "switch":
+        again = agent.switch("main", sync="world")
+        agent = agent.switch("main", sync="world")  # nothing to do, and nothing is forgotten
+    else:
+        again = retry.rollback("main#5", replay="redo", on_drift="continue")
+    again.run("look")
+    (said,) = heard(again)
+    assert "add(item='table') ran again: it returned {'item': 'table', 'number': 3}" in said
+    again.run("look")
+    assert len(heard(again)) == 1
+
+
+def test_w5_ignore_is_recorded(left, repo, world):
+    """W5: with sync='ignore' the branch goes on in the world as it is, and the operation says so."""
+    agent, _ = left
+    agent = agent.switch("main", sync="ignore")
+    agent.run("add sofa")
+    assert world.items == ["chair", "sofa"]
+    newest = repo.session("s").operations()[0]
+    assert (newest.kind, newest.status) == ("switch", "done")
+
+
+@pytest.mark.long
+def test_w5_reading_and_undeclared_tools_stop_nobody(repo, world):
+    """W5: branches whose tools only read, or are undeclared, run side by side."""
+    agent = wrapped(repo, world)
+    agent.run("look; note one")
+    other = agent.fork()
+    for _ in range(2):
+        agent.run("look; note on")
+        other.run("look; note on")
+    assert len(world.notes) == 5
+    assert len(agent.plan_switch("main").kept) == 2  # listed, and left alone
+
+
+def test_w5_done_and_taken_back_is_no_divergence(repo, world):
+    """W5: what another branch did and took back again has not changed the world."""
+    agent = wrapped(repo, world)
+    agent.run("add chair")
+    fork = agent.fork()
+    start = fork.head
+    fork.run("add table")
+    fork.rollback(start)
+    assert world.items == ["chair"]
+    agent.run("add sofa")
+    assert world.items == ["chair", "sofa"]
+
+
+def test_w5_redone_and_taken_back_again_is_no_divergence(left, world):
+    """W5: what was gone when a branch last looked, and is gone now, stops nobody, whatever happened in between."""
+    agent, retry = left
+    lives_without = retry.rollback("main")
+    agent = agent.switch("main", sync="world")
+    assert world.items == ["chair", "table"]
+    agent.rollback("before")
+    assert world.items == ["chair"]
+    lives_without.run("now?")
+
+
+def test_w5_a_fork_lives_with_what_stood_when_it_was_made(repo, world):
+    """W5: a fork from an earlier point begins in the world as it is; sync='world' brings it to its own past."""
+    agent = wrapped(repo, world)
+    agent.run("add chair")
+    early = agent.head
+    agent.run("add table")
+    fork = agent.fork(early)
+    fork.run("add sofa")
+    assert world.items == ["chair", "table", "sofa"]
+    fork = fork.switch(fork.branch, sync="world")
+    assert world.items == ["chair", "sofa"]
+
+
+def test_w5_a_change_in_the_middle_of_a_turn_stops_the_next_effect(repo, world):
+    """W5: an effect never happens in a world that another branch has changed since the turn began."""
+    agent = wrapped(repo, world)
+    agent.run("add chair")
+    other = agent.fork()
+    steps = agent.stream({"messages": [("user", "add table")]}, stream_mode="values")
+    next(steps)
+    backend.write(repo, lambda c: _pretend(repo, c, other.branch))
+    with pytest.raises(WorldDiverged):
+        list(steps)
+    assert world.items == ["chair"]
+    assert "intended" not in {c.status for c in agent.tool_track()}
+
+
+def _pretend(repo, connection, branch):
+    """Record an effect of another branch, as its turn in another process would."""
+    from datetime import UTC, datetime
+
+    from agentgit.store.records.journal import CallOutcome, Intent
+
+    now = datetime.now(UTC)
+    intent = Intent(
+        session_id=branch.external_session_id, branch_id=branch.id, batch=0, batch_index=0, tool_name="add",
+        tool_call_id="x", effect="reversible", undo=None, args={"item": "lamp"}, idempotency_key="x", owner="x",
+        started_at=now,
+    )  # fmt: skip
+    journal = repo.context.store.journal
+    journal.end(connection, journal.intend(connection, intent), CallOutcome(status="done", result={}, ended_at=now))
+
+
+def test_w8_only_the_tools_are_rolled_back(repo, world):
+    """W8: with conversation=False the effects are reversed, and the branch and its conversation stay."""
+    agent = wrapped(repo, world)
+    agent.run("add chair")
+    before = agent.checkpoint("before")
+    agent.run("add table")
+    same = agent.rollback(before, conversation=False)
+    assert same.branch_id == agent.branch_id
+    assert world.items == ["chair"]
+    assert len(agent.history()) == 8
+    assert [b.name for b in agent.session.branches()] == ["main"]
+    assert [item.invocation.args["item"] for item in agent.report.reversed] == ["table"]
+    agent.run("add sofa")
+    assert world.items == ["chair", "sofa"]
+
+
+def test_w8_only_the_conversation_is_rolled_back(repo, world):
+    """W8: with tools='keep' there is a new branch, and the world stays."""
+    agent = wrapped(repo, world)
+    agent.run("add chair")
+    before = agent.checkpoint("before")
+    agent.run("add table")
+    retry = agent.rollback(before, tools="keep")
+    assert world.items == ["chair", "table"]
+    assert len(retry.history()) == 4
+    assert [item.invocation.args["item"] for item in retry.report.kept] == ["table"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"tools": "keep"}, {"name": "x"}, {"replay": "execute"}, {"on_drift": "perhaps"}, {"replay": "again"}],
+    ids=str,
+)
+def test_a_rollback_that_contradicts_itself_is_refused(left, world, wrong):
+    """Bad input: an argument that means nothing here is refused before anything happens."""
+    _, retry = left
+    with pytest.raises(InvalidInput):
+        retry.rollback("before", conversation=False, **wrong)
+    with pytest.raises(InvalidInput, match="world, note, ignore"):
+        retry = retry.switch("main", sync="perhaps")
+    assert world.items == ["chair"]
+
+
+def test_t2_a_world_that_was_emptied_behind_its_back_stops_the_reversal(repo, world):
+    """T2: what stands on record is reversed first; where it is not there any more its undo says so, nothing runs."""
+    agent = wrapped(repo, world)
+    agent.run("add chair")
+    point = agent.checkpoint("here")
+    world.items.clear()
+    with pytest.raises(RollbackIncomplete, match="ValueError"):
+        agent.rollback(point, replay="execute")
+    assert world.items == []
+
+
+@pytest.mark.parametrize("on_drift", ["stop", "continue"])
+def test_replay_execute_reports_drift(repo, world, on_drift):
+    """W8: a result that is another one stops the replay, at the last call too, or is only reported; resume goes on."""
+    agent = wrapped(repo, world)
+    agent.run("add chair")
+    agent.run("add table")
+    world.items[:0] = ["their chair", "their table"]
+    if on_drift == "continue":
+        fresh = agent.rollback("HEAD", replay="execute", on_drift="continue")
+    else:
+        with pytest.raises(RollbackIncomplete, match="the record has") as caught:
+            agent.rollback("HEAD", replay="execute")
+        assert world.items == ["their chair", "their table", "chair"]
+        left = [(item.invocation.args["item"], item.reason) for item in caught.value.report.remaining]
+        assert left == [("table", "not tried, because an earlier one returned something else than before")]
+        with pytest.raises(RollbackIncomplete, match="goes on from there") as again:
+            repo.resume(caught.value.operation)
+        assert world.items == ["their chair", "their table", "chair", "table"], "the last one stops it as well"
+        assert (again.value.report.status, again.value.report.remaining) == ("partial", [])
+        assert repo.resume(caught.value.operation).status == "done"
+        fresh = agent.switch("main-2")
+    assert world.items == ["their chair", "their table", "chair", "table"]
+    assert [item.invocation.result["number"] for item in fresh.report.drifted] == [3, 4]
+
+
+def test_a_switch_that_fails_half_way_can_be_resumed(left, repo, world):
+    """A tool that fails when it runs again leaves a partial operation, and resume finishes it; nothing runs twice."""
+    agent, retry = left
+    retry.run("add sofa")
+    world.broken.add("sofa")
+    with pytest.raises(RollbackIncomplete) as caught:
+        agent = agent.switch("main", sync="world")
+    assert world.items == ["chair", "sofa"]
+    with pytest.raises(Conflict, match="resume"):
+        agent.run("now?")
+    world.broken.clear()
+    assert repo.resume(caught.value.operation).status == "done"
+    assert world.items == ["chair", "table"]
+    agent.switch("main").run("add lamp")
+    assert world.items == ["chair", "table", "lamp"]
+
+
+def test_a_switch_past_something_irreversible_is_blocked_or_forced(repo, world):
+    """W5: what cannot be taken back stands in the way of sync='world'; force keeps it, and it is accepted then."""
+    agent = wrapped(repo, world)
+    agent.run("add chair")
+    fork = agent.fork()
+    fork.run("send hi")
+    with pytest.raises(WorldDiverged):
+        agent.run("now?")
+    with pytest.raises(RollbackBlocked):
+        agent = agent.switch("main", sync="world")
+    agent = agent.switch("main", sync="world", force=True)
+    agent.run("now?")
+
+
+def test_w5_what_a_rollback_kept_is_accepted_also_when_it_was_taken_back_and_ran_again(repo, world):
+    """W5: a kept effect that another branch reversed and redid is still kept: no plan reverses it."""
+    agent = wrapped(repo, world)
+    agent.run("add chair")
+    before = agent.checkpoint("before")
+    agent.run("add table")
+    kept = agent.rollback(before, tools="keep")
+    kept.run("add sofa")
+    beside = agent.fork(before)
+    beside = beside.switch(beside.branch.name, sync="world")
+    assert world.items == ["chair"]
+    agent = agent.switch("main", sync="world")
+    assert world.items == ["chair", "table"]
+    assert [step.invocation.args["item"] for step in kept.plan_switch(kept.branch.name).reversals] == []
+    kept = kept.switch(kept.branch.name, sync="world")
+    assert sorted(world.items) == ["chair", "sofa", "table"]
+
+
+def test_w5_a_fork_knows_nothing_of_what_its_parent_accepted_later(repo, world):
+    """W5: a branch lives with what was accepted before it was made, not with what its parent accepted afterwards."""
+    agent = wrapped(repo, world)
+    agent.run("add chair")
+    fork, other = agent.fork(), agent.fork()
+    other.run("send hi")
+    agent = agent.switch("main", sync="world", force=True)
+    agent.run("now?")
+    with pytest.raises(WorldDiverged):
+        fork.run("now?")
+    assert agent.fork().run("now?") is not None
+
+
+def test_w5_a_fork_of_a_branch_whose_rollback_stopped_half_way_says_what_it_reversed(repo, world):
+    """W5: what a rollback of the tools alone has reversed so far, a fork of its branch has not seen."""
+    agent = wrapped(repo, world)
+    agent.run("add chair")
+    before = agent.checkpoint("before")
+    agent.run("add table")
+    agent.run("add sofa")
+    other, head = agent.fork(), agent.head
+    world.broken.add("table")
+    with pytest.raises(RollbackIncomplete):
+        agent.rollback(before, conversation=False)
+    assert world.items == ["chair", "table"]
+    with pytest.raises(WorldDiverged) as caught:
+        other.fork(head.id).run("now?")
+    assert [str(step.invocation) for step in caught.value.plan.redos] == ["add(item='sofa')"]
+
+
+def test_w5_a_switch_that_is_finished_later_has_told_of_the_world_that_was_then(repo, world, monkeypatch):
+    """W5: who was told of the world, and died, is not taken to know what happened after that."""
+    agent = wrapped(repo, world)
+    agent.run("add chair")
+    fork = agent.fork()
+
+    def die(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Executor, "work", die)
+    with pytest.raises(KeyboardInterrupt):
+        fork = fork.switch(fork.branch.name, sync="note")
+    monkeypatch.undo()
+    agent.run("add table")
+    (stopped,) = [one for one in repo.session("s").operations() if one.status != "done"]
+    repo.resume(stopped)
+    with pytest.raises(WorldDiverged):
+        fork.run("now?")
+
+
+def test_a_blocked_rollback_names_the_nearest_point_that_can_be_gone_back_to(repo, world):
+    """W2: the error tells which checkpoint is the nearest one behind what stands in the way."""
+    agent = wrapped(repo, world)
+    agent.run("add chair")
+    before = agent.checkpoint("before")
+    agent.run("send hi")
+    agent.run("add table")
+    agent.run("add sofa")
+    with pytest.raises(RollbackBlocked, match="nearest checkpoint") as caught:
+        agent.rollback(before)
+    retry = agent.rollback(caught.value.nearest)
+    assert world.items == ["chair"]
+    assert [c.tool_name for c in retry.tool_track()] == ["add", "send"]
+
+
+@pytest.mark.parametrize("replay", ["redo", "execute"])
+def test_w2_no_point_is_named_that_is_blocked_by_what_would_run_again(repo, world, database, replay):
+    """W2: with a replay that runs tools the nearest point is one where they can run, without one none is named."""
+    agent = wrapped(repo, world)
+    agent.run("add chair")
+    agent.run("add table")
+    agent.rollback("main#1")
+    with agentgit.open(database.url) as other, pytest.raises(RollbackBlocked, match="Nothing was done") as caught:
+        other.session("s").rollback("main#2", branch="main", replay=replay)
+    assert caught.value.nearest is None
+
+
+def test_a_turn_that_was_taken_over_does_nothing_more(repo, world):
+    """Fencing: a turn whose branch somebody took over can neither call tools nor save; what it did is recorded."""
+    agent = wrapped(repo, world)
+    steps = agent.stream({"messages": [("user", "add chair")]}, stream_mode="updates")
+    while not world.items:
+        next(steps)
+    with pytest.raises(Conflict, match="at work in a process of this machine"):
+        repo.session("s").recover()
+    repo.session("s").recover(force=True)
+    with pytest.raises(Conflict):
+        list(steps)
+    assert world.items == ["chair"]
+    assert [c.status for c in agent.tool_track()] == ["done"]
+    assert repo.session("s").branch().status == "open"
+
+
+def test_async_switch_and_redo(repo, world):
+    """The async twins do the same, and asynchronous undo functions run on the caller's loop."""
+
+    async def scenario():
+        agent = wrapped(repo, world)
+        await agent.arun("add chair")
+        before = await agent.acheckpoint("before")
+        await agent.arun("add table")
+        retry = await agent.arollback(before)
+        assert (await agent.aplan_switch("main")).redos
+        agent = await agent.aswitch("main", sync="world")
+        assert world.items == ["chair", "table"]
+        agent = await agent.aswitch(retry.branch, sync="world")
+        assert world.items == ["chair"]
+
+    asyncio.run(scenario())
+
+
+def test_w10_the_path_of_a_branch_is_read_without_its_siblings(repo, world, monkeypatch):
+    """W10: many branches of a session do not make a turn on one of them slower; its path is that of its ancestors."""
+    agent, line = wrapped(repo, world), ["main"]
+    agent.run("add chair")
+    for number in range(4):
+        agent.fork(name=f"aside-{number}")
+        agent = agent.fork(name=f"on-{number}")
+        agent.run("look")
+        line.append(f"on-{number}")
+    monkeypatch.setattr(SessionStore, "branches", None)
+    branch = agent._branch
+    with branch.store.database.reading() as connection:
+        parts = branch.store.sessions.lineage(connection, branch.row(connection))
+    assert [part.branch.name for part in parts] == line
+    assert [(part.track.before, part.track.count) for part in parts] == [(0, 1), (1, 1), (2, 1), (3, 1), (4, None)]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_w8_a_tool_that_runs_again_knows_the_thread_of_its_branch(repo, is_async):
+    """W8: a tool that reads its RunnableConfig finds there the thread that it finds in a turn."""
+    seen = []
+
+    def put(item: str, config: RunnableConfig) -> str:
+        """Put an item."""
+        seen.append(config["configurable"]["thread_id"])
+        return item
+
+    async def put_later(item: str, config: RunnableConfig) -> str:
+        """Put an item, without blocking."""
+        return put(item, config)
+
+    made = StructuredTool.from_function(None if is_async else put, put_later if is_async else None, "add")
+    agent = repo.wrap(tool_node_graph(obedient(), [made]), "s", effects={"add": reversible(lambda args, result: None)})
+    asyncio.run(agent.arun("add chair"))
+    agent.rollback("main#1")
+    asyncio.run(agent.aswitch("main", sync="world"))
+    assert seen == [agent.branch.langgraph_session_id] * 2

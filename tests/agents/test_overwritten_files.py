@@ -1,0 +1,102 @@
+"""What somebody else had written, and a forced rollback replaced: the report says where it is, and so does a redo."""
+
+from __future__ import annotations
+
+import signal
+
+import backend
+import processes
+import pytest
+from desk import desk, home
+
+from agentgit import Workspace, WorkspaceChanged
+from agentgit.render.views.rollback import draw
+
+__all__ = ["desk", "home"]  # the fixtures
+
+
+@pytest.fixture
+def agent(repo, desk):
+    """An agent that wrote files, with a checkpoint on the way; then a person edited one, made one and deleted one."""
+    agent = repo.wrap(desk.graph(), "s", effects=desk.world.effects(), check_effects=False, workspace=desk.root)
+    agent.run("write a.txt one; write b.txt one; write d.txt one")
+    agent.checkpoint("before")
+    agent.run("write a.txt two; write b.txt two; write d.txt two")
+    (desk.root / "a.txt").write_text("mine")
+    (desk.root / "c.txt").write_text("mine too")
+    (desk.root / "d.txt").unlink()
+    return agent
+
+
+def overwritten(report):
+    return {one.path: one.why for one in report.files.changes if one.action == "overwritten"}
+
+
+def test_files_a_forced_rollback_names_what_it_overwrote_and_where_that_is(agent, desk):
+    """F4: the report names each path, the safety snapshot that has what stood there, and how to get it back."""
+    with pytest.raises(WorkspaceChanged, match=r"a\.txt"):
+        agent.rollback("before")
+    report = agent.rollback("before", force=True).report
+    named = overwritten(report)
+    assert sorted(named) == ["a.txt", "c.txt"]
+    assert all(report.files.safety in why for why in named.values())
+    assert f"Workspace.restore('{report.files.safety}', paths=['a.txt'])" in named["a.txt"]
+    assert "2 files of somebody else overwritten" in report.files.summary
+    assert "overwritten" in draw(report)
+    Workspace(desk.root).restore(report.files.safety, paths=["a.txt", "c.txt"])
+    assert desk.files == {"a.txt": "mine", "b.txt": "one", "c.txt": "mine too", "d.txt": "one"}
+
+
+def test_files_a_redo_names_what_only_the_safety_snapshot_has(agent, repo, desk):
+    """F4: a redo brings the agent's files forward; its report says where a person's are."""
+    before = agent.rollback("before", force=True)
+    named, safety = overwritten(before.report), before.report.files.safety
+    again = before.redo()
+    assert desk.files == {"a.txt": "two", "b.txt": "two", "d.txt": "two"}
+    assert overwritten(again.report) == overwritten(repo.report(again.report.operation_id)) == named
+    assert sorted(named) == ["a.txt", "c.txt"]
+    assert overwritten(again.switch("main-2", sync="world").switch("main", sync="world").report) == {}
+    Workspace(desk.root).restore(safety, paths=["a.txt", "c.txt"])
+    assert (desk.files["a.txt"], desk.files["c.txt"]) == ("mine", "mine too")
+
+
+def test_files_a_rollback_that_overwrites_nothing_names_nothing(agent, desk):
+    """F4: what the session has seen is brought back and not called somebody else's, in a second redo too."""
+    agent.run("write e.txt five")
+    before = agent.rollback("before")
+    assert overwritten(before.report) == {}
+    assert overwritten(before.redo().report) == {}
+
+
+KILLED = """
+import os, signal, sys
+import agentgit
+from agentgit.workspace.disk.disk import Disk
+from desk import Desk
+url, root = sys.argv[1:]
+repo = agentgit.open(url)
+desk = Desk(__import__("pathlib").Path(root))
+agent = repo.wrap(desk.graph(), "s", workspace=root, effects=desk.world.effects(), check_effects=False)
+plain, done = Disk.put, []
+def put(self, *how):
+    if done:
+        os.kill(os.getpid(), signal.SIGKILL)
+    done.append(plain(self, *how))
+    return done[-1]
+Disk.put = put
+agent.rollback("before", force=True)
+"""
+
+
+def test_files_a_rollback_that_was_killed_in_its_restore_tells_all_that_it_did(agent, repo, desk):
+    """F4, W1: also what was restored before the kill is in the report, with the safety snapshot of before."""
+    url = backend.address(repo)
+    died = processes.run(KILLED, url, desk.root)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    (stopped,) = [one for one in repo.session("s").operations() if one.status != "done"]
+    report = repo.resume(stopped)
+    assert {one.path for one in report.files.changes if one.action == "write"} == {"a.txt", "b.txt", "d.txt"}
+    assert {one.path for one in report.files.changes if one.action == "delete"} == {"c.txt"}
+    assert sorted(overwritten(report)) == ["a.txt", "c.txt"]
+    Workspace(desk.root).restore(report.files.safety)
+    assert desk.files == {"a.txt": "mine", "b.txt": "two", "c.txt": "mine too"}

@@ -1,0 +1,436 @@
+"""Moments: a checkpoint keeps the questions and answers that there were when it was made, whatever came later."""
+
+import operator
+import os
+import signal
+from typing import Annotated, TypedDict
+
+import backend
+import processes
+import pytest
+from langgraph.func import entrypoint, task
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Command, Send, interrupt
+from scripted import World, agent_graph, call, calls, scripted
+from sqlalchemy import update
+
+import agentgit
+from agentgit.checkpoints.retention import Retention
+from agentgit.store.sql.tables import CHECKPOINT
+
+
+class Log(TypedDict):
+    """A state that only grows."""
+
+    log: Annotated[list, operator.add]
+
+
+NAMES = ("a", "b", "c")
+
+
+def parallel(ran, *, dies=""):
+    """Three nodes that ask at once; each writes down that it ran to its end. The process of `dies` dies when it has."""
+
+    def asking(name):
+        def node(state):
+            answer = interrupt(name)
+            ran.append(name)
+            if name == dies:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return {"log": [f"{name}={answer}"]}
+
+        return node
+
+    builder = StateGraph(Log)
+    for name in NAMES:
+        builder.add_node(name, asking(name)).add_edge(START, name).add_edge(name, END)
+    return builder.compile()
+
+
+def sent(ran):
+    """The same with one node that is sent to three times."""
+
+    def ask(given):
+        answer = interrupt(given["name"])
+        ran.append(given["name"])
+        return {"log": [f"{given['name']}={answer}"]}
+
+    builder = StateGraph(Log).add_node("ask", ask)
+    builder.add_conditional_edges(START, lambda state: [Send("ask", {"name": name}) for name in NAMES], ["ask"])
+    return builder.add_edge("ask", END).compile()
+
+
+def below(ran):
+    """The same with each node in a subgraph of its own, after a step that is done before the question."""
+
+    def inner(name):
+        def before(state):
+            ran.append(f"before {name}")
+            return {"log": []}
+
+        def node(state):
+            answer = interrupt(name)
+            ran.append(name)
+            return {"log": [f"{name}={answer}"]}
+
+        builder = StateGraph(Log).add_node("before", before).add_node(name, node)
+        return builder.add_edge(START, "before").add_edge("before", name).add_edge(name, END).compile()
+
+    builder = StateGraph(Log)
+    for name in NAMES:
+        builder.add_node(f"sub_{name}", inner(name)).add_edge(START, f"sub_{name}").add_edge(f"sub_{name}", END)
+    return builder.compile()
+
+
+def functional(ran):
+    """The same with three tasks of an entrypoint."""
+
+    @task
+    def ask(name):
+        answer = interrupt(name)
+        ran.append(name)
+        return f"{name}={answer}"
+
+    @entrypoint()
+    def flow(given):
+        futures = [ask(name) for name in NAMES]
+        return {"log": [future.result() for future in futures]}
+
+    return flow
+
+
+GRAPHS = {"nodes": parallel, "Send": sent, "subgraphs": below}
+
+
+def waiting(agent):
+    """The questions that wait, by what they ask."""
+    live = {}
+    for one in agent.get_state().tasks:
+        if one.result is None or not one.result:
+            live.update((question.value, question.id) for question in one.interrupts)
+    return live
+
+
+def answer(agent, **answers):
+    """Answer questions by what they ask."""
+    asked = waiting(agent)
+    return agent.invoke(Command(resume={asked[name]: value for name, value in answers.items()}))
+
+
+@pytest.fixture(params=GRAPHS)
+def kind(request):
+    """Each way to ask three questions at once."""
+    return GRAPHS[request.param]
+
+
+def begun(repo, kind, session="s"):
+    """A session in which three questions wait, one of them answered; gives the agent, its checkpoint, and what ran."""
+    ran = []
+    agent = repo.wrap(kind(ran), session)
+    agent.invoke({"log": []})
+    assert set(waiting(agent)) == set(NAMES)
+    answer(agent, a=1)
+    assert set(waiting(agent)) == {"b", "c"}
+    return agent, agent.checkpoint("half"), ran
+
+
+def test_t7_a_rollback_brings_back_the_questions_and_answers_of_its_moment(repo, kind):
+    """T7: after the thread has moved on, a rollback to a half-answered step asks the others only."""
+    agent, _, ran = begun(repo, kind)
+    at_once = waiting(agent)
+    answer(agent, b=2, c=3)
+    assert not agent.get_state().next
+    del ran[:]
+    back = agent.rollback("half")
+    assert waiting(back) == at_once
+    assert answer(back, b=5, c=6)["log"] == ["a=1", "b=5", "c=6"]
+    assert sorted(ran) == ["b", "c"]
+
+
+PARTS = [(("b", "c"), ("a",)), pytest.param((("a",), ("b",), ("c",)), marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_t7_every_moment_of_a_step_comes_back_as_it_was(repo, kind, parts):
+    """T7: LangGraph's own view of each moment between the answers is the same whenever it is restored."""
+    ran = []
+    agent = repo.wrap(kind(ran), "s")
+    agent.invoke({"log": []})
+    views = {}
+    for number, names in enumerate(((), *parts)):
+        if names:
+            answer(agent, **{name: f"{number}{name}" for name in names})
+        views[f"m{number}"] = seen(agent)
+        agent.checkpoint(f"m{number}")
+    agent.invoke({"log": ["on"]})
+    for name in reversed(views):
+        back = agent.rollback(name)
+        assert seen(back) == views[name]
+        again = back.rollback("HEAD")  # a branch from a branch, before it has gone on
+        assert seen(again) == views[name]
+        rest = waiting(again)
+        if rest:
+            done = answer(again, **dict.fromkeys(rest, "new"))["log"]
+            told = {one.split("=")[0]: one.split("=")[1] for one in done}
+            given = {n: f"{at}{n}" for at, names in enumerate(((), *parts)) for n in names if at <= int(name[1:])}
+            assert told == {**dict.fromkeys(rest, "new"), **given}
+    assert not repo.maintenance.fsck(level=3).findings
+
+
+def seen(agent):
+    """LangGraph's view of where an agent stands, without what names the thread."""
+    state = agent.get_state(subgraphs=True)
+    return plain(state)
+
+
+def plain(state):
+    """A state with those of its subgraphs, without configs."""
+    tasks = [
+        (t.id, t.name, t.path, t.error, t.interrupts, plain(t.state) if hasattr(t.state, "values") else None, t.result)
+        for t in state.tasks
+    ]
+    return state.values, state.next, state.interrupts, tasks
+
+
+def test_t7_a_diff_of_two_moments_shows_the_answer(repo, kind):
+    """T7: between two moments of one step a diff shows which question was answered, how, and what came of it."""
+    ran = []
+    agent = repo.wrap(kind(ran), "s")
+    agent.invoke({"log": []})
+    none = agent.checkpoint("none")
+    answer(agent, a="yes")
+    one = agent.checkpoint("one")
+    answer(agent, b=2, c=3)
+    found = repo.session("s").diff("none", "one")
+    assert not found.is_empty
+    text = str(found)
+    assert "- 'a'; waits for an answer" in text
+    assert "+ 'a'; done" in text
+    assert "a=yes" in text
+    assert "'b'" not in "\n".join(line for sign, line in found.lines() if not sign)
+    assert repo.session("s").diff("one", "one").is_empty
+    assert not agentgit.checkpoints.diff.diff(none, one).is_empty
+    back = agent.rollback("one")
+    assert repo.session("s").diff("one", back.head).is_empty
+
+
+def test_t7_the_same_question_answered_twice_keeps_the_answers_of_its_moment(repo):
+    """T7: a node that asks the same question again after a wrong answer goes on with its moment's answers (#6663)."""
+    asked = []
+
+    def ask(state):
+        while True:
+            age = interrupt("age?")
+            asked.append(age)
+            if age > 0:
+                return {"log": [age]}
+
+    builder = StateGraph(Log).add_node("ask", ask).add_edge(START, "ask").add_edge("ask", END)
+    agent = repo.wrap(builder.compile(), "s")
+    agent.invoke({"log": []})
+    agent.checkpoint("asked")
+    agent.invoke(Command(resume=-1))
+    agent.checkpoint("again")
+    agent.invoke(Command(resume=-2))
+    agent.checkpoint("thrice")
+    assert agent.invoke(Command(resume=30))["log"] == [30]
+    repo.maintenance.gc()
+    assert "answered -1" in str(repo.session("s").diff("asked", "again"))
+    assert "answered -1, -2" in str(repo.session("s").diff("again", "thrice"))
+    for name, before in (("thrice", [-1, -2]), ("again", [-1]), ("asked", [])):
+        back = agent.rollback(name)
+        del asked[:]
+        assert back.invoke(Command(resume=7))["log"] == [7]
+        assert asked == [*before, 7]
+
+
+def test_t7_a_step_that_failed_half_way_comes_back_half_done(repo):
+    """T7: a checkpoint after one of two failed nodes was mended restores that one's result, and runs only the other."""
+    ran, broken = [], {"a", "b"}
+
+    def node(name):
+        def run(state):
+            ran.append(name)
+            if name in broken:
+                raise RuntimeError(name)
+            return {"log": [name]}
+
+        return run
+
+    builder = StateGraph(Log)
+    for name in "ab":
+        builder.add_node(name, node(name)).add_edge(START, name).add_edge(name, END)
+    agent = repo.wrap(builder.compile(), "s")
+    for mended in ("a", "b"):
+        with pytest.raises(RuntimeError):
+            agent.invoke({"log": []} if mended == "a" else None)
+        agent.checkpoint(f"before {mended}")
+        broken.discard(mended)
+    assert agent.invoke(None)["log"] == ["a", "b"]
+    for name, runs in (("before b", ["b"]), ("before a", ["a", "b"])):
+        back = agent.rollback(name)
+        del ran[:]
+        assert sorted(back.invoke(None)["log"]) == ["a", "b"]
+        assert sorted(ran) == runs
+
+
+def test_t7_the_functional_api_keeps_its_tasks_and_answers(repo):
+    """T7: an entrypoint that asks several times goes on from the moment with its finished tasks and its answers."""
+    ran = []
+
+    @task
+    def step(name):
+        ran.append(name)
+        return name
+
+    @entrypoint()
+    def flow(given):
+        first = step("one").result()
+        a = interrupt("a")
+        second = step("two").result()
+        return [first, a, second, interrupt("b"), step("three").result()]
+
+    agent = repo.wrap(flow, "s")
+    agent.invoke("go")
+    agent.checkpoint("at a")
+    agent.invoke(Command(resume=1))
+    agent.checkpoint("at b")
+    agent.invoke(Command(resume=2))
+    for name, given, runs in (
+        ("at b", [9], ["three"]), ("at a", [8, 9], ["two", "three"])
+    ):  # fmt: skip
+        back = agent.rollback(name)
+        del ran[:]
+        for value in given:
+            answered = back.invoke(Command(resume=value))
+        assert answered == ["one", 8 if len(given) == 2 else 1, "two", 9, "three"]
+        assert ran == runs
+    assert "'b'" in str(repo.session("s").diff("at a", "at b"))
+
+
+def test_t7_what_was_answered_later_is_not_in_an_earlier_automatic_checkpoint(repo):
+    """T7: a checkpoint made when nothing had been asked yet asks nothing, also if its next step asked later."""
+    ran = []
+    agent = repo.wrap(parallel(ran), "s")
+    agent.invoke({"log": []})
+    answer(agent, a=1, b=2, c=3)
+    back = agent.rollback("main#1")
+    assert back.get_state().interrupts == ()
+
+
+@pytest.mark.parametrize("way", ["fork", "template", "export", "export of a point", "export of a branch"])
+def test_t7_moments_travel(repo, kind, way, tmp_path):
+    """T7: a fork, a session from a template and an import go on from the half-answered step as a rollback does."""
+    agent, _, ran = begun(repo, kind)
+    view = seen(agent)
+    answer(agent, b=2)
+    agent.checkpoint("more")
+    answer(agent, c=3)
+    agent.invoke({"log": ["on"]})
+    if way == "fork":
+        back = agent.fork("half")
+    elif way == "template":
+        back = repo.wrap(kind(ran), "other", template="s@half")
+    else:
+        points = {point.checkpoint_name: point for point in agent.checkpoints()}
+        side = agent.fork("more", name="side")
+        part = {"export of a point": {"checkpoint": points["half"]}, "export of a branch": {"branch": "side"}}.get(
+            way, {}
+        )
+        repo.session("s").export(tmp_path / "s.jsonl", **part)
+        repo.import_(tmp_path / "s.jsonl", session="other")
+        repo.maintenance.gc()
+        assert side.get_state().next
+        back = repo.wrap(kind(ran), "other").rollback("half")
+    assert seen(back) == view
+    del ran[:]
+    assert answer(back, b=5, c=6)["log"] == ["a=1", "b=5", "c=6"]
+    assert sorted(ran) == ["b", "c"]
+    assert not repo.maintenance.fsck(level=3).findings
+
+
+def test_t7_a_collection_keeps_what_a_checkpoint_needs(repo, kind):
+    """T7: gc and retention leave the values of replaced answers and the steps of subgraphs that a checkpoint keeps."""
+    agent, point, _ = begun(repo, kind)
+    view = seen(agent)
+    answer(agent, b=2, c=3)
+    for number in range(3):
+        agent.invoke({"log": [number]})
+    assert repo.maintenance.gc(dry_run=True).values == repo.maintenance.gc().values
+    repo.session("s").retention.set(Retention(keep_last=1, max_checkpoints=2))
+    repo.maintenance.gc()
+    assert not repo.maintenance.fsck(level=3).findings
+    assert seen(agent.rollback(point)) == view
+
+
+def test_t7_calls_of_a_half_answered_batch_stay_with_their_moment(repo):
+    """T7: with one task for each tool call, the track of a moment has the calls that were done then, and keeps them."""
+    world = World()
+    model = scripted(calls(*(call("add_if_approved", f"c{n}", item=f"item{n}") for n in range(3))), "done", "done")
+    agent = repo.wrap(agent_graph(model, world.tools()), "s", effects=world.effects())
+    agent.invoke({"messages": [("user", "go")]})
+    ids = {question.value["add"]: question.id for question in agent.get_state().interrupts}
+    agent.invoke(Command(resume={ids["item1"]: "yes"}))
+    agent.checkpoint("half")
+    agent.invoke(Command(resume={ids["item0"]: "yes", ids["item2"]: "yes"}))
+    assert sorted(world.items) == ["item0", "item1", "item2"]
+    plan = agent.plan_rollback("half")
+    assert sorted(step.invocation.args["item"] for step in plan.reversals) == ["item0", "item2"]
+    back = agent.rollback("half")
+    assert world.items == ["item1"]
+    assert [one.args["item"] for one in back.tool_track()] == ["item1"]
+    back.invoke(Command(resume={ids["item0"]: "yes", ids["item2"]: "no"}))
+    assert (sorted(world.items), len(world.happened("add_if_approved"))) == (["item0", "item1"], 4)
+    assert not repo.maintenance.fsck(level=3).findings
+
+
+def test_t7_a_damaged_moment_is_named(repo, kind):
+    """T7: fsck names a checkpoint whose pending writes cannot be read, or name what is gone; a rollback refuses it."""
+    agent, point, _ = begun(repo, kind)
+    for damage in (b"x", b'[["","x",[["t",0,"","log","zz"]]]]', b'[["","x",[["t",0,"","log","' + b"00" * 32 + b'"]]]]'):
+        statement = update(CHECKPOINT).where(CHECKPOINT.c.id == point.id).values(pending=damage)
+        backend.write(repo, lambda connection, change=statement: connection.execute(change))
+        assert f"checkpoint {point.id}" in {one.row for one in repo.maintenance.fsck(level=1).findings}
+    backend.write(repo, lambda c: c.execute(update(CHECKPOINT).where(CHECKPOINT.c.id == point.id).values(pending=b"x")))
+    with pytest.raises(agentgit.Corrupt):
+        agent.rollback(point)
+    assert len(repo.session("s").branches()) == 1
+
+
+KILLED = """
+import sys
+import agentgit
+from test_pending_checkpoints import answer, parallel
+with agentgit.open(sys.argv[1]) as repo:
+    agent = repo.wrap(parallel([]), "s")
+    agent.invoke({"log": []})
+    answer(agent, a=1)
+    agent.checkpoint("half")
+    answer(repo.wrap(parallel([], dies=sys.argv[2]), "s"), b=2, c=3)
+"""
+
+
+@pytest.mark.parametrize("dies", ["b", "c"])
+def test_t7_a_moment_outlives_the_process_that_went_on(dies, tmp_path):
+    """T7: killed while it takes the next answers, a rollback restores the moment before them."""
+    path = tmp_path / "agentgit.db"
+    assert processes.run(KILLED, path, dies).returncode == -signal.SIGKILL
+    with agentgit.open(path) as repo:
+        ran = []
+        agent = repo.wrap(parallel(ran), "s")
+        back = agent.rollback("half")
+        assert set(waiting(back)) == {"b", "c"}
+        assert answer(back, b=5, c=6)["log"] == ["a=1", "b=5", "c=6"]
+        assert sorted(ran) == ["b", "c"]
+        assert not repo.maintenance.fsck(level=3).findings
+
+
+def test_t7_a_fork_of_now_has_the_questions_of_now(repo, kind):
+    """T7: a fork without a place, and undo, see that an answer came after the last checkpoint."""
+    agent, _, _ = begun(repo, kind)
+    answer(agent, b=2)
+    assert set(waiting(agent.fork())) == {"c"}
+    agent.checkpoint("more")
+    answer(agent, c=3)
+    assert set(waiting(agent.undo())) == {"c"}
+    assert set(waiting(agent.undo(2))) == {"b", "c"}

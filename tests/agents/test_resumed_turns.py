@@ -1,0 +1,405 @@
+"""A turn that goes on with calls that were begun before: what is done is not done again (W1)."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+from typing import Annotated, Any, TypedDict
+
+import backend
+import processes
+import pytest
+from banking import says
+from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
+from langchain_core.runnables import RunnableLambda
+from langchain_core.tools import BaseTool, tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
+from langgraph.types import Command, RetryPolicy
+from scripted import GRAPHS, World, call, calls, functional_graph, tool_node_graph
+
+import agentgit
+from agentgit import Fenced, InvalidInput, reversible
+from agentgit.effects.effects import effect
+
+
+@pytest.fixture
+def world():
+    """A fresh world."""
+    return World()
+
+
+def say(text: str) -> dict[str, Any]:
+    return {"messages": [("user", text)]}
+
+
+class Rounds(TypedDict):
+    """A conversation whose messages are only put one after the other, and a count."""
+
+    messages: Annotated[list[AnyMessage], operator.add]
+    round: int
+
+
+def shaky(world: World, error: type[BaseException] = RuntimeError) -> BaseTool:
+    """Make a tool that does its work, and raises the first time."""
+    left = [error]
+
+    def work(what: str) -> str:
+        """Do it."""
+        world.log.append(("work", {"what": what}))
+        if left:
+            raise left.pop()
+        return f"did {what}"
+
+    return tool(work)
+
+
+def batch() -> AIMessage:
+    """Ask for a call that succeeds, and one of the shaky tool."""
+    return calls(call("add", item="x"), call("work", what="y"))
+
+
+def statuses(agent) -> list[tuple[str, str]]:
+    return [(c.tool_name, c.status) for c in agent.tool_track()]
+
+
+def test_w1_what_is_done_in_a_batch_is_not_done_again(repo, world):
+    """W1: after a restart the turn goes on; the done call is answered with what it returned, and has one row."""
+    graph = tool_node_graph(says(batch(), "ok"), [*world.tools(), shaky(world)])
+    with pytest.raises(RuntimeError):
+        repo.wrap(graph, "s", effects=world.effects()).invoke(say("go"))
+    with agentgit.open(backend.url(repo)) as later:
+        agent = later.wrap(graph, "s", effects=world.effects())
+        agent.invoke(None)
+        assert world.items == ["x"]
+        assert [m.content for m in agent.messages()[2:4]] == ['{"item": "x", "number": 1}', "did y"]
+        assert statuses(agent) == [("add", "done"), ("work", "failed"), ("work", "done")]
+        failed, done = agent.tool_track()[1:]
+        assert failed.idempotency_key == done.idempotency_key
+
+
+def retrying_graph(tools: list[BaseTool], model: Any, **settings: Any) -> Any:
+    """Build a graph whose ToolNode LangGraph runs again when one of its tools fails."""
+
+    async def ask(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    graph = StateGraph(MessagesState)
+    asking = RunnableLambda(lambda state: {"messages": [model.invoke(state["messages"])]}, afunc=ask)
+    graph.add_node("model", asking)
+    retried = RetryPolicy(max_attempts=3, initial_interval=0.01, jitter=False, retry_on=RuntimeError)
+    graph.add_node("tools", ToolNode(tools, handle_tool_errors=False, **settings), retry_policy=retried)
+    graph.add_edge(START, "model")
+    graph.add_conditional_edges("model", tools_condition)
+    graph.add_edge("tools", "model")
+    return graph.compile()
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_w1_a_node_that_is_retried_does_nothing_twice(repo, world, way):
+    """W1: LangGraph's RetryPolicy runs all calls of a ToolNode again; the done one is answered."""
+    graph = retrying_graph([*world.tools(), shaky(world)], says(batch(), "ok"))
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    agent.invoke(say("go")) if way == "sync" else asyncio.run(agent.ainvoke(say("go")))
+    assert world.items == ["x"]
+    assert agent.messages()[2].content == '{"item": "x", "number": 1}'
+    assert statuses(agent) == [("add", "done"), ("work", "failed"), ("work", "done")]
+
+
+def test_w1_a_call_that_still_runs_when_another_one_fails_is_waited_for(repo, world):
+    """W1: the sibling of a failed call runs to its end, as without asyncio; the next try gets what that run gave."""
+    failed, left = asyncio.Event(), [RuntimeError("once")]
+
+    @tool
+    async def add(item: str) -> str:
+        """Add an item, and go on when the other call has failed."""
+        world.items.append(item)
+        await failed.wait()
+        await asyncio.sleep(0.05)
+        return f"added {item}"
+
+    @tool
+    async def work(what: str) -> str:
+        """Fail once, then succeed."""
+        while not world.items:
+            await asyncio.sleep(0)
+        if left:
+            failed.set()
+            raise left.pop()
+        return f"did {what}"
+
+    agent = repo.wrap(retrying_graph([add, work], says(batch(), "ok")), "s", effects={"add": "irreversible"})
+    asyncio.run(agent.ainvoke(say("go")))
+    assert world.items == ["x"]
+    assert [m.content for m in agent.messages()[2:4]] == ["added x", "did y"]
+    assert statuses(agent) == [("add", "done"), ("work", "failed"), ("work", "done")]
+
+
+@pytest.mark.parametrize(("declared", "times"), [("irreversible", 1), ("idempotent", 2)])
+def test_w1_a_call_that_was_cancelled_is_not_blindly_made_again(repo, world, declared, times):
+    """W1: a wrapper that gives up on a call and tries once more is refused, unless that does no harm."""
+
+    @tool
+    async def add(item: str) -> str:
+        """Add an item; hang the first time."""
+        world.items.append(item)
+        await (asyncio.Event().wait() if len(world.items) == 1 else asyncio.sleep(0))
+        return f"added {item}"
+
+    async def impatient(request: Any, execute: Any) -> Any:
+        running = asyncio.ensure_future(execute(request))
+        while not world.items:
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
+        return await execute(request)
+
+    graph = retrying_graph([add], says(calls(call("add", item="x")), "ok"), awrap_tool_call=impatient)
+    agent = repo.wrap(graph, "s", effects={"add": declared})
+    if declared == "irreversible":
+        with pytest.raises(Fenced, match="broken off"):
+            asyncio.run(agent.ainvoke(say("go")))
+    else:
+        asyncio.run(agent.ainvoke(say("go")))
+    assert len(world.items) == times
+    assert statuses(agent)[0] == ("add", "unknown")
+
+
+def test_w1_a_call_keeps_its_arguments(repo, world):
+    """W1: the id of a call that is done cannot be used for another call; nothing runs, and the turn does not go on."""
+    graph = tool_node_graph(says(batch(), "ok"), [*world.tools(), shaky(world)], handle_tool_errors=False)
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    with pytest.raises(RuntimeError):
+        agent.invoke(say("go"))
+    asked = agent.messages()[-1]
+    other = [{**asked.tool_calls[0], "args": {"item": "z"}}, asked.tool_calls[1]]
+    agent.update_state(None, {"messages": [AIMessage("", id=asked.id, tool_calls=other)]}, as_node="model")
+    with pytest.raises(Fenced, match="with other arguments"):
+        agent.invoke(None)
+    assert world.items == ["x"]
+
+
+def test_w1_models_may_use_an_id_again(repo, world):
+    """W1: the same id in a later message is another call, also where a turn goes on."""
+    one, two = calls(call("add", "c0", item="x")), calls(call("add", "c0", item="x"), call("work", "c1", what="y"))
+    agent = repo.wrap(tool_node_graph(says(one, two, "ok"), [*world.tools(), shaky(world)]), "s",
+                      effects=world.effects())  # fmt: skip
+    with pytest.raises(RuntimeError):
+        agent.invoke(say("go"))
+    agent.invoke(None)
+    assert world.items == ["x", "x"]
+    keys = [c.idempotency_key for c in agent.tool_track() if c.tool_name == "add"]
+    assert len(set(keys)) == 2
+
+
+@pytest.mark.parametrize("message_id", ["same", None])
+def test_w1_a_message_that_a_program_writes_again_asks_again(repo, world, message_id):
+    """W1: a node may ask with the same message and the same ids round after round; each round runs its tools."""
+    rounds = [calls(call("look", "c0")), calls(call("look", "c0"), call("add_if_approved", "c1", item="x")),
+              calls(call("look", "c0"))]  # fmt: skip
+    rounds = [message.model_copy(update={"id": message_id}) for message in rounds]
+
+    def plan(state: Rounds) -> dict[str, Any]:
+        number = state.get("round") or 0
+        return {"messages": [rounds[number] if number < len(rounds) else AIMessage("ok")], "round": number + 1}
+
+    graph = StateGraph(Rounds)
+    graph.add_node("plan", plan)
+    graph.add_node("tools", ToolNode(world.tools()))
+    graph.add_edge(START, "plan")
+    graph.add_conditional_edges("plan", tools_condition)
+    graph.add_edge("tools", "plan")
+    agent = repo.wrap(graph.compile(), "s", effects=world.effects())
+    agent.invoke(say("go"))
+    agent.invoke(Command(resume="yes"))
+    assert len(world.happened("look")) == 3
+    assert world.items == ["x"]
+
+
+def test_w1_an_edited_message_makes_only_what_was_not_made(repo, world):
+    """W1: a person changes one call of a broken batch and goes on; the other one, which is done, is not made again."""
+    graph = tool_node_graph(says(batch(), "ok"), [*world.tools(), shaky(world)])
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    with pytest.raises(RuntimeError):
+        agent.invoke(say("go"))
+    asked = agent.messages()[-1]
+    edited = [asked.tool_calls[0], {**asked.tool_calls[1], "args": {"what": "z"}}]
+    agent.update_state(None, {"messages": [AIMessage("", id=asked.id, tool_calls=edited)]}, as_node="model")
+    agent.invoke(None)
+    assert world.items == ["x"]
+    assert world.happened("work") == [{"what": "y"}, {"what": "z"}]
+
+
+@pytest.mark.parametrize("where", ["itself", "fork"])
+def test_w1_a_call_beside_a_question_is_not_made_again(repo, world, where):
+    """W1: a ToolNode runs again when its question is answered, on the branch or a fork; what is done stays done."""
+    asked = calls(call("add", item="x"), call("add_if_approved", item="y"))
+    agent = repo.wrap(tool_node_graph(says(asked, "ok", "ok"), world.tools()), "s", effects=world.effects())
+    agent.invoke(say("go"))
+    other = agent.fork() if where == "fork" else agent
+    other.invoke(Command(resume="yes"))
+    assert world.items == ["x", "y"]
+    assert statuses(other) == [("add", "done"), ("add_if_approved", "done")]
+
+
+DECLARED = {
+    "it happened": (effect("irreversible", verify=lambda call: True), 1, "null"),
+    "its result is seen": (effect("irreversible", verify=lambda call: "seen"), 1, "seen"),
+    "it did not happen": (effect("irreversible", verify=lambda call: False), 2, "did y"),
+    "idempotent": (effect("idempotent"), 2, "did y"),
+    "only reads": (effect("read_only"), 2, "did y"),
+    "undeclared": (None, 2, "did y"),
+    "nobody knows": (effect("irreversible", verify=lambda call: None), 1, None),
+    "verify fails": (effect("irreversible", verify=lambda call: 1 / 0), 1, None),
+    "reversible": (reversible(lambda args, result: None), 1, None),
+}
+
+
+@pytest.mark.parametrize("case", DECLARED)
+def test_w1_what_was_broken_off_is_never_blindly_made_again(repo, world, case):
+    """W1: `verify` tells, or the tool can do no harm, or a person decides; and the key stays the same."""
+    declared, runs, answer = DECLARED[case]
+    graph = tool_node_graph(says(calls(call("work", what="y")), "ok"), [shaky(world, KeyboardInterrupt)])
+    agent = repo.wrap(graph, "s", effects={"work": declared} if declared else {})
+    with pytest.raises(KeyboardInterrupt):
+        agent.invoke(say("go"))
+    if answer is None:
+        with pytest.raises(Fenced, match=r"repo\.resolve"):
+            agent.invoke(None)
+    else:
+        agent.invoke(None)
+        assert agent.messages()[2].content == answer
+    assert len(world.happened("work")) == runs
+    assert len({c.idempotency_key for c in agent.tool_track()}) == 1
+
+
+@pytest.mark.parametrize(("outcome", "runs", "answer"), [("happened", 1, "seen"), ("did_not_happen", 2, "did y")])
+def test_w1_a_person_decides_and_the_turn_goes_on(repo, world, outcome, runs, answer):
+    """W1: a person may also say what a call that happened returned; the model gets that."""
+    graph = tool_node_graph(says(calls(call("work", what="y")), "ok"), [shaky(world, KeyboardInterrupt)])
+    agent = repo.wrap(graph, "s", effects={"work": "irreversible"})
+    with pytest.raises(KeyboardInterrupt):
+        agent.invoke(say("go"))
+    with pytest.raises(Fenced) as refused:
+        agent.invoke(None)
+    if outcome == "did_not_happen":
+        with pytest.raises(InvalidInput, match="only a call that happened"):
+            repo.resolve(refused.value.invocation, outcome, result="seen")
+    result = {"result": "seen"} if outcome == "happened" else {}
+    assert repo.resolve(refused.value.invocation, outcome, **result).result == result.get("result")
+    agent.invoke(None)
+    assert agent.messages()[2].content == answer
+    assert len(world.happened("work")) == runs
+
+
+def own_code(world: World) -> Any:
+    """Build a graph whose node calls the tools by itself."""
+    named = {made.name: made for made in [*world.tools(), shaky(world)]}
+    model = says(calls(call("note", text="n"), call("add", item="x"), call("work", what="y")), "ok")
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [named[wanted["name"]].invoke(wanted) for wanted in state["messages"][-1].tool_calls]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("model", lambda state: {"messages": [model.invoke(state["messages"])]})
+    graph.add_node("act", act)
+    graph.add_edge(START, "model")
+    graph.add_conditional_edges("model", tools_condition, {"tools": "act", "__end__": "__end__"})
+    graph.add_edge("act", "model")
+    return graph.compile()
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_t1_tools_that_a_node_calls_for_a_message_are_answered_like_those_of_a_tool_node(repo, world, declared):
+    """T1: what is done is not done again, declared or not, where the AI message in the state asked for it."""
+    agent = repo.wrap(own_code(world), "s", effects=world.effects() if declared else {}, check_effects=False)
+    with pytest.raises(RuntimeError):
+        agent.invoke(say("go"))
+    agent.invoke(None)
+    assert (len(world.notes), len(world.items)) == (1, 1)
+    assert [m.content for m in agent.messages()[2:5]] == ["noted", '{"item": "x", "number": 1}', "did y"]
+
+
+def test_w1_a_command_is_given_back_whole(repo, world):
+    """W1: an update of the state that a done call made reaches the state when its turn goes on."""
+
+    @tool
+    def hand_over(to: str) -> Command:
+        """Hand over."""
+        world.log.append(("hand_over", {"to": to}))
+        return Command(update={"messages": [ToolMessage("handed", tool_call_id="c1")]})
+
+    asked = calls(call("hand_over", "c1", to="Bob"), call("work", "c2", what="y"))
+    graph = tool_node_graph(says(asked, "ok"), [hand_over, shaky(world)])
+    agent = repo.wrap(graph, "s", effects={"hand_over": "irreversible"})
+    with pytest.raises(RuntimeError):
+        agent.invoke(say("go"))
+    agent.invoke(None)
+    assert sorted(str(m.content) for m in agent.messages()[2:4]) == ["did y", "handed"]
+    assert len(world.happened("hand_over")) == 1
+
+
+# -- kill -9
+
+CHILD = """
+import os, signal, sys, time
+import agentgit
+from langchain_core.tools import tool
+from scripted import GRAPHS
+from test_resumed_turns import killed_batch
+from banking import says
+
+@tool
+def add(item: str) -> dict:
+    "Write a line."
+    with open("log", "a") as log:
+        log.write(item + "\\n")
+    return {{"item": item}}
+
+@tool
+def work(what: str) -> str:
+    "Die in the middle of it, when the other call is recorded, and what LangGraph goes on from is saved."
+    other = agentgit.open({database!r})
+    while "done" not in [c.status for c in other.session("s").tool_track()] or agent.get_state().created_at is None:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+agent = agentgit.open({database!r}).wrap(GRAPHS[{kind!r}](says(killed_batch()), [add, work]), "s",
+    effects={{"add": "irreversible", "work": "irreversible"}}, check_effects=False)
+agent.invoke({{"messages": [("user", "go")]}}, durability="sync")
+"""
+
+
+def killed_batch() -> AIMessage:
+    """Ask for the two calls of which one kills the process."""
+    return calls(call("add", "c1", item="x"), call("work", "c2", what="y"))
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_w1_after_kill_9_in_a_batch_each_call_has_happened_at_most_once(repo, database, world, tmp_path, kind):
+    """W1: the done call is not made again, the broken off one waits for a person, and then the turn goes on."""
+    url = database.url.render_as_string(hide_password=False)
+    code = CHILD.format(database=url, kind=kind)
+    assert processes.run(code, cwd=tmp_path).returncode == -9
+    effects = world.effects(work="irreversible", add="irreversible")
+    tools = [made for made in world.tools() if made.name == "add"] + [shaky(world)]
+    agent = repo.wrap(GRAPHS[kind](says("ok"), tools), "s", effects=effects if kind == "functional" else {
+        name: effects[name] for name in ("add", "work")}, check_effects=False)  # fmt: skip
+    with pytest.raises(Fenced, match="nobody knows"):
+        agent.invoke(None)
+    lost = next(c for c in agent.tool_track() if c.status == "unknown")
+    repo.resolve(lost, "happened", result="did y")
+    assert agent.invoke(None)["messages"][-1].content == "ok"
+    assert world.log == []
+    assert (tmp_path / "log").read_text() == "x\n"
+
+
+def test_w1_a_task_that_was_broken_off_is_not_made_again(repo, world):
+    """W1: in the functional API no message tells of the call, and still it is known by its id and arguments."""
+    graph = functional_graph(says(calls(call("work", what="y")), "ok"), [shaky(world, KeyboardInterrupt)])
+    agent = repo.wrap(graph, "s", effects={"work": "irreversible"}, check_effects=False)
+    with pytest.raises(KeyboardInterrupt):
+        agent.invoke(say("go"))
+    with pytest.raises(Fenced, match=r"repo\.resolve"):
+        agent.invoke(None)
+    assert len(world.happened("work")) == 1

@@ -1,0 +1,692 @@
+"""Rollback: a new branch, the later effects reversed exactly once, newest first, and an honest report (D2, W1, W2)."""
+
+import asyncio
+from pathlib import Path
+
+import backend
+import processes
+import pytest
+from langchain_core.tools import tool
+from scripted import GRAPHS, World, call, calls, scripted, tool_node_graph
+from sqlalchemy import event
+
+import agentgit
+from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete, reversible
+
+STORY = (
+    calls(call("add", item="chair"), call("look")), "a chair",
+    calls(call("add", item="table"), call("charge", amount=5)), "a table",
+    calls(call("add", item="sofa")), "a sofa",
+)  # fmt: skip
+
+
+def say(text: str) -> dict:
+    return {"messages": [("user", text)]}
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def ready(repo, world, *replies, session="s", **more):
+    """Wrap the usual graph, and order a chair; `before` is the checkpoint after that."""
+    graph = tool_node_graph(scripted(*(replies or STORY)), world.tools())
+    agent = repo.wrap(graph, session, effects=world.effects(**more))
+    agent.run("order a chair")
+    return agent, agent.checkpoint("before")
+
+
+def facts(agent) -> tuple:
+    """Everything that must not change on a branch that was left."""
+    return agent.history(), [c.to_dict()["args"] for c in agent.tool_track()], [p.id for p in agent.checkpoints()]
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_d2_rollback_makes_a_branch_and_reverses_what_came_after(kind, repo, world):
+    """D2, W1: with any kind of graph, the old branch stays, the new one begins there, the world is as it was there."""
+    agent = repo.wrap(GRAPHS[kind](scripted(*STORY), world.tools()), "s", effects=world.effects())
+    agent.invoke(say("order a chair"))
+    before = agent.checkpoint("before")
+    agent.invoke(say("and a table"))
+    left = facts(agent)
+    assert (world.items, world.charges) == (["chair", "table"], [5])
+
+    retry = agent.rollback("before")
+
+    assert (world.items, world.charges) == (["chair"], [])
+    assert facts(agent) == left
+    assert retry.branch.name == "main-2"
+    assert retry.branch.is_current
+    assert retry.branch.branch_point_checkpoint_id == before.id
+    assert retry.branch.parent_session_id == agent.branch.id
+    assert retry.history() == before.conversation_history
+    assert retry.head.metadata["state_hash"] == before.metadata["state_hash"]
+    assert retry.invoke(say("rather a sofa"))["messages"][-1].content == "a table"
+    assert facts(agent) == left
+
+
+def test_d2_the_track_is_replayed_to_the_position_from_the_record(repo, world):
+    """D2: the new branch's track has the same calls, arguments and results, each saying which one it replays."""
+    agent, before = ready(repo, world)
+    agent.run("and a table")
+    calls_made = len(world.log)
+    retry = agent.rollback(before)
+    assert len(world.log) == calls_made + 2  # only the two undo functions ran
+    recorded, replayed = agent.tool_track(), retry.tool_track()
+    assert len(replayed) == before.get_tool_track_position() == 2
+    for old, new in zip(recorded, replayed, strict=False):
+        assert (new.tool_name, new.args, new.result, new.position) == (
+            old.tool_name,
+            old.args,
+            old.result,
+            old.position,
+        )
+        assert new.replay_of == old.id
+        assert new.internal_session_id == retry.branch.id
+    assert [item.invocation.id for item in retry.report.replayed] == [c.id for c in replayed]
+
+
+def test_d2_the_old_branch_stays_readable_and_runnable(repo, world):
+    """D2: what was left can be continued, and both branches go on apart from each other, each in a world it accepts."""
+    agent, before = ready(repo, world)
+    agent.run("and a table")
+    retry = agent.rollback(before)
+    agent = agent.switch(
+        "main", sync="ignore"
+    )  # the table was taken back, and the branch that ordered it is told so first
+    assert agent.run("on with the old one") == "a sofa"
+    retry = retry.switch("main-2", sync="ignore")
+    assert retry.run("on with the new one") == "a table"
+    assert len(agent.history()) == 14
+    assert len(retry.history()) == 10
+    assert [c.args.get("item") for c in agent.tool_track() if c.tool_name == "add"] == ["chair", "table", "sofa"]
+    assert [c.args.get("item") for c in retry.tool_track() if c.tool_name == "add"] == ["chair", "table"]
+
+
+def test_d2_branches_of_branches_of_branches(repo, world):
+    """D2: a rollback of a rollback of a rollback has the right track, conversation and world at every level."""
+    agent = repo.wrap(
+        tool_node_graph(scripted(*(r for n in range(9) for r in (call("add", item=str(n)), "ok"))), world.tools()),
+        "s",
+        effects=world.effects(),
+    )
+    agent.run("first")
+    for depth in range(1, 6):
+        agent.run(f"turn {depth}")
+        agent.run("too much")
+        agent = agent.rollback("HEAD~2")
+        assert len(agent.tool_track()) == depth + 1
+        assert len(world.items) == depth + 1
+        assert len([m for m in agent.history() if m["role"] == "user"]) == depth + 1
+    assert [b.name for b in agent.session.branches()] == ["main", "main-2", "main-3", "main-4", "main-5", "main-6"]
+    root = agent.rollback("main#1")
+    assert (world.items, root.history(), root.tool_track()) == ([], [], [])
+
+
+def test_d2_to_the_beginning_and_to_another_branch(repo, world):
+    """D2: any checkpoint of the session can be gone to, also one that is not on this branch's path."""
+    agent, before = ready(repo, world)
+    retry = agent.rollback("main#1", name="again")
+    assert (world.items, retry.history()) == ([], [])
+    retry.run("order a chair")
+    over = retry.rollback(before)
+    assert over.history() == before.conversation_history
+    assert over.branch.parent_session_id == agent.branch.id
+    assert world.items == []  # the chair of main was reversed by the first rollback, that of `again` by the second
+
+
+def test_w1_reversal_is_newest_first_in_world_order_across_branches(repo, world):
+    """W1: effects of all branches that are not on the path are reversed, in the order opposite to how they happened."""
+    agent, before = ready(repo, world)
+    other = agent.fork(name="other")
+    other.run("there")
+    agent = agent.switch("main", sync="ignore")
+    agent.run("here")
+    world.log.clear()
+    agent.rollback(before)
+    undone = [(name, args.get("item") or args.get("amount")) for name, args in world.log]
+    assert sorted(undone[:2]) == sorted(undone[2:]) == [("refund", 5), ("remove", "table")]
+    assert world.items == ["chair"]
+
+
+def test_w1_each_effect_is_reversed_exactly_once(repo, world):
+    """W1: a second rollback over the same effects runs no undo twice."""
+    agent, before = ready(repo, world)
+    agent.run("and a table")
+    agent.rollback(before)
+    agent.rollback(before)
+    agent.rollback("main#1")
+    assert sorted(name for name, *_ in world.undone) == ["refund", "remove", "remove"]
+    assert sorted(args.get("item", "") for _, args, _ in world.undone) == ["", "chair", "table"]
+
+
+def test_w1_undo_gets_arguments_result_and_invocation(repo):
+    """W1: an undo function gets what the tool got and gave; with a third parameter also the invocation."""
+    got = []
+
+    @tool
+    def order(item: str) -> dict:
+        """Order."""
+        return {"order_id": 41}
+
+    graph = tool_node_graph(scripted(calls(call("order", item="x")), "ok"), [order])
+    undo = reversible(lambda args, result, invocation: got.append((args, result, invocation.tool_name)))
+    agent = repo.wrap(graph, "s", effects={"order": undo})
+    agent.run("go")
+    agent.rollback("main#1")
+    assert got == [({"item": "x"}, {"order_id": 41}, "order")]
+
+
+async def test_w1_async_undo_runs_on_the_callers_loop(repo, world):
+    """W1: an undo function may be a coroutine; from arollback it runs on the same event loop."""
+    loops = []
+
+    async def undo(args, result):
+        await asyncio.sleep(0)
+        loops.append(asyncio.get_running_loop())
+        world.items.remove(args["item"])
+
+    graph = tool_node_graph(scripted(call("add", item="a"), "ok", call("add", item="b"), "ok"), world.tools())
+    agent = repo.wrap(graph, "s", effects={"add": reversible(undo)})
+    await agent.arun("one")
+    await agent.arollback("main#1")
+    assert loops == [asyncio.get_running_loop()]
+    agent = await agent.aswitch("main", sync="ignore")
+    await agent.arun("two")
+    await asyncio.to_thread(agent.rollback, "main#2")
+    assert world.items == []
+
+
+def test_w2_the_plan_does_nothing_and_says_everything(repo, world):
+    """W2: a dry run names every effect with its reason; nothing is run, made or changed."""
+    agent, before = ready(repo, world, STORY[0], "ok", calls(*(call(*c[:1], **c[1]) for c in EVERY)), "done")
+    agent.run("everything")
+    left, log = facts(agent), list(world.log)
+    plan = agent.plan_rollback(before)
+    decided = {step.invocation.tool_name: step.action for step in plan.steps}
+    assert decided == {"add": "reverse", "charge": "reverse", "send": "block", "note": "keep"}
+    assert not plan.is_admissible
+    assert all(step.why for step in plan.steps)
+    assert (facts(agent), world.log, len(agent.session.branches())) == (left, log, 1)
+
+
+EVERY = [
+    ("add", {"item": "x"}), ("charge", {"amount": 1}), ("look", {}), ("send", {"text": "t"}), ("note", {"text": "n"}),
+]  # fmt: skip
+
+
+def test_irreversible_effects_block_before_anything_happened(repo, world):
+    """W3: RollbackBlocked carries the plan, no branch is made and nothing reversed; force keeps and reports them."""
+    agent, before = ready(repo, world, STORY[0], "ok", calls(*(call(*c[:1], **c[1]) for c in EVERY)), "done")
+    agent.run("everything")
+    with pytest.raises(RollbackBlocked, match="cannot be undone") as caught:
+        agent.rollback(before)
+    assert [step.invocation.tool_name for step in caught.value.plan.blockers] == ["send"]
+    assert len(agent.session.branches()) == 1
+    assert world.undone == []
+    forced = agent.rollback(before, force=True)
+    assert {item.invocation.tool_name for item in forced.report.kept} == {"send", "note"}
+    assert {item.invocation.tool_name for item in forced.report.reversed} == {"add", "charge"}
+    assert world.sent == ["t"]
+    assert world.items == ["chair"]
+
+
+def test_undeclared_effects_do_not_block_and_are_listed(repo, world):
+    """W3: what nobody declared stays in the world and stays visible in the plan and the report."""
+    agent, before = ready(repo, world, STORY[0], "ok", calls(call("note", text="n")), "done")
+    agent.run("note it")
+    retry = agent.rollback(before)
+    (kept,) = retry.report.kept
+    assert kept.invocation.tool_name == "note"
+    assert "declare" in kept.reason
+
+
+def test_tools_keep_and_require_clean(repo, world):
+    """D2: tools="keep" leaves the world alone, "require_clean" refuses if there is anything to reverse."""
+    agent, before = ready(repo, world)
+    agent.run("and a table")
+    with pytest.raises(RollbackBlocked, match="clean"):
+        agent.rollback(before, tools="require_clean")
+    kept = agent.rollback(before, tools="keep")
+    assert world.items == ["chair", "table"]
+    assert len(kept.report.kept) == 2
+    assert agent.rollback("HEAD", tools="require_clean").report.reversed == []
+    with pytest.raises(InvalidInput, match="tools="):
+        agent.rollback(before, tools="maybe")
+    with pytest.raises(InvalidInput, match="on_error="):
+        agent.rollback(before, on_error="maybe")
+
+
+def test_what_a_rollback_kept_is_accepted_from_then_on(repo, world):
+    """W3: behind a forced rollback the kept mail blocks no later one; where nobody accepted it, it still does."""
+    agent, before = ready(repo, world, STORY[0], "ok", call("send", text="t"), "sent")
+    agent.run("send")
+    forced = agent.rollback(before, force=True)
+    earlier = forced.fork().rollback("main#1")
+    assert [item.reason for item in earlier.report.kept] == ["an earlier rollback kept it"]
+    assert world.items == []
+    with pytest.raises(RollbackBlocked):
+        agent.rollback(before)
+
+
+def test_failed_calls_are_never_reversed(repo, world):
+    """W1: a call that failed has no result to reverse; it is listed, not undone."""
+    graph = tool_node_graph(scripted("hi", calls(call("fail", why="x")), "ok"), world.tools(), handle_tool_errors=True)
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    agent.run("hi")
+    agent.run("try")
+    retry = agent.rollback("HEAD~1")
+    assert world.undone == []
+    assert [item.invocation.tool_name for item in retry.report.kept] == ["fail"]
+
+
+async def test_w1_async_undo_works_where_a_loop_runs_already(repo, world):
+    """W1: a synchronous rollback in a notebook's cell can wait for an undo that is a coroutine."""
+
+    async def undo(args, result):
+        await asyncio.sleep(0)
+        world.items.remove(args["item"])
+
+    graph = tool_node_graph(scripted(call("add", item="a"), "ok"), world.tools())
+    agent = repo.wrap(graph, "s", effects={"add": reversible(undo)})
+    agent.run("one")
+    agent.rollback("main#1")
+    assert world.items == []
+
+
+# -- when a reversal fails
+
+
+def test_w1_a_failing_undo_stops_says_so_and_can_be_resumed(repo, world):
+    """W1: the rollback stops, the old branch is as before, the report is exact, resume does the rest exactly once."""
+    one_by_one = (call("add", item="table"), call("charge", amount=5), "paid", call("add", item="sofa"), "a sofa")
+    agent, before = ready(repo, world, *STORY[:2], *one_by_one)
+    agent.run("and a table")
+    agent.run("and a sofa")
+    left = facts(agent)
+    world.broken.add("5")
+    with pytest.raises(RollbackIncomplete, match="5 is stuck") as caught:
+        agent.rollback(before, name="retry")
+    report = caught.value.report
+    assert [item.invocation.args["item"] for item in report.reversed] == ["sofa"]
+    assert [item.invocation.tool_name for item in report.failed] == ["charge"]
+    assert [item.invocation.args["item"] for item in report.remaining] == ["table"]
+    (operation,) = repo.session().operations()
+    assert (operation.id, operation.status, operation.kind) == (caught.value.operation, "partial", "rollback")
+    assert facts(agent) == left
+    assert repo.session().branch(name="retry").status == "partial"
+    assert repo.session().branch().name == "main"
+    with pytest.raises(Conflict, match="resume"):
+        repo.wrap(agent.graph, "s", branch="retry").run("hi")
+
+    with pytest.raises(RollbackIncomplete):
+        repo.resume(operation)
+    world.broken.clear()
+    assert repo.resume(operation).status == "done"
+    assert (world.items, world.charges) == (["chair"], [])
+    assert [args.get("item") for name, args, _ in world.undone if name == "remove"] == ["sofa", "table"]
+    assert repo.session().operations()[0].status == "done"
+    assert repo.session().branch().name == "retry"
+    assert repo.resume(operation).status == "done"  # again does nothing
+
+
+def test_w1_on_error_continue_goes_on_with_the_others(repo, world):
+    """W1: with on_error="continue" every reversal is tried once, and the rollback is still not called done."""
+    agent, before = ready(repo, world)
+    agent.run("and a table")
+    world.broken.add("5")
+    with pytest.raises(RollbackIncomplete) as caught:
+        agent.rollback(before, on_error="continue")
+    assert [item.invocation.tool_name for item in caught.value.report.failed] == ["charge"]
+    assert [item.invocation.tool_name for item in caught.value.report.reversed] == ["add"]
+    assert caught.value.report.remaining == []
+
+
+def test_a_person_can_say_that_it_was_reversed_by_hand(repo, world):
+    """W1: repo.resolve records what really happened, and resume goes on from there."""
+    agent, before = ready(repo, world)
+    agent.run("and a table")
+    world.broken.add("5")
+    with pytest.raises(RollbackIncomplete) as caught:
+        agent.rollback(before)
+    failed = caught.value.report.failed[0].invocation
+    with pytest.raises(InvalidInput, match="happened"):
+        repo.resolve(failed, "maybe")
+    assert repo.resolve(failed, "did_not_happen").status == "reverse_failed"
+    assert repo.resolve(failed, "happened").status == "reversed"
+    with pytest.raises(InvalidInput, match="nothing to decide"):
+        repo.resolve(failed, "happened")
+    assert repo.resume(caught.value.operation).status == "done"
+    assert world.charges == [5]  # it was said to be done by hand, so nothing was done twice
+
+
+@pytest.mark.long
+def test_the_same_request_twice_gives_the_same_branch(repo, world):
+    """D2: a retried request is not a second rollback; for another target the id is refused."""
+    agent, before = ready(repo, world)
+    agent.run("and a table")
+    first = agent.rollback(before, request_id="r1")
+    second = agent.rollback(before, request_id="r1")
+    assert first.branch.id == second.branch.id
+    assert first.report.to_dict() == second.report.to_dict()
+    assert len(world.undone) == 2
+    with pytest.raises(InvalidInput, match="r1"):
+        agent.rollback("main#1", request_id="r1")
+
+
+def test_a_request_id_does_not_pass_one_rollback_off_as_another(repo, world):
+    """D2, W8: what left the world alone is no answer to who asks to have it taken back; nothing is done."""
+    agent, before = ready(repo, world)
+    agent.run("and a table")
+    agent.rollback(before, request_id="r1", tools="keep")
+    for other in ({}, {"conversation": False}, {"tools": "keep", "replay": "redo"}):
+        with pytest.raises(InvalidInput, match=r"r1.*tools='keep'.*take another one"):
+            agent.rollback(before, request_id="r1", **other)
+    assert not world.undone
+    assert len(agent.session.branches()) == 2
+    switch = agent.switch("main", sync="ignore") and repo.session().operations()[0]
+    with pytest.raises(InvalidInput, match="was used for a switch"):
+        agent.rollback(before, request_id=switch.request_id)
+
+
+@pytest.mark.parametrize("lazy", [
+    lambda did: lambda args, result: (did(args) for _ in "1"),
+    lambda did: lambda args, result: map(did, [args]),
+])  # fmt: skip
+def test_an_undo_none_of_whose_steps_ran_has_reversed_nothing(repo, world, lazy):
+    """W1: an undo function that gives a generator or a map has done nothing; it is not called reversed."""
+    agent = repo.wrap(
+        tool_node_graph(scripted(call("add", item="chair"), "done"), world.tools()), "s",
+        effects=world.effects(add=reversible(lazy(lambda args: world.items.remove(args["item"])))),
+    )  # fmt: skip
+    agent.run("order a chair")
+    with pytest.raises(RollbackIncomplete, match="none of whose steps has run"):
+        agent.rollback("main#1")
+    assert agent.tool_track()[0].status == "reverse_failed"
+    assert world.items == ["chair"]
+
+
+def test_an_exception_without_a_text_is_journaled_all_the_same(repo):
+    """W1: a tool, a precheck and an undo whose exception cannot tell its text have each their true status."""
+
+    class Mute(Exception):
+        def __str__(self):
+            raise ValueError("no text")
+
+    def refuse(*_):
+        raise Mute
+
+    @tool
+    def put(item: str) -> str:
+        """Put."""
+        if item == "bad":
+            raise Mute
+        return item
+
+    story = scripted(call("put", item="good"), "done", call("put", item="bad"))
+    agent = repo.wrap(tool_node_graph(story, [put]), "s", effects={"put": reversible(refuse)})
+    agent.run("put it")
+    with pytest.raises(Mute):
+        agent.run("put it")
+    assert [(c.status, c.error_message) for c in agent.tool_track()] == [("done", None), ("unknown", "Mute")]
+    with pytest.raises(RollbackIncomplete, match="its undo raised Mute"):
+        agent.rollback("main#1")
+    assert agent.tool_track()[0].status == "reverse_failed"
+    checked = repo.wrap(agent.graph, "s", effects={"put": reversible(refuse, precheck=refuse)})
+    assert "its precheck raised Mute" in str(checked.plan_rollback("main#1"))
+
+
+def test_a_running_branch_is_not_rolled_back_under_its_turn(repo, world):
+    """Bad input: while a turn runs, its branch cannot be rolled back, and nothing is half done."""
+    agent, _ = ready(repo, world)
+    stream = agent.stream(say("and a table"))
+    next(stream)
+    with pytest.raises(Conflict, match="running"):
+        agent.rollback("before")
+    with pytest.raises(Conflict, match="running"):
+        agent.checkpoint("now")
+    stream.close()
+    assert len(agent.session.branches()) == 1
+
+
+# -- after a restart, and after a crash
+
+
+def undo_file(args, result):
+    """Undo of `touch` below."""
+    Path(result["path"]).unlink()
+
+
+TOUCHING = {"touch": reversible(undo_file)}
+"""What who trusts this module knows of it."""
+
+
+CHILD = """
+import sys
+from pathlib import Path
+import agentgit
+from langchain_core.tools import tool
+from scripted import call, calls, scripted, tool_node_graph
+
+@tool
+def touch(name: str) -> dict:
+    "Make a file."
+    path = Path(name)
+    path.write_text("here")
+    if name == "die":
+        import os, signal
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {{"path": str(path)}}
+
+graph = tool_node_graph(scripted(call("touch", name="a"), "ok", calls(call("touch", name={second!r})), "ok"), [touch])
+repo = agentgit.open({database!r})
+agent = repo.wrap(graph, "s", effects={{"touch": agentgit.reversible("test_rollback:undo_file")}})
+agent.run("one")
+agent.run("two")
+"""
+
+
+def run_child(database, folder: Path, second: str) -> int:
+    code = CHILD.format(database=database.url.render_as_string(hide_password=False), second=second)
+    return processes.run(code, cwd=folder).returncode
+
+
+def test_w1_another_process_reverses_with_a_trusted_module(repo, database, tmp_path, monkeypatch):
+    """W1: after a restart, without the graph and without effects=, a rollback has the undo of a trusted module."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    assert run_child(database, folder, "b") == 0
+    monkeypatch.chdir(folder)
+    agent = repo.wrap(tool_node_graph(scripted("hi"), []), "s")
+    with pytest.raises(RollbackBlocked, match="test_rollback:undo_file is not declared here"):
+        agent.rollback("main#2")
+    repo.trust(__name__)
+    retry = agent.rollback("main#2")
+    assert [item.invocation.args["name"] for item in retry.report.reversed] == ["b"]
+    assert (folder / "a").exists()
+    assert not (folder / "b").exists()
+
+
+def test_w1_without_its_undo_function_a_reversible_effect_blocks(repo, world):
+    """W1: a local undo function does not survive a restart; that is said before anything happens."""
+    agent, before = ready(repo, world)
+    agent.run("and a table")
+    with agentgit.open(backend.url(repo)) as later:
+        again = later.wrap(tool_node_graph(scripted("hi"), []), "s")
+        with pytest.raises(RollbackBlocked, match="wrap the graph again"):
+            again.rollback(before)
+    assert world.undone == []
+
+
+def test_w1_a_call_whose_process_was_killed_is_unknown_and_blocks(repo, database, tmp_path, monkeypatch):
+    """W1: after kill -9 inside a tool the branch is free again, and nobody pretends to know what happened."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    assert run_child(database, folder, "die") == -9
+    monkeypatch.chdir(folder)
+    assert repo.session("s").branch().status == "running"
+    agent = repo.wrap(tool_node_graph(scripted("ok", "ok", "well"), []), "s")
+    assert not agent.plan_rollback("main#2").is_admissible
+    assert [c.status for c in agent.tool_track()] == ["done", "unknown"]
+    assert repo.session("s").branch().status == "open"
+    with pytest.raises(RollbackBlocked, match="unknown"):
+        agent.rollback("main#2")
+    # A person looks, sees the file, and says so; its result was never recorded, so the undo cannot use it.
+    seen = repo.resolve(agent.tool_track()[1], "did_not_happen")
+    assert seen.status == "failed"
+    assert agent.rollback("main#2").branch.name == "main-2"
+
+
+KILLED = """
+import sys, os, signal
+import agentgit, test_rollback
+from scripted import World, scripted, tool_node_graph
+world = World()
+def undo(world, args, result):
+    print(args["item"], flush=True)
+    if args["item"] == "table" and {die!r} == "inside":
+        os.kill(os.getpid(), signal.SIGKILL)
+undo.__module__, undo.__qualname__ = "scripted", "World.remove"
+World.remove = undo
+repo = agentgit.open({database!r})
+if {die!r} == "publish":
+    from agentgit.rollback.finish import Finisher
+    Finisher.branch = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
+agent = repo.wrap(tool_node_graph(scripted("x"), world.tools()), "s", effects=world.effects())
+agent.rollback("before", request_id="r")
+"""
+
+
+@pytest.mark.parametrize("die", ["inside", "publish"])
+def test_w1_a_rollback_killed_half_way_is_finished_by_resume(die, repo, database, world):
+    """W1: after kill -9 inside an undo or before publishing, the old branch is as before and nothing is done twice."""
+    agent, _ = ready(repo, world, STORY[0], "ok", call("add", item="table"), "ok", call("add", item="sofa"), "ok")
+    agent.run("table")
+    agent.run("sofa")
+    left = facts(agent)
+    code = KILLED.format(database=database.url.render_as_string(hide_password=False), die=die)
+    done = processes.run(code)
+    assert done.returncode == -9, done.stderr
+    assert done.stdout.split() == ["sofa", "table"]
+    assert facts(agent) == left
+    assert repo.session("s").branch().name == "main"
+    (operation,) = repo.session("s").operations()
+    assert operation.status == "running"
+    if die == "inside":  # nobody knows whether the undo of the table had its effect
+        with pytest.raises(RollbackIncomplete, match="unknown"):
+            repo.resume(operation)
+        repo.resolve(agent.tool_track()[-2], "happened")
+    report = repo.resume(operation)
+    assert report.status == "done"
+    assert [item.invocation.args["item"] for item in report.reversed] == ["sofa", "table"]
+    assert world.undone == []
+    assert repo.session("s").branch().name == report.branch == "main-2"
+
+
+# -- fork, undo, switch
+
+
+def test_fork_makes_a_branch_without_touching_the_world(repo, world):
+    """D2: a fork leaves the world and the current branch alone, and both branches go on."""
+    agent, before = ready(repo, world)
+    agent.run("and a table")
+    log = list(world.log)
+    here, there = agent.fork(), agent.fork(before, name="there")
+    assert world.log == log
+    assert here.history() == agent.history()
+    assert there.history() == before.conversation_history
+    assert (here.branch.name, there.branch.name) == ("main-2", "there")
+    assert agent.branch.is_current
+    assert [c.replay_of for c in here.tool_track()] == [c.id for c in agent.tool_track()]
+    assert here.report is None
+    with pytest.raises(Conflict, match="there"):
+        agent.fork(name="there")
+    for bad in ("", "a#1", "a~", "HEAD", "12", "a\nb"):
+        with pytest.raises(InvalidInput, match="called"):
+            agent.fork(name=bad)
+
+
+def test_undo_goes_back_one_step_at_a_time(repo, world):
+    """D2: undo() is a rollback to the previous checkpoint that differs; doing it again goes further back."""
+    agent, _ = ready(repo, world)
+    agent.run("and a table")
+    once = agent.undo()
+    assert world.items == ["chair"]
+    assert len(once.history()) == 5
+    twice = once.undo()
+    assert (world.items, twice.history()) == ([], [])
+    with pytest.raises(NotFound, match="no earlier"):
+        twice.undo()
+
+
+def test_undo_goes_back_several_steps_at_once(repo, world):
+    """D2: undo(n) is one rollback over n differing points; its plan says which; too far is refused with the number."""
+    agent, _ = ready(repo, world)
+    agent.run("and a table")
+    assert agent.plan_undo(2).target == "main#1"
+    back = agent.undo(2)
+    assert (world.items, back.history(), len(agent.session.branches())) == ([], [], 2)
+    with pytest.raises(NotFound, match="2 earlier checkpoints"):
+        agent.undo(3)
+    with pytest.raises(InvalidInput, match="from 1"):
+        agent.undo(0)
+
+
+async def test_a_redo_says_what_it_would_run_again(repo, world):
+    """D2: plan_redo() shows the calls that redo() makes; where no rollback was, there is nothing to redo."""
+    agent, _ = ready(repo, world)
+    with pytest.raises(NotFound, match="nothing to redo"):
+        agent.plan_redo()
+    assert (await agent.aplan_undo()).target == "main#1"
+    back = await agent.aundo(1)
+    assert [step.invocation.args for step in (await back.aplan_redo()).redos] == [{"item": "chair"}]
+    assert back.redo().branch.name == "main"
+    assert world.items == ["chair"]
+
+
+def test_undo_after_a_broken_turn_goes_back_to_before_it(repo, world):
+    """D2: a turn that raised half way is undone as a whole."""
+    agent, _ = ready(repo, world, STORY[0], "ok", calls(call("add", item="table"), call("fail", why="x")))
+    with pytest.raises(RuntimeError):
+        agent.run("table, and fail")
+    assert world.items == ["chair", "table"]
+    back = agent.undo()
+    assert world.items == ["chair"]
+    assert back.history()[-1]["content"] == "ok"
+
+
+def test_switch_continues_on_another_branch(repo, world):
+    """D2: switch moves the session's current branch and returns an agent there; the one that was asked stays."""
+    agent, before = ready(repo, world)
+    agent.run("and a table")
+    retry = agent.rollback(before)
+    again = retry.switch("main", sync="ignore")
+    assert (again.branch.name, retry.branch.name) == ("main", "main-2")
+    assert repo.session("s").branch().name == "main"
+    assert again.run("on") == "a sofa"
+
+
+def test_rollbacks_of_two_sessions_do_not_touch_each_other(repo, world):
+    """D2: each session has its own world; only its own effects are reversed."""
+    one, before = ready(repo, world, session="one")
+    two, _ = ready(repo, world, session="two")
+    two.run("and a table")
+    one.rollback(before)
+    assert world.items == ["chair", "chair", "table"]
+
+
+def test_w1_a_report_of_many_calls_is_read_at_once(repo, world):
+    """W1: what became of many calls is read in as many statements as what became of a few."""
+    said, counts = [], set()
+    event.listen(backend.database(repo).engine, "before_cursor_execute", lambda *told: said.append(told[2]))
+    for name, many in (("few", 3), ("many", 30)):
+        asked = calls(*(call("add", item=f"{name}-{n}") for n in range(many)))
+        agent = repo.wrap(tool_node_graph(scripted(asked, "ok"), world.tools()), name, effects=world.effects())
+        before = agent.checkpoint("before")
+        agent.run("go")
+        back = agent.rollback(before)
+        said.clear()
+        assert sorted(item.invocation.position for item in back.report.reversed) == list(range(many))
+        counts.add(len(said))
+    assert len(counts) == 1

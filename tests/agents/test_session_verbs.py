@@ -1,0 +1,175 @@
+"""The verbs of a repository that move the world, without a graph at hand (W1, W2, W5, W8)."""
+
+import backend
+import pytest
+from scripted import World, call, scripted, tool_node_graph
+
+import agentgit
+from agentgit import reversible
+from agentgit.errors import Ambiguous, Conflict, InvalidInput, NotFound, RollbackBlocked, WorldDiverged
+
+WORLD = World()
+
+
+def remove(args, result):
+    """Undo `add` in another process, or what plays one here: that trusts this module."""
+    WORLD.remove(args, result)
+
+
+DECLARED = {"add": reversible(remove)}
+"""What who trusts this module knows of it."""
+
+
+@pytest.fixture
+def world():
+    """An empty world."""
+    WORLD.__init__()
+    return WORLD
+
+
+@pytest.fixture
+def agent(repo, world):
+    """An agent that has put a chair and then a table into the world."""
+    graph = tool_node_graph(scripted(call("add", item="chair"), "ok", call("add", item="table"), "ok"), world.tools())
+    made = repo.wrap(graph, "s", effects=world.effects(add=reversible(remove)))
+    made.run("one")
+    made.checkpoint("one chair")
+    made.run("two")
+    return made
+
+
+@pytest.fixture
+def later(repo, agent):
+    """The repository as another process opens it: no graph was wrapped there."""
+    with agentgit.open(backend.url(repo), trust=[__name__]) as later:
+        yield later
+
+
+def test_w1_a_rollback_needs_no_graph(later, world):
+    """W1, W2: plan and rollback work with the undo function of a trusted module; the report names the new branch."""
+    plan = later.session("s").plan_rollback("one chair")
+    assert [step.invocation.args for step in plan.reversals] == [{"item": "table"}]
+    assert world.items == ["chair", "table"]
+    report = later.session("s").rollback("one chair", name="again", request_id="click")
+    assert (report.branch, report.status, report.kind) == ("again", "done", "rollback")
+    assert world.items == ["chair"]
+    assert later.session("s").branch().name == "again"
+    assert later.session("s").rollback("one chair", branch="main", request_id="click") == report
+    assert len(world.undone) == 1
+
+
+def test_w1_a_request_keeps_its_report_whatever_came_after(later, world):
+    """W1: the same request tells what it did, also when its branch was switched to since."""
+    report = later.session("s").rollback("one chair", request_id="click")
+    later.session("s").switch("main", sync="ignore")
+    later.session("s").switch(report.branch, sync="note")
+    assert later.session("s").rollback("one chair", branch="main", request_id="click") == report
+
+
+def test_w8_the_world_alone_goes_back(later, world):
+    """W8: without the conversation no branch is made, and the report says which kind it was."""
+    assert later.session("s").plan_rollback("main#1", conversation=False).kind == "world_only"
+    report = later.session("s").rollback("main#1", conversation=False)
+    assert (report.kind, report.branch, world.items) == ("world_only", "main", [])
+    assert len(later.session("s").branches()) == 1
+
+
+def test_w5_switch_moves_the_session_and_brings_the_world_if_it_is_asked_to(later, agent, world):
+    """W5: without sync nothing is touched and nothing recorded; what cannot be made again here blocks, and says why."""
+    later.session("s").rollback("one chair", name="other")
+    before = len(later.session("s").operations())
+    assert later.session("s").switch("main").operation_id == 0
+    assert len(later.session("s").operations()) == before
+    assert later.session("s").branch().name == "main"
+    with pytest.raises(WorldDiverged):
+        agent.run("on")
+    assert later.session("s").plan_switch("main").blockers
+    with pytest.raises(RollbackBlocked, match="the tool add is not here"):
+        later.session("s").switch("main", sync="world")
+    agent.session.switch("main", sync="world")
+    assert world.items == ["chair", "table"]
+    assert later.session("s").switch("other", sync="ignore").kind == "switch"
+
+
+@pytest.mark.long
+def test_what_a_person_saw_is_recorded_with_the_result(repo, world):
+    """W1: a call that was broken off and happened gets the result that its undo function needs."""
+
+    def put(args, result):
+        world.undone.append(("put", args, result))
+
+    class Killed(BaseException):
+        pass
+
+    def dying(item):
+        raise Killed
+
+    tools = world.tools()
+    next(tool for tool in tools if tool.name == "add").func = dying
+    agent = repo.wrap(
+        tool_node_graph(scripted(call("add", item="safe"), "ok"), tools),
+        "s",
+        effects=world.effects(add=reversible(put)),
+    )
+    with pytest.raises(Killed):
+        agent.run("a safe")
+    agent.plan_rollback("main#1")
+    (lost,) = repo.session("s").tool_track()
+    assert lost.status == "unknown"
+    with pytest.raises(InvalidInput, match="Leave it out"):
+        repo.resolve(lost, "did_not_happen", result={"number": 9})
+    assert repo.resolve(lost, "happened", result={"number": 9}).result == {"number": 9}
+    repo.session("s").rollback("main#1")
+    assert world.undone == [("put", {"item": "safe"}, {"number": 9})]
+
+
+def test_an_operation_is_found_by_its_id(repo, agent):
+    """`resume` takes an operation or its id; another user's is not found, nor what is no id."""
+    agent.rollback("one chair")
+    (operation,) = repo.session("s").operations()
+    assert repo.operation(operation.id) == operation
+    assert repo.resume(operation.id).status == "done"
+    with agentgit.open(backend.url(repo), user="mallory") as other:
+        for ask in (other.operation, other.resume):
+            with pytest.raises(NotFound, match="no operation"):
+                ask(operation.id)
+    for bad in (None, "x", 1.5, -1, 2**70):
+        with pytest.raises(NotFound, match="no operation"):
+            repo.resume(bad)
+        with pytest.raises(NotFound, match="no tool invocation"):
+            repo.resolve(bad, "happened")
+
+
+def test_wrong_names_are_refused(repo, agent):
+    """Bad input: a wrong session, branch, place or mode is the failure that it is everywhere, and nothing is done."""
+    agent.checkpoint("twice")
+    fork = agent.fork(name="fork")
+    fork.checkpoint("twice")
+    agent.fork("main#1", name="early")
+    with pytest.raises(NotFound):
+        repo.session("nobody")
+    session = repo.session("s")
+    for ask in (session.plan_rollback, session.rollback):
+        with pytest.raises(NotFound):
+            ask("main#1", branch="nothing")
+        with pytest.raises(NotFound):
+            ask("nowhere")
+        with pytest.raises(Ambiguous):
+            ask("twice", branch="early")
+        with pytest.raises(InvalidInput):
+            ask("main#1", tools="undo")
+    for switch in (session.plan_switch, session.switch):
+        with pytest.raises(NotFound):
+            switch("nothing")
+    with pytest.raises(InvalidInput):
+        repo.session("s").switch("main", sync="perhaps")
+    assert len(repo.session("s").operations()) == 2
+
+
+def test_a_half_done_branch_is_not_switched_to(repo, agent, world):
+    """W1: what a rollback has not finished cannot be used by way of the repository either."""
+    world.broken.add("table")
+    with pytest.raises(agentgit.RollbackIncomplete):
+        repo.session("s").rollback("one chair", name="half")
+    with pytest.raises(Conflict):
+        repo.session("s").switch("half")

@@ -1,0 +1,354 @@
+"""`session.stats`: figures of sessions, branches and users, and what models used, without a manual call (B6, W12)."""
+
+import operator
+from typing import Annotated
+
+import backend
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
+from langgraph.func import entrypoint
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
+from puts import on, put
+from scripted import GRAPHS, World, obedient, tool_node_graph
+
+import agentgit
+from agentgit import SQLModelSaver
+from agentgit.demo import ScriptedModel
+from agentgit.errors import InvalidInput, NotFound
+from agentgit.render.views.maintenance import stats_lines
+from agentgit.sessions.stats import UsedTokens, added, beyond, cost_of
+from agentgit.store.threads import token_usage
+from agentgit.values import to_json
+
+
+def said(text="ok", into=10, out=5, model="m", **more):
+    """An answer that says what it used."""
+    used = {"input_tokens": into, "output_tokens": out, "total_tokens": into + out}
+    return AIMessage(text, usage_metadata=used, response_metadata={"model_name": model}, **more)
+
+
+def talking(**how):
+    """A model whose answers say what they used: ten tokens in for each message, five out."""
+    return ScriptedModel(rule=lambda messages: said(into=10 * len(messages), **how))
+
+
+def wrap(repo, session="s", model=None, kind="tool_node", **how):
+    """An agent whose model says what it used."""
+    world = World()
+    return repo.wrap(GRAPHS[kind](model or talking(), world.tools()), session, effects=world.effects(), **how)
+
+
+# -- figures
+
+
+def test_b6_the_figures_of_a_session(repo):
+    """B6: total, unique names, count per name, first, last, duration; branches, rollbacks, reversals, calls."""
+    world = World()
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    for n in range(3):
+        agent.run(f"add i{n}")
+        agent.checkpoint("cart")
+    agent.checkpoint("paid")
+    retry = agent.rollback("main#3")
+    retry.run("add x")
+    agent.fork("main#2")
+    found = repo.session("s").stats()
+    total, points = found.total, [p for b in repo.session("s").branches() for p in _own(repo, b)]
+    assert (total.checkpoints, total.automatic, total.named) == (14, 10, 4)
+    assert (found.names, found.unique_names) == ({"cart": 3, "paid": 1}, 2)
+    assert total.first == min(p.created_at for p in points)
+    assert total.last == max(p.created_at for p in points)
+    assert total.duration_seconds == (total.last - total.first).total_seconds()
+    assert total.calls == {"done": 2, "reversed": 2}
+    assert (total.rollbacks, total.operations) == (1, {"fork": 1, "rollback": 1})
+    assert (total.reversals, total.reversal_success) == (2, 1.0)
+    assert [(one.name, one.figures.checkpoints, one.figures.rollbacks) for one in found.branches] == [
+        ("main", 10, 1), ("main-2", 3, 0), ("main-3", 1, 0),
+    ]  # fmt: skip
+    assert repo.session("s").stats(branch="main-2").total.calls == {"done": 1}
+    assert repo.session("s").stats(branch="main-2").subject == "branch main-2 of session s"
+
+
+def _own(repo, branch):
+    return [p for p in repo.session("s").checkpoints(branch=branch.name) if p.internal_session_id == branch.id]
+
+
+@pytest.mark.long
+def test_b6_a_reversal_that_failed_counts(repo):
+    """B6: the success of reversals is the share of the effects to reverse that were reversed."""
+    world = World()
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    for item in ("a", "b", "c"):
+        agent.run(f"add {item}")
+    world.broken.add("a")
+    with pytest.raises(agentgit.RollbackIncomplete):
+        agent.rollback("main#1")
+    assert repo.session("s").stats().total.reversal_success == pytest.approx(2 / 3)
+
+
+def test_b6_the_figures_of_a_user_and_of_nobody(repo):
+    """B6: a user's figures are those of all his sessions and of no other user's; an empty session has zeros."""
+    wrap(repo, "a").run("hi")
+    wrap(repo, "b").run("hi")
+    with agentgit.open(backend.url(repo), user="other") as other:
+        wrap(other, "c").run("hi")
+        assert other.maintenance.stats().sessions == 1
+        with pytest.raises(NotFound):
+            other.session("a").stats()
+    found = repo.maintenance.stats()
+    assert (found.sessions, found.total.checkpoints, found.total.tokens["m"].messages) == (2, 4, 2)
+    repo.session("empty", create=True)
+    empty = repo.session("empty").stats()
+    assert empty.total.to_dict()["checkpoints"] == 0
+    assert (empty.total.duration_seconds, empty.total.reversal_success, empty.total.tokens) == (0.0, None, {})
+    assert empty.to_dict()["branch_count"] == 1
+
+
+def test_b6_counting_reads_no_state(repo, monkeypatch):
+    """B6: figures come from columns; no value is read."""
+    wrap(repo).run("hi")
+
+    def never(*_):
+        raise AssertionError("a value was read")
+
+    monkeypatch.setattr(type(repo.context.store.graphs.content.blobs), "get_many", never)
+    assert repo.session("s").stats(prices={"m": (1, 1)}).total.tokens
+
+
+# -- tokens
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_w12_tokens_are_counted_by_themselves_on_every_kind_of_graph(repo, kind):
+    """W12: what each answer says is counted once on its branch, and costs what the prices say."""
+    agent = wrap(repo, kind=kind)
+    for _ in range(3):
+        agent.run("hi")
+    expected = UsedTokens(3, 10 + 30 + 50, 15)
+    assert repo.session("s").stats().total.tokens == {"m": expected}
+    retry = agent.rollback("main#3")
+    assert repo.session("s").stats(branch="main-2").total.tokens == {}
+    retry.run("again")
+    assert repo.session("s").stats(branch="main-2").total.tokens == {"m": UsedTokens(1, 30, 5)}
+    found = repo.session("s").stats(prices={"m": (1, 10)})
+    assert found.total.tokens == {"m": UsedTokens(4, 120, 20)}
+    assert found.cost == pytest.approx((120 + 200) / 1e6)
+    assert found.to_dict()["branches"][0]["cost"] == pytest.approx((90 + 150) / 1e6)
+    assert repo.session("s").stats(prices={"other": (1, 1)}).cost is None
+    assert repo.session("s").stats(prices={"*": (0, 0)}).cost == 0
+    assert repo.session("s").stats().cost is None
+
+
+def test_w12_a_fork_of_a_fork_counts_only_its_own(repo):
+    """W12: each branch has what was used on it, however deep it lies; together they are all that was used."""
+    agent = wrap(repo)
+    agent.run("one")
+    for depth in range(4):
+        agent = agent.fork(name=f"f{depth}")
+        agent.run("more")
+    own = [one.figures.tokens["m"].input for one in repo.session("s").stats().branches]
+    assert own == [10, 30, 50, 70, 90]
+
+
+def test_w12_what_was_summed_up_or_changed_is_not_counted_twice(repo):
+    """W12: messages that are deleted stay counted, and one that is changed under its id is counted once."""
+    agent = wrap(repo)
+    agent.run("one")
+    agent.run("two")
+    known = repo.session("s").stats().total.tokens
+    messages = agent.messages()
+    last = messages[-1]
+    changed = AIMessage("edited", id=last.id, usage_metadata=last.usage_metadata, response_metadata={"model_name": "m"})
+    agent.update_state(None, {"messages": [changed]})
+    assert repo.session("s").stats().total.tokens == known
+    agent.update_state(None, {"messages": [RemoveMessage(id=m.id) for m in messages[:2]]})
+    assert repo.session("s").stats().total.tokens == known
+    agent.update_state(None, {"messages": [RemoveMessage(REMOVE_ALL_MESSAGES), HumanMessage("summary")]})
+    assert repo.session("s").stats().total.tokens == known
+    agent.run("three")
+    assert repo.session("s").stats().total.tokens["m"] == UsedTokens(3, known["m"].input + 20, 15)
+
+
+def test_w12_several_models_have_each_their_own_tokens(repo):
+    """W12: tokens are counted by model; one that does not name itself is unknown."""
+    names = iter(["a", "b", None, "a"])
+
+    def rule(_):
+        name = next(names)
+        return said(model=name) if name else AIMessage("x", usage_metadata=said().usage_metadata)
+
+    agent = wrap(repo, model=ScriptedModel(rule=rule))
+    for _ in range(4):
+        agent.run("hi")
+    assert {model: tokens.messages for model, tokens in repo.session("s").stats().total.tokens.items()} == {
+        "a": 2, "b": 1, "unknown": 1,
+    }  # fmt: skip
+
+
+def test_w12_answers_that_no_model_callback_saw_are_counted(repo):
+    """W12: a node that calls a provider itself and returns its answer is counted too."""
+    graph = StateGraph(MessagesState)
+    graph.add_node("own", lambda state: {"messages": [said(into=7)]})
+    graph.add_edge(START, "own")
+    repo.wrap(graph.compile(), "s").run("hi")
+    assert repo.session("s").stats().total.tokens == {"m": UsedTokens(1, 7, 5)}
+
+
+def test_w12_a_state_without_a_conversation_counts_nothing(repo):
+    """W12: graphs whose state is a number have no tokens, and are counted all the same."""
+
+    class Numbers(MessagesState):
+        n: Annotated[int, operator.add]
+
+    graph = StateGraph(Numbers)
+    graph.add_node("one", lambda state: {"n": 1})
+    graph.add_edge(START, "one")
+    repo.wrap(graph.compile(), "s").invoke({"n": 1})
+
+    @entrypoint()
+    def double(n: int) -> int:
+        return 2 * n
+
+    repo.wrap(double, "t").invoke(3)
+    assert repo.session("s").stats().total.tokens == repo.session("t").stats().total.tokens == {}
+
+
+HOSTILE = [
+    {"input_tokens": -5, "output_tokens": 5},
+    {"input_tokens": 2**70, "output_tokens": 5},
+    {"input_tokens": "9", "output_tokens": 5},
+    {"input_tokens": True, "output_tokens": 5},
+    {"input_tokens": None, "output_tokens": 5},
+    {"output_tokens": 5},
+]
+
+
+@pytest.mark.parametrize("used", HOSTILE, ids=str)
+def test_bad_input_what_a_provider_says_is_no_number(repo, used):
+    """Bad input: a number of tokens that cannot be one counts as zero, and the turn is saved as it is."""
+    message = said(model="\0\ud800" * 300)
+    object.__setattr__(message, "usage_metadata", used)
+    saver = SQLModelSaver(backend.database(repo))
+    put(saver, "t", {"messages": [message]})
+    with backend.reading(repo) as connection:
+        at = saver.store.newest(connection, "t")
+    ((model, tokens),) = token_usage.read(at.header).items()
+    assert tokens == UsedTokens(1, 0, 5)
+    assert len(model) <= token_usage.LONGEST
+    assert saver.get_tuple(on("t")) is not None
+
+
+@pytest.mark.parametrize(
+    "prices", [{"m": 5}, {"m": (1,)}, {"m": (1, -1)}, {"m": (1, float("nan"))}, {"m": ("1", "2")}], ids=str
+)
+def test_bad_input_a_price_that_is_none(repo, prices):
+    """Bad input: what is no price is refused, with an example of one."""
+    repo.session("s", create=True)
+    with pytest.raises(InvalidInput, match=r"1\.25"):
+        repo.session("s").stats(prices=prices)
+
+
+TOKENS = st.tuples(*[st.integers(0, 10**9)] * 5).map(lambda n: UsedTokens(n[0], n[1] + n[3] + n[4], *n[2:]))
+COUNTS = st.dictionaries(st.text(max_size=3), TOKENS, max_size=4)
+
+
+@given(COUNTS, COUNTS)
+def test_w12_what_came_after_is_the_sum_without_what_was_before(before, after):
+    """W12: usage adds up, and taking the earlier part away leaves the later one."""
+    together = added([before, after])
+    assert beyond(together, before) == {model: tokens for model, tokens in after.items() if any(tokens)}
+    assert cost_of(together, {"*": (2, 3, 1)}) == pytest.approx(
+        cost_of(before, {"*": (2, 3, 1)}) + cost_of(after, {"*": (2, 3, 1)})
+    )
+
+
+# -- storage
+
+
+def test_w13_storage_of_its_own_and_shared(repo):
+    """W13: a fork shares what it left from and owns what came since; a session shares nothing with a stranger."""
+    agent = wrap(repo)
+    for n in range(10):
+        agent.run(f"{n} " * 300)
+    alone = repo.session("s").stats(storage=True).storage
+    assert alone.shared == 0
+    assert alone.own > 0
+    agent.fork(name="fork").run("and more " * 200)
+    branch = repo.session("s").stats(branch="fork", storage=True).storage
+    assert branch.shared > branch.own / 4
+    assert repo.session("s").stats(branch="main", storage=True).storage.shared == branch.shared
+    assert repo.session("s").stats().storage is None
+    assert repo.session("s").stats(storage=True).to_dict()["storage"]["own"] > alone.own
+
+
+def test_w13_what_tools_were_told_and_said_counts_as_storage(repo):
+    """W13: arguments and results of calls, and what a person kept with a checkpoint, are its own, too."""
+    world = World()
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("hm")
+    before = repo.session("s").stats(storage=True).storage.own
+    agent.checkpoint("big", data="x" * 10_000)
+    assert repo.session("s").stats(storage=True).storage.own - before == 10_002 + len("[]")  # no writes wait there
+    agent.run("add " + "ü" * 10_000)
+    (call,) = agent.tool_track()
+    assert repo.session("s").stats(storage=True).storage.own - before > 10_002 + 2 * len(to_json(call.args))
+
+
+# -- nothing twice
+
+
+def test_w12_what_a_merge_brings_is_counted_where_it_was_said(repo):
+    """W12: answers that came with a merge or a cherry-pick are counted once, on the branch where a model gave them."""
+    agent = wrap(repo)
+    agent.run("one")
+    theirs = agent.fork(name="theirs")
+    theirs.run("two")
+    theirs.run("three")
+    agent.merge("theirs")
+    third = agent.fork("main#1", name="third")
+    third.cherry_pick("theirs#3")
+    agent.run("four")
+    found = repo.session("s").stats()
+    assert {one.name: one.figures.tokens["m"].input for one in found.branches if one.figures.tokens} == {
+        "main": 10 + 70, "theirs": 30 + 50,
+    }  # fmt: skip
+    assert found.total.tokens["m"].messages == 4
+
+
+def test_w12_what_a_template_brings_is_not_used_again(repo):
+    """W12: a session that begins as another one was has used nothing yet, and a user's sum is what was used."""
+    agent = wrap(repo, "a")
+    agent.run("one")
+    copy = wrap(repo, "b", template="a")
+    assert repo.session("b").stats().total.tokens == {}
+    copy.run("two")
+    assert repo.session("b").stats().total.tokens == {"m": UsedTokens(1, 30, 5)}
+    copy.fork(name="fork").run("three")
+    assert repo.maintenance.stats().total.tokens == {"m": UsedTokens(3, 10 + 30 + 50, 15)}
+
+
+def test_w12_a_cache_has_its_own_price(repo):
+    """W12: input from a cache and into it is counted apart, and costs what is said of it, else what input costs."""
+    used = {"input_tokens": 1000, "output_tokens": 10, "total_tokens": 1010,
+            "input_token_details": {"cache_read": 600, "cache_creation": 300, "audio": 5}}  # fmt: skip
+    message = AIMessage("ok", usage_metadata=used, response_metadata={"model_name": "m"})
+    agent = wrap(repo, model=ScriptedModel(rule=lambda _: message.model_copy(update={"id": None})))
+    agent.run("one")
+    agent.run("two")
+    found = repo.session("s").stats()
+    assert found.total.tokens == {"m": UsedTokens(2, 2000, 20, 1200, 600)}
+    assert "2000 in (1200 from a cache, 600 into a cache), 20 out" in str(stats_lines(found))
+    for price, cost in (((1, 2), 2040), ((1, 2, 0.5), 1440), ((1, 2, 0.5, 3), 200 + 600 + 1800 + 40)):
+        assert repo.session("s").stats(prices={"m": price}).cost == pytest.approx(cost / 1e6)
+    with pytest.raises(InvalidInput, match="from a cache"):
+        repo.session("s").stats(prices={"m": (1, 2, 3, 4, 5)})
+
+
+@pytest.mark.parametrize("junk", ["x", 5, {"m": 5}, {"m": "abc"}, {"m": [1, "2", None, -3, True, 9, 9]}], ids=str)
+def test_bad_input_what_a_header_says_is_no_usage(junk):
+    """Bad input: a header that was imported and says nonsense of what was used counts nothing, and breaks nothing."""
+    found = token_usage.read({"usage": junk})
+    assert all(type(n) is int and n >= 0 for tokens in found.values() for n in tokens)

@@ -1,0 +1,396 @@
+"""Operations that stopped: taken back from the dead, taken up again, given up; and what other branches learn of it."""
+
+import threading
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import backend
+import pytest
+from scripted import World, obedient, tool_node_graph
+
+import agentgit
+from agentgit import Conflict, RollbackBlocked, RollbackIncomplete, WorldDiverged, reversible
+from agentgit.rollback.finish import Finisher
+from agentgit.store.records.journal import Intent
+from agentgit.store.sql import process
+
+
+@dataclass
+class Hands:
+    """What undoes `add`, and what goes wrong with it.
+
+    Args:
+        world: where.
+        errors: what an undo raises, by item: before it acted, or `after` that.
+    """
+
+    world: World
+    errors: dict[str, BaseException] = field(default_factory=dict)
+    after: bool = False
+
+    def undo(self, args, result):
+        error = self.errors.get(args["item"])
+        if error is None or self.after:
+            self.world.remove(args, result)
+        if error is not None:
+            raise error
+
+    def look(self, invocation):
+        """Tell whether an item is there."""
+        return invocation.args["item"] in self.world.items
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def hands(world):
+    return Hands(world)
+
+
+def wrapped(repo, world, hands, *, branch=None, verify=False, **more):
+    undo = reversible(hands.undo, verify=hands.look if verify else None)
+    return repo.wrap(
+        tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(add=undo, **more), branch=branch
+    )
+
+
+@pytest.fixture
+def agent(repo, world, hands):
+    """A branch with a chair before the checkpoint `before`, and a table and a sofa after it."""
+    agent = wrapped(repo, world, hands)
+    agent.run("add chair")
+    agent.checkpoint("before")
+    agent.run("add table")
+    agent.run("add sofa")
+    return agent
+
+
+def killed(verb, hands, item):
+    """Let an undo end as if its process had died there, before it acted."""
+    hands.errors[item] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        verb()
+    hands.errors.clear()
+
+
+# -- dead processes
+
+
+def test_w5_a_branch_says_that_nobody_knows_whether_its_effect_was_reversed(agent, hands, repo, world):
+    """W5: a rollback died in an undo; the branch that it left does not run on as if the sofa were surely there."""
+    killed(lambda: agent.rollback("before"), hands, "sofa")
+    with pytest.raises(WorldDiverged, match="unknown whether it was reversed"):
+        agent.run("and now?")
+    with pytest.raises(RollbackBlocked, match="unknown whether it was reversed"):
+        agent = agent.switch("main", "world")
+    assert world.items == ["chair", "table", "sofa"]
+    repo.resolve(agent.tool_track()[-1], "did_not_happen")
+    assert agent.run("look") == "done"
+
+
+def test_w1_a_rollback_that_died_does_not_lock_its_session(agent, hands, repo, world):
+    """W1: another rollback can be made, and takes care of what the dead one left."""
+    killed(lambda: agent.rollback("before"), hands, "table")
+    assert world.items == ["chair", "table"]
+    with pytest.raises(RollbackBlocked, match="unknown whether an earlier rollback reversed it"):
+        agent.rollback("before")
+    assert [operation.status for operation in repo.session("s").operations()] == ["partial"]
+    repo.resolve(agent.tool_track()[-2], "did_not_happen")
+    agent.rollback("before")
+    assert world.items == ["chair"]
+    assert repo.resume(repo.session("s").operations()[-1]).status == "done"
+    assert world.items == ["chair"]
+
+
+def test_w5_what_a_dead_turn_may_have_done_stops_other_branches(repo, world, hands):
+    """W5: a call that was broken off on one branch is no longer running, and nobody knows whether it happened."""
+    agent = wrapped(repo, world, hands)
+    agent.run("add chair")
+    other = agent.fork(name="other")
+    world.items.append("table")  # the call acted, and its process died before it could say so
+    _leave_running(repo, agent, "table")
+    with pytest.raises(WorldDiverged, match="unknown whether it happened"):
+        other.run("look")
+
+
+def _leave_running(repo, agent, item):
+    """Leave a call as a process leaves it that is killed inside of a tool."""
+    with process.owner() as owner:
+        backend.write(repo, lambda c: repo.context.store.sessions.acquire(c, agent.branch.id, owner))
+        intent = Intent(
+            session_id=agent.session.id, branch_id=agent.branch.id, batch=9, batch_index=0, tool_name="add",
+            tool_call_id=None, effect="reversible", undo=None, args={"item": item}, idempotency_key="k", owner=owner,
+            started_at=datetime.now(UTC),
+        )  # fmt: skip
+        backend.write(repo, lambda c: repo.context.store.journal.intend(c, intent))
+
+
+def test_w1_a_rollback_of_another_machine_is_taken_back_by_recover(agent, hands, repo, world, monkeypatch):
+    """W1: nobody here can see whether its process lives; a person who knows says recover, then resume."""
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(process, "_here", lambda: "another machine")
+        killed(lambda: agent.rollback("before", name="back"), hands, "sofa")
+    operation = repo.session("s").operations()[0]
+    with pytest.raises(Conflict, match="being worked on"):
+        repo.resume(operation)
+    assert repo.session("s").recover(branch="back").status == "partial"
+    repo.resolve(agent.tool_track()[-1], "did_not_happen")
+    assert repo.resume(operation).status == "done"
+    assert world.items == ["chair"]
+
+
+# -- going on with it
+
+
+def test_w1_resume_waits_for_turns(agent, hands, repo, world):
+    """W1: nothing is reversed under a turn that runs."""
+    hands.errors["table"] = RuntimeError("stuck")
+    with pytest.raises(RollbackIncomplete):
+        agent.rollback("before")
+    hands.errors.clear()
+    other = agent.fork("before", name="other")
+    stream = other.switch("other", "ignore").stream({"messages": [("user", "look")]})
+    next(stream)
+    with pytest.raises(Conflict, match="running"):
+        repo.resume(repo.session("s").operations()[-1])
+    stream.close()
+
+
+def test_w1_resume_says_what_stands_in_its_way_and_can_be_forced(agent, hands, repo, world):
+    """W1: a mail that was sent since blocks; forced, it is kept, reported, and the rest is reversed."""
+    hands.errors["table"] = RuntimeError("stuck")
+    with pytest.raises(RollbackIncomplete):
+        agent.rollback("before")
+    hands.errors.clear()
+    agent.switch("main", "ignore").run("send hello")
+    operation = repo.session("s").operations()[-1]
+    with pytest.raises(RollbackBlocked, match="force=True"):
+        repo.resume(operation)
+    assert (world.items, repo.session("s").operations()[-1].status) == (["chair", "table"], "partial")
+    report = repo.resume(operation, force=True)
+    assert [item.invocation.tool_name for item in report.kept] == ["send"]
+    assert (world.items, world.sent, report.status) == (["chair"], ["hello"], "done")
+
+
+def test_w1_what_can_never_be_undone_can_be_given_up(agent, hands, repo, world):
+    """W1: with force the rollback ends, the report says what stays, and a later rollback lives with it."""
+    hands.errors["table"] = RuntimeError("broken for ever")
+    with pytest.raises(RollbackIncomplete, match="force=True"):
+        agent.rollback("before", name="back")
+    report = repo.resume(repo.session("s").operations()[0], force=True)
+    assert [(item.invocation.args["item"], "broken for ever" in item.reason) for item in report.kept] == [
+        ("table", True)
+    ]
+    assert world.items == ["chair", "table"]
+    back = wrapped(repo, world, hands, branch="back")
+    back.run("add lamp")
+    back.rollback("main#1")
+    assert world.items == ["table"]
+
+
+def test_w5_a_switch_that_cannot_be_finished_can_be_given_up(repo, world, hands):
+    """W5: a tool that raises whenever it runs again does not lock its branch for ever."""
+    agent = wrapped(repo, world, hands)
+    agent.run("add chair")
+    before = agent.checkpoint()
+    agent.run("add table")
+    agent.rollback(before)
+    broken = repo.wrap(tool_node_graph(obedient(), [_refusing(tool) for tool in world.tools()]), "s", branch="main",
+                       effects=world.effects(add=reversible(hands.undo)))  # fmt: skip
+    with pytest.raises(RollbackIncomplete, match="sold out"):
+        broken = broken.switch("main", "world")
+    with pytest.raises(Conflict, match="resume"):
+        broken.run("look")
+    report = repo.resume(repo.session("s").operations()[0], force=True)
+    assert [item.invocation.args["item"] for item in report.gone] == ["table"]
+    assert world.items == ["chair"]
+    assert wrapped(repo, world, hands, branch="main").run("look") == "done"
+
+
+def _refusing(tool):
+    """Make a tool raise."""
+
+    def refuse(**_):
+        raise RuntimeError("sold out")
+
+    return tool.model_copy(update={"func": refuse, "coroutine": None}) if tool.name == "add" else tool
+
+
+def test_w5_a_resumed_switch_runs_again_what_was_reversed_since(repo, world, hands):
+    """W5: whatever happened since it was planned, the branch has its world when it is called done."""
+    agent = wrapped(repo, world, hands)
+    agent.run("add chair")
+    agent.run("add table")
+    main = agent.head
+    agent.rollback("HEAD~1", name="other").run("add lamp")
+    hands.errors["lamp"] = RuntimeError("stuck")
+    with pytest.raises(RollbackIncomplete):
+        wrapped(repo, world, hands, branch="other").switch("main", "world")
+    hands.errors.clear()
+    operation = repo.session("s").operations()[0]
+    wrapped(repo, world, hands, branch="other").rollback("main#1")
+    assert world.items == []
+    repo.resume(operation)
+    assert sorted(world.items) == ["chair", "table"]
+    assert wrapped(repo, world, hands, branch="main").head.id == main.id
+
+
+def test_w5_what_another_switch_ran_again_does_not_run_twice(repo, world, hands):
+    """W5: two branches share an effect; both switches, one resumed, leave it in the world once."""
+    agent = wrapped(repo, world, hands)
+    agent.run("add chair")
+    twin = agent.fork(name="twin")
+    agent.rollback("main#1", name="other").run("add lamp")
+    hands.errors["lamp"] = RuntimeError("stuck")
+    with pytest.raises(RollbackIncomplete):
+        wrapped(repo, world, hands, branch="other").switch("main", "world")
+    hands.errors.clear()
+    stopped = repo.session("s").operations()[0]
+    twin = twin.switch("twin", "world")
+    assert world.items == ["chair"]
+    assert [item.invocation.args["item"] for item in repo.resume(stopped).redone] == ["chair"]
+    assert world.items == ["chair"]
+
+
+def test_w1_what_was_reversed_and_ran_again_since_is_reversed_when_a_rollback_is_finished(agent, hands, repo, world):
+    """W1, W5: a rollback that is finished later also takes back what another branch has redone meanwhile."""
+    twin = agent.fork(name="twin")
+    hands.errors["table"] = RuntimeError("stuck")
+    with pytest.raises(RollbackIncomplete):
+        agent.rollback("before", conversation=False)
+    assert world.items == ["chair", "table"]
+    hands.errors.clear()
+    stopped = repo.session("s").operations()[0]
+    twin = twin.switch("twin", "world")
+    assert sorted(world.items) == ["chair", "sofa", "table"]
+    report = repo.resume(stopped)
+    assert world.items == ["chair"]
+    assert sorted(item.invocation.args["item"] for item in report.reversed) == ["sofa", "sofa", "table"]
+
+
+# -- what other branches learn
+
+
+def test_w5_an_effect_that_ran_again_and_was_reversed_again_is_missed(repo, world, hands):
+    """W5: the branch that had it run again says that it is gone, although the first call was reversed long ago."""
+    agent = wrapped(repo, world, hands)
+    before = agent.checkpoint("before")
+    agent.run("add chair")
+    other = agent.rollback(before, name="other")
+    agent = agent.switch("main", "world")
+    assert world.items == ["chair"]
+    other.rollback(before)
+    assert world.items == []
+    with pytest.raises(WorldDiverged) as caught:
+        wrapped(repo, world, hands, branch="main").run("look")
+    assert [str(step.invocation) for step in caught.value.plan.redos] == ["add(item='chair')"]
+
+
+def test_w5_a_fork_knows_no_more_of_the_world_than_its_branch(repo, world, hands):
+    """W5: a fork of a branch whose effect is gone says so as the branch does; of a branch that is not, it runs on."""
+    agent = wrapped(repo, world, hands)
+    before = agent.checkpoint("before")
+    agent.run("add chair")
+    assert agent.fork().run("look") == "done"
+    agent.rollback(before)
+    with pytest.raises(WorldDiverged):
+        agent.fork().run("look")
+    assert agent.fork("before").run("look") == "done"
+
+
+# -- tools that can look
+
+
+def test_w1_an_undo_that_raised_after_it_acted_is_seen(agent, hands, repo, world):
+    """W1: with verify the rollback is whole at once, and nothing is undone twice."""
+    hands.errors, hands.after = {"table": RuntimeError("no answer")}, True
+    looking = wrapped(repo, world, hands, verify=True)
+    report = looking.rollback("before").report
+    assert [item.invocation.args["item"] for item in report.reversed] == ["sofa", "table"]
+    assert (world.items, report.status) == (["chair"], "done")
+    assert len(world.undone) == 2
+
+
+def test_w1_an_undo_that_was_done_by_hand_is_seen(agent, hands, repo, world):
+    """W1: with verify a resumed rollback does not undo what somebody has undone meanwhile."""
+    hands.errors["table"] = RuntimeError("stuck")
+    looking = wrapped(repo, world, hands, verify=True)
+    with pytest.raises(RollbackIncomplete):
+        looking.rollback("before")
+    world.items.remove("table")
+    assert repo.resume(repo.session("s").operations()[0]).status == "done"
+    assert [args["item"] for _, args, _ in world.undone] == ["sofa"]
+
+
+def test_w1_reversal_keeps_the_order_in_which_things_happened(repo, world, hands):
+    """W1: learning later what became of a call does not make it the newest."""
+    agent = wrapped(repo, world, hands, verify=True)
+    agent.checkpoint("before")
+    _leave_running(repo, agent, "first")
+    world.items.append("first")
+    agent.run("add second")
+    agent.rollback("before")
+    assert [args["item"] for _, args, _ in world.undone] == ["second", "first"]
+
+
+# -- at the same time
+
+
+@pytest.mark.long
+def test_w1_two_rollbacks_of_a_session_never_act_at_once(database, world):
+    """W1: of many that are asked for at the same moment, each undoes alone or is refused, and each effect once."""
+    acting, most = [], []
+
+    def undo(args, result):
+        acting.append(args)
+        most.append(len(acting))
+        threading.Event().wait(0.01)
+        world.remove(args, result)
+        acting.pop()
+
+    with agentgit.open(database.url) as repo:
+        first = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(add=reversible(undo)))
+        first.checkpoint("before")
+        first.run("add a; add b; add c")
+        agents = [repo.wrap(first.graph, "s", effects=world.effects(add=reversible(undo))) for _ in range(4)]
+        ready, refused = threading.Barrier(4), []
+
+        def roll_back(agent):
+            ready.wait()
+            try:
+                agent.rollback("before")
+            except Conflict as error:
+                refused.append(error)
+
+        threads = [threading.Thread(target=roll_back, args=(agent,)) for agent in agents]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        done = [operation for operation in repo.session("s").operations() if operation.status == "done"]
+    assert max(most) == 1
+    assert len(world.undone) == 3
+    assert len(done) == 4 - len(refused) > 0
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_w1_what_was_to_be_kept_and_was_reversed_since_is_not_said_to_be_kept(agent, repo, world, monkeypatch, again):
+    """W1, W5: a rollback is finished after others have touched what it was to leave alone, and tells what is so."""
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr(Finisher, "end", die)
+        with pytest.raises(KeyboardInterrupt):
+            agent.rollback("before", tools="keep", name="kept")
+    agent.switch("main", "ignore").rollback("before", name="clean")
+    if again:
+        agent = agent.switch("main", "world")
+    report = repo.resume(next(one for one in repo.session("s").operations() if one.status == "partial"), force=True)
+    kept, taken = ({item.invocation.args["item"] for item in items} for items in (report.kept, report.reversed))
+    both, none = {"table", "sofa"}, set()
+    assert (kept, taken, set(world.items) & both) == ((both, none, both) if again else (none, both, none))

@@ -1,0 +1,788 @@
+"""Which functions run: those that this process declares, and never what a row says (T3, DESIGN 4.10)."""
+
+import functools
+import importlib
+import io
+import linecache
+import logging
+import runpy
+import sys
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from types import ModuleType
+
+import backend
+import pytest
+from fastapi.testclient import TestClient
+from langchain_core.tools import tool
+from langgraph.func import entrypoint, task
+from langgraph.graph import START, MessagesState, StateGraph
+from mcp.shared.memory import create_connected_server_and_client_session
+from scripted import call, scripted, tool_node_graph
+from sqlalchemy import update
+
+import agentgit
+from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete, cli, effect, reversible
+from agentgit.effects.function_names import name_of
+from agentgit.mcp.server import made
+from agentgit.mcp.write_tools import WriteTools
+from agentgit.notebook import commands
+from agentgit.notebook.target import Names
+from agentgit.store.sql.tables import ToolInvocationRow
+from agentgit.web import app
+
+LEDGER: list[str] = []
+"""The world that the scripts and notebooks here act on: what was ordered and not cancelled."""
+
+RAN: list[str] = []
+"""What ran that nobody declared."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_yet():
+    LEDGER.clear()
+    RAN.clear()
+
+
+def ordering(undo, **more):
+    """Make a graph that orders a chair, and what is declared of its tool; both are fresh, as after a restart."""
+
+    def order(item: str) -> dict:
+        """Order something."""
+        LEDGER.append(item)
+        return {"item": item}
+
+    graph = tool_node_graph(scripted(call("order", item="chair"), "ok"), [tool(order)])
+    return graph, {"order": reversible(undo, **more)}
+
+
+def reopened(repo, **how):
+    """Open the database as another process does, in which nothing is declared."""
+    return agentgit.open(backend.url(repo), **how)
+
+
+def write_rows(repo, **values) -> None:
+    """Change all recorded calls, as somebody does who can write to the database."""
+    backend.write(repo, lambda c: c.execute(update(ToolInvocationRow).values(**values)))
+
+
+# -- scripts and notebooks
+
+
+def run_script(path, repo, body: str, then) -> object:
+    """Run a file as a program runs; it has the function `undo`, and does `then(repo, graph, effects)`."""
+    path.write_text(
+        f"def undo(args, result):\n    {body}\n\ngraph, effects = ordering(undo)\nwith reopened(repo) as own:\n"
+        "    answer = then(own, graph, effects)\n"
+    )
+    given = {"ordering": ordering, "reopened": reopened, "repo": repo, "then": then, "LEDGER": LEDGER, "RAN": RAN}
+    return runpy.run_path(str(path), init_globals=given, run_name="__main__")["answer"]
+
+
+def order_a_chair(repo, graph, effects) -> None:
+    repo.wrap(graph, "s", effects=effects).run("a chair, please")
+
+
+def test_t3_another_script_does_not_run_its_own_function_of_that_name(repo, tmp_path):
+    """T3: what a script recorded as its `undo` is not undone by the `undo` of another script, wrapped or not."""
+    mine, other = "LEDGER.remove(args['item'])", "RAN.append('the other undo')"
+    run_script(tmp_path / "mine.py", repo, mine, order_a_chair)
+
+    def unwrapped(own, graph, effects):
+        with pytest.raises(RollbackBlocked, match=r"__main__:undo@\w+ in mine\.py is not declared here"):
+            own.session("s").rollback("main#1")
+
+    def wrapped(own, graph, effects):
+        agent = own.wrap(graph, "s", effects=effects)
+        with pytest.raises(RollbackBlocked, match=r"in mine\.py at the call, and __main__:undo@\w+ in other\.py is"):
+            agent.rollback("main#1")
+
+    for then in (unwrapped, wrapped):
+        run_script(tmp_path / "other.py", repo, other, then)
+    assert (LEDGER, RAN) == (["chair"], [])
+
+    def again(own, graph, effects):
+        with pytest.raises(RollbackBlocked, match="is not declared here"):
+            own.session("s").rollback("main#1")
+        return own.wrap(graph, "s", effects=effects).rollback("main#1").report
+
+    report = run_script(tmp_path / "mine.py", repo, mine, again)
+    assert ([item.reason for item in report.reversed], LEDGER) == (["its undo takes it back"], [])
+
+
+def test_t3_the_same_function_in_a_script_of_another_name_is_the_same(repo, tmp_path):
+    """T3: a script that was renamed can undo what it did: its function has the same source."""
+    body = "LEDGER.remove(args['item'])"
+    run_script(tmp_path / "before.py", repo, body, order_a_chair)
+    run_script(tmp_path / "after.py", repo, body, lambda own, g, e: own.wrap(g, "s", effects=e).rollback("main#1"))
+    assert LEDGER == []
+
+
+class Notebook:
+    """A notebook: a `__main__` without a file, whose cells are compiled one by one."""
+
+    def __init__(self, monkeypatch, **names) -> None:
+        self.main = ModuleType("__main__")
+        vars(self.main).update(names)
+        monkeypatch.setitem(sys.modules, "__main__", self.main)
+
+    def run(self, cell: str) -> None:
+        name = f"<cell {id(self)} {len(linecache.cache)}>"
+        linecache.cache[name] = (len(cell), None, cell.splitlines(keepends=True), name)
+        exec(compile(cell, name, "exec"), vars(self.main))  # noqa: S102  # as a notebook does
+
+
+CELL = "def undo(args, result):\n    LEDGER.remove(args['item'])\n\ngraph, effects = ordering(undo)\n"
+
+
+def test_t3_a_notebook_can_undo_again_as_soon_as_the_graph_is_wrapped(repo, monkeypatch):
+    """T3: after a restart of its kernel a notebook cannot undo before the graph is wrapped, and can after it."""
+    names = {"ordering": ordering, "LEDGER": LEDGER}
+    first = Notebook(monkeypatch, **names)
+    first.run(CELL)
+    order_a_chair(repo, first.main.graph, first.main.effects)
+    restarted = Notebook(monkeypatch, **names)
+    with reopened(repo) as later:
+        restarted.run(CELL)
+        (step,) = later.session("s").plan_rollback("main#1").steps
+        assert (step.action, "is not declared here; wrap the graph again" in step.why) == ("block", True)
+        agent = later.wrap(restarted.main.graph, "s", effects=restarted.main.effects)
+        (step,) = agent.plan_rollback("main#1").steps
+        assert (step.action, step.why) == ("reverse", "its undo takes it back")
+        later.session("s").rollback("main#1")
+    assert LEDGER == []
+
+
+def test_t3_a_function_of_a_notebook_that_was_changed_is_named(repo, monkeypatch):
+    """T3: a mended undo of the same notebook runs, and plan and report say that its source is another one."""
+    names = {"ordering": ordering, "LEDGER": LEDGER, "RAN": RAN}
+    first = Notebook(monkeypatch, **names)
+    first.run(CELL.replace("LEDGER", "WRONG"))
+    order_a_chair(repo, first.main.graph, first.main.effects)
+    with pytest.raises(RollbackIncomplete, match="WRONG"):
+        repo.session("s").rollback("main#1")
+    first.run(CELL)  # the cell is mended and run again, in the same kernel
+    agent = repo.wrap(first.main.graph, "s", effects=first.main.effects)
+    changed = "the source of __main__:undo has changed since the call"
+    (step,) = agent.plan_rollback("main#1").steps
+    assert step.why.endswith(changed)
+    report = agent.rollback("main#1").report
+    assert ([item.reason.endswith(changed) for item in report.reversed], LEDGER) == ([True], [])
+
+
+def test_t3_what_an_older_version_recorded_of_main_cannot_be_compared(repo, monkeypatch):
+    """T3: a row without a hash says `__main__:undo` and no more; the plan says that it cannot be compared."""
+    notebook = Notebook(monkeypatch, ordering=ordering, LEDGER=LEDGER)
+    notebook.run(CELL)
+    order_a_chair(repo, notebook.main.graph, notebook.main.effects)
+    write_rows(repo, undo="__main__:undo")
+    (step,) = repo.session("s").plan_rollback("main#1").steps
+    assert (step.action, "whether __main__:undo is what it was" in step.why) == ("reverse", True)
+
+
+# -- names
+
+
+class Shop:
+    """Things of a module that can be an undo function."""
+
+    def cancel(self, args, result): ...
+
+    @classmethod
+    def void(cls, args, result): ...
+
+    def __call__(self, args, result): ...
+
+
+def cancel(args, result, log=None): ...
+
+
+LAMBDA = lambda args, result: None  # noqa: E731  # what has no name is what this is about
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (cancel, "cancel"),
+        (Shop().cancel, "Shop.cancel"),
+        (Shop.void, "Shop.void"),
+        (Shop(), "Shop"),
+        (functools.partial(cancel, log=[]), "cancel"),
+        (functools.partial(functools.partial(Shop().cancel)), "Shop.cancel"),
+        (LAMBDA, "<lambda>"),
+        (functools.wraps(cancel)(lambda *a: None), "cancel"),
+    ],
+)
+def test_t3_every_function_has_a_name(function, name):
+    """T3: methods, partials, callable objects and lambdas are recorded under names that a restart does not change."""
+    assert reversible(function).undo_path == f"{__name__}:{name}"
+
+
+def test_t3_a_closure_is_found_again_when_its_graph_is_wrapped_again(repo):
+    """T3: a function inside a function is recorded too, and undone by what a later process declares in its place."""
+
+    def make():
+        return ordering(lambda args, result: LEDGER.remove(args["item"]))
+
+    order_a_chair(repo, *make())
+    assert repo.session("s").tool_track()[0].undo.endswith("make.<locals>.<lambda>")
+    with reopened(repo) as later:
+        graph, effects = make()
+        later.wrap(graph, "s", effects=effects).rollback("main#1")
+    assert LEDGER == []
+
+
+def shop_of(ledger, kind=reversible):
+    """Make a graph whose node calls a decorated tool of a shop; only the node knows the tool."""
+
+    def cancel(args, result):
+        ledger.remove(args["item"])
+
+    @tool
+    @kind(cancel)
+    def order(item: str) -> str:
+        """Order something."""
+        ledger.append(item)
+        return item
+
+    def act(state):
+        return {"messages": [("ai", order.invoke({"item": "chair"}))]}
+
+    return StateGraph(MessagesState).add_node("act", act).add_edge(START, "act").compile()
+
+
+def test_t3_a_tool_that_a_node_calls_is_undone_by_its_own_function(repo):
+    """T3: of two shops that one function makes, each order is cancelled in the shop where it was made."""
+    mine: list[str] = []
+    theirs: list[str] = []
+    first, second = (repo.wrap(shop_of(shop), f"s{i}") for i, shop in enumerate((mine, theirs)))
+    first.run("a chair")
+    second.run("a chair")
+    first.rollback("main#1")
+    assert (mine, theirs) == ([], ["chair"])
+    second.rollback("main#1")
+    assert (mine, theirs) == ([], [])
+
+
+def test_t3_a_tool_that_a_node_calls_has_what_its_own_decorator_says(repo):
+    """T3: a decorated tool of the same name elsewhere, with another effect, changes nothing."""
+    ledger: list[str] = []
+    graph = shop_of(ledger)
+
+    @tool
+    @effect("read_only")
+    def order(item: str) -> str:
+        """Order something, in another shop."""
+        return item
+
+    agent = repo.wrap(graph, "s")
+    agent.run("a chair")
+    assert [one.effect for one in agent.tool_track()] == ["reversible"]
+    agent.rollback("main#1")
+    assert ledger == []
+    assert order.name == "order"
+
+
+def by_task(order):
+    """The functional API: a task that calls the tool by a helper."""
+
+    def help_out(item):
+        return order.invoke({"item": item})
+
+    @task
+    def act(item: str) -> str:
+        return help_out(item)
+
+    @entrypoint()
+    def agent(item: str) -> str:
+        return act(item).result()
+
+    return agent, "chair"
+
+
+def by_node(order):
+    """A node that calls the tool in a comprehension."""
+
+    def act(state):
+        return {"messages": [("ai", str([order.invoke({"item": item}) for item in ["chair"]]))]}
+
+    graph = StateGraph(MessagesState).add_node("act", act).add_edge(START, "act").compile()
+    return graph, {"messages": [("user", "a chair")]}
+
+
+def by_subgraph(order):
+    """A node of a subgraph."""
+    inner, given = by_node(order)
+    return StateGraph(MessagesState).add_node("inner", inner).add_edge(START, "inner").compile(), given
+
+
+def by_method(order):
+    """A method of an object that has the tool."""
+
+    class Desk:
+        def __init__(self):
+            self.order = order
+
+        def act(self, state):
+            self.order.invoke({"item": "chair"})
+
+    graph = StateGraph(MessagesState).add_node("act", Desk().act).add_edge(START, "act").compile()
+    return graph, {"messages": [("user", "a chair")]}
+
+
+@pytest.mark.parametrize("shape", [by_node, by_task, by_subgraph, by_method])
+def test_t3_a_tool_that_a_node_calls_can_be_undone_after_a_restart(repo, shape):
+    """T3: wrapping the graph again is enough, also where only a node's own function knows the tool."""
+
+    def make():
+        @tool
+        @reversible(lambda args, result: LEDGER.remove(args["item"]))
+        def order(item: str) -> str:
+            """Order something."""
+            LEDGER.append(item)
+            return item
+
+        return shape(order)
+
+    graph, given = make()
+    repo.wrap(graph, "s").invoke(given)
+    assert LEDGER == ["chair"]
+    with reopened(repo) as later:
+        later.wrap(make()[0], "s").rollback("main#1")
+    assert LEDGER == []
+
+
+def test_t3_source_counts_in_main_only(monkeypatch):
+    """T3: outside of `__main__` the module says which program a function is of; its source may change."""
+    notebook = Notebook(monkeypatch)
+    notebook.run("class Desk:\n    def __call__(self, args, result): ...\n\ndef undo(args, result): ...\n")
+    assert name_of(notebook.main.undo).source != name_of(notebook.main.Desk()).source is not None
+    exec("def bare(args, result): ...", vars(notebook.main))  # noqa: S102  # as in a shell that keeps no source
+    assert str(name_of(notebook.main.bare)) == "__main__:bare"
+    assert name_of(cancel).source is None
+
+
+# -- rows that somebody else has written
+
+EVIL = """
+import sys, pathlib
+sys.modules["test_trusted_functions"].RAN.append("imported")
+
+def undo(*args):
+    sys.modules["test_trusted_functions"].RAN.append("called")
+
+class deep:
+    undo = undo
+"""
+
+HOSTILE = [
+    "subprocess:call", "os:system", "os:path.join", "builtins:exec", "evil:undo", "evil:deep.undo", "evil.sub:undo",
+    "evil", "evil:", ":undo", "__main__:undo", "__main__:undo@0 in x.py", "agentgit.demo:cancel_order",
+    "test_trusted_functions:cancel ",
+    "test_trusted_functions:c\u0430ncel", "test_trusted_functions:cancel\x00", "test_trusted_functions.cancel",
+    "TEST_TRUSTED_FUNCTIONS:cancel", "\x1b[2J", "",
+    "x" * 100_000, "test_trusted_functions:cancel@evil:undo", "\ud800:\udfff",
+]  # fmt: skip
+
+
+@pytest.fixture
+def evil(tmp_path, monkeypatch):
+    """A module that could be imported, and tells if it was."""
+    (tmp_path / "evil.py").write_text(EVIL)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "test_trusted_functions", sys.modules[__name__])
+    yield
+    sys.modules.pop("evil", None)
+
+
+@pytest.fixture
+def attacked(repo, evil):
+    """Another process on a session with a call that has ordered a chair; nothing is declared there."""
+    order_a_chair(repo, *ordering(cancel))
+    with reopened(repo) as later:
+        yield later
+
+
+def attempts(repo):
+    """Everything that may look for a function of the calls on branch `main` of session `s`."""
+    session, how = repo.session("s"), {"branch": "main"}
+    return [
+        lambda: session.plan_rollback("main#1", **how),
+        lambda: session.rollback("main#1", **how),
+        lambda: session.rollback("main#1", conversation=False, **how),
+        lambda: session.undo(1, **how),
+        lambda: session.rollback("main#2", replay="redo", **how),
+        lambda: session.rollback("main#2", replay="execute", **how),
+        lambda: session.plan_switch("main"),
+        lambda: session.switch("main", sync="world"),
+    ]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("status", ["done", "unknown", "reversed", "reverse_failed", "reverse_unknown"])
+def test_t3_nothing_that_a_row_names_is_imported_or_called(attacked, status):
+    """T3: whatever rows say of undo, verify and precheck, nothing is imported, nothing runs, and nothing breaks."""
+    known = set(sys.modules)
+    for name in HOSTILE:
+        write_rows(attacked, undo=name, verify=name, precheck=name, status=status, error_message=None)
+        for attempt in attempts(attacked):
+            with suppress(RollbackBlocked, Conflict):
+                attempt()
+    gained = {one for one in set(sys.modules) - known if not one.startswith("agentgit.")}
+    assert (RAN, LEDGER, gained) == ([], ["chair"], set())
+    assert attacked.session("s").tool_track(branch="main")[0].status == status
+
+
+@pytest.mark.parametrize("name", [one for one in HOSTILE if not one.startswith("test_trusted_functions:cancel@")])
+def test_t3_a_row_that_names_another_function_than_the_declared_one_is_refused(attacked, name):
+    """T3: also where functions of the tool are declared, a row that names others is refused, with both names."""
+    agent = attacked.wrap(*(wrapping := ordering(cancel, verify=looked, precheck=looked))[:1], "s", effects=wrapping[1])
+    write_rows(attacked, undo=name, verify=name, precheck=name)
+    (step,) = agent.plan_rollback("main#1").steps
+    assert step.action == "block"
+    assert f"{__name__}:cancel is declared here" in step.why
+    assert (step.why.isprintable(), len(step.why) < 600) == (True, True)
+    with pytest.raises(RollbackBlocked):
+        agent.rollback("main#1")
+    write_rows(attacked, status="unknown")
+    (step,) = agent.plan_rollback("main#1").steps
+    assert f"{__name__}:looked is declared here" in step.why
+    assert RAN == []
+
+
+def looked(invocation):
+    RAN.append("looked")
+
+
+def test_t3_what_stopped_half_way_is_resumed_without_what_rows_name(repo, evil):
+    """T3: a resume in another process finds the recorded function among what is declared there, else it says so."""
+    agent = repo.wrap(*(wrapping := ordering(LAMBDA))[:1], "s", effects={"order": reversible(refusing)})
+    agent.run("a chair")
+    with pytest.raises(RollbackIncomplete) as stopped:
+        agent.rollback("main#1")
+    write_rows(repo, undo="evil:undo")
+    with reopened(repo) as later:
+        with pytest.raises(RollbackIncomplete, match="evil:undo is not declared here"):
+            later.resume(stopped.value.operation)
+        later.wrap(wrapping[0], "s", effects=wrapping[1])
+        with pytest.raises(RollbackIncomplete, match=rf"{__name__}:<lambda> is declared here"):
+            later.resume(stopped.value.operation)
+    assert (RAN, "evil" in sys.modules) == ([], False)
+
+
+def refusing(args, result):
+    raise RuntimeError("not today")
+
+
+@pytest.mark.long
+def test_t3_the_command_line_imports_nothing_that_a_row_names(attacked):
+    """T3: the command line tells which function is not declared, and what to name; it imports nothing."""
+    write_rows(attacked, undo="evil:undo", verify="evil:undo", precheck="evil:undo")
+    where = backend.address(attacked)
+    for line in (["plan", "main#1"], ["rollback", "main#1", "--yes"], ["undo", "--yes"]):
+        code, out = command(*line, "--db", where)
+        assert code in (0, RollbackBlocked.exit_code)
+        assert "evil:undo is not declared here; wrap the graph again, or name the module" in out
+        assert "--trust MODULE" in out
+    code, out = command("rollback", "main#1", "--yes", "--trust", "agentgit.demo", "--db", where)
+    assert (code, RAN, "evil" in sys.modules) == (RollbackBlocked.exit_code, [], False)
+
+
+def command(*line: str) -> tuple[int, str]:
+    """Run a command in this process; give its exit code and what it wrote."""
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+        patch.setattr(sys, "argv", ["agentgit", *line])
+        patch.setattr(sys, "stdin", io.StringIO())
+        patch.setenv("COLUMNS", "300")
+        with redirect_stderr(out), pytest.raises(SystemExit) as stopped:
+            cli.main()
+    return int(stopped.value.code or 0), out.getvalue()
+
+
+def test_t3_a_plan_that_a_viewer_asks_for_imports_nothing(attacked):
+    """T3: a viewer's plan over HTTP, and its page, name what is not declared; nothing is imported for it."""
+    write_rows(attacked, undo="evil:undo", verify="evil:undo", precheck="evil:undo")
+    ada = attacked.as_user(attacked.users.add("ada"))
+    attacked.session("s").sharing.share(ada.user, role="viewer")
+    key = ada.keys.create("a program", scopes=("read",)).secret
+    asking = TestClient(app(attacked), base_url="https://git.example", headers={"authorization": f"Bearer {key}"})
+    known = set(sys.modules)
+    plan = asking.get(f"/api/v1/sessions/{attacked.session('s').id}/plan", params={"to": "main#1"})
+    assert plan.status_code == 200, plan.text
+    assert "evil:undo is not declared here" in plan.json()["steps"][0]["why"]
+    assert (RAN, "evil" in sys.modules, "evil" in set(sys.modules) - known) == ([], False, False)
+
+
+async def test_t3_the_mcp_server_imports_nothing_that_a_row_names(attacked):
+    """T3: a model that asks the MCP server for a plan or a rollback cannot have anything imported."""
+    write_rows(attacked, undo="evil:undo", verify="evil:undo", precheck="evil:undo")
+    server = made(WriteTools(attacked, None, may_force=True), bound=False, read_only=False)
+    async with create_connected_server_and_client_session(server) as client:
+        planned = await client.call_tool("plan_rollback", {"checkpoint": "main#1", "session": "s"})
+        done = await client.call_tool(
+            "rollback_to_checkpoint", {"checkpoint": "main#1", "session": "s", "confirm": "x"}
+        )
+    assert "evil:undo is not declared" in " ".join(planned.content[0].text.split())
+    assert (done.isError, RAN, "evil" in sys.modules) == (True, [], False)
+
+
+def test_t3_a_decorated_tool_of_the_same_name_elsewhere_is_not_used(attacked):
+    """T3: neither its undo nor the tool itself is taken from a module that was imported and not trusted."""
+
+    @tool
+    @reversible(namesake)
+    def order(item: str) -> str:
+        """Order something, in another shop."""
+        RAN.append(item)
+        return item
+
+    write_rows(attacked, undo=f"{__name__}:namesake")
+    assert "is not declared here" in attacked.session("s").plan_rollback("main#1").steps[0].why
+    write_rows(attacked, status="reversed", undo=None)
+    (step,) = attacked.session("s").plan_switch("main").steps
+    assert (step.action, "the tool order is not here" in step.why) == ("block", True)
+    assert order.name == "order"
+    assert RAN == []
+
+
+def namesake(args, result):
+    RAN.append("namesake")
+
+
+def test_t3_a_tool_with_another_undo_function_is_not_run_again(attacked):
+    """T3: a switch makes a call again only with the tool that it was made with, as far as its undo function tells."""
+    graph, effects = ordering(namesake)
+    attacked.wrap(graph, "s", effects=effects)
+    write_rows(attacked, status="reversed")
+    (step,) = attacked.session("s").plan_switch("main").steps
+    assert (step.action, f"{__name__}:namesake is declared here" in step.why) == ("block", True)
+    assert LEDGER == ["chair"]
+
+
+# -- modules that the operator trusts
+
+TRUSTED = """
+import agentgit
+from agentgit import reversible
+
+test = __import__("sys").modules["test_trusted_functions"]
+test.RAN.append(f"imported {__name__}")
+cancel = test.cancelling
+EFFECTS = {"order": reversible(cancel), "look": "read_only"}
+"""
+
+
+def cancelling(args, result):
+    LEDGER.remove(args["item"])
+
+
+@pytest.fixture
+def shop(repo, tmp_path, monkeypatch):
+    """The module `shop_of_trust`, which declares the undo of what session `s` has ordered."""
+    (tmp_path / "shop_of_trust.py").write_text(TRUSTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "test_trusted_functions", sys.modules[__name__])
+    order_a_chair(repo, *ordering(cancelling))
+    yield tmp_path
+    sys.modules.pop("shop_of_trust", None)
+
+
+def test_t3_a_trusted_module_is_imported_once_when_the_database_is_opened(repo, shop):
+    """T3: `open(trust=...)` imports the module, and neither a plan nor a rollback imports anything then."""
+    with reopened(repo, trust=["shop_of_trust"]) as later:
+        assert RAN == ["imported shop_of_trust"]
+        known = set(sys.modules)
+        assert later.session("s").plan_rollback("main#1").is_admissible
+        later.session("s").rollback("main#1")
+        assert {one for one in set(sys.modules) - known if not one.startswith("agentgit.")} == set()
+    assert (LEDGER, RAN) == ([], ["imported shop_of_trust"])
+
+
+def test_t3_the_environment_names_trusted_modules(repo, shop, monkeypatch):
+    """T3: `$AGENTGIT_TRUST` names modules with commas between them; what is given to `open` wins over it."""
+    monkeypatch.setenv("AGENTGIT_TRUST", " shop_of_trust, agentgit.demo,")
+    with reopened(repo, trust=[]) as later:
+        assert later.session("s").plan_rollback("main#1").blockers
+    assert RAN == []
+    with reopened(repo) as later:
+        later.session("s").rollback("main#1")
+    assert LEDGER == []
+
+
+def test_t3_commands_that_undo_nothing_import_no_trusted_module(repo, shop, monkeypatch):
+    """T3: `agentgit log` needs no module; `agentgit rollback` takes `--trust`, or the environment's."""
+    where = backend.address(repo)
+    monkeypatch.setenv("AGENTGIT_TRUST", "shop_of_trust")
+    assert command("log", "--db", where)[0] == 0
+    assert RAN == []
+    assert (
+        command("rollback", "main#1", "--yes", "--trust", "agentgit.demo", "--db", where)[0]
+        == RollbackBlocked.exit_code
+    )
+    assert RAN == []
+    assert command("rollback", "main#1", "--yes", "--db", where)[0] == 0
+    assert (LEDGER, RAN) == ([], ["imported shop_of_trust"])
+
+
+def test_t3_a_notebook_trusts_a_module(repo, shop):
+    """T3: a notebook without a wrapped graph plans, says what is not declared, and undoes once a module is trusted."""
+    with reopened(repo) as later:
+        names = Names({"repo": later})
+
+        def magic(line):
+            name, asked = commands.parse(line)
+            return commands.carry_out(name, commands.Command(names, asked, lambda value: None))
+
+        assert "is not declared here" in str(magic("plan main#1"))
+        assert repr(magic("trust shop_of_trust")) == "trusted: shop_of_trust"
+        assert magic("rollback main#1").status == "done"
+    assert LEDGER == []
+
+
+@pytest.mark.parametrize(
+    ("trust", "error", "says"),
+    [
+        ("shop_of_trust", InvalidInput, "no list of modules"),
+        ([3], InvalidInput, "no list of modules"),
+        (["shop of trust"], InvalidInput, "names no module"),
+        ([""], InvalidInput, "names no module"),
+        (["shop_of_trust:"], InvalidInput, "names no module"),
+        (["../shop_of_trust"], InvalidInput, "names no module"),
+        (["no_such_shop"], NotFound, "no_such_shop cannot be imported"),
+        (["shop_of_trust:nothing"], NotFound, "has no nothing"),
+        (["string"], NotFound, "has no tools and declares no effects"),
+        (["raising_shop"], NotFound, "RuntimeError: no key"),
+        (["leaving_shop"], NotFound, "SystemExit"),
+    ],
+)
+def test_t3_a_module_that_cannot_be_trusted_is_told_when_the_database_is_opened(repo, shop, trust, error, says):
+    """Bad input: what names no module, cannot be imported or declares nothing fails at once, and is named."""
+    (shop / "raising_shop.py").write_text("raise RuntimeError('no key')")
+    (shop / "leaving_shop.py").write_text("raise SystemExit(3)")
+    with pytest.raises(error, match=says):
+        reopened(repo, trust=trust)
+
+
+def test_t3_a_module_that_opens_the_database_itself_can_be_trusted(repo, shop, monkeypatch):
+    """T3: a program whose environment trusts the module that it is does not run twice, and finds what it declares."""
+    monkeypatch.setenv("AGENTGIT_TRUST", "shop_of_trust")
+    text = TRUSTED.replace("cancel = test", "repo = test.reopened(test.REPO)\ncancel = test")
+    (shop / "shop_of_trust.py").write_text(text)
+    monkeypatch.setitem(globals(), "REPO", repo)
+    opened = [importlib.import_module("shop_of_trust").repo]
+    assert RAN == ["imported shop_of_trust"]
+    opened.append(runpy.run_path(str(shop / "shop_of_trust.py"), run_name="other")["repo"])
+    for own in opened:
+        assert own.session("s").plan_rollback("main#1").is_admissible
+        own.close()
+
+
+def test_t3_a_program_is_not_imported_a_second_time(repo, shop, monkeypatch):
+    """T3: a script that trusts itself by the name of its file is looked into as it is, and not run again."""
+    body = "import sys\nmain = sys.modules['__main__']\nwith test.reopened(test.REPO) as own:\n"
+    body += "    plan = own.session('s').plan_rollback('main#1')\n"
+    (shop / "shop_of_trust.py").write_text(TRUSTED + body)
+    monkeypatch.setitem(globals(), "REPO", repo)
+    monkeypatch.setenv("AGENTGIT_TRUST", "shop_of_trust")
+    found = runpy.run_path(str(shop / "shop_of_trust.py"), run_name="__main__")
+    assert (found["plan"].is_admissible, RAN) == (True, ["imported __main__"])
+
+
+def test_t3_functions_that_are_declared_by_path_are_imported_where_they_are_declared(repo, shop):
+    """T3: an import path in `open(effects=...)` is the program's own word: imported at once, and not by a plan."""
+    effects = {"order": reversible("shop_of_trust:cancel", verify="no_such_shop:look")}
+    with reopened(repo, effects=effects) as later:
+        assert RAN == ["imported shop_of_trust"]
+        later.session("s").rollback("main#1")
+    assert LEDGER == []
+
+
+def test_t3_two_trusted_modules_may_each_have_a_tool_of_one_name(repo, shop):
+    """T3: the name that a call recorded chooses between them; which tool would run again nobody can tell."""
+    (shop / "other_shop.py").write_text(
+        "from langchain_core.tools import tool\nfrom agentgit import reversible\n"
+        "def cancel(args, result): raise RuntimeError('the other shop')\n"
+        "@tool\n@reversible(cancel)\ndef order(item: str) -> str:\n    'Order.'\n    return item\n"
+    )
+    with reopened(repo, trust=["shop_of_trust", "other_shop"]) as later:
+        later.session("s").rollback("main#1")
+        assert LEDGER == []
+        (step,) = later.session("s").plan_switch("main").steps
+        assert step.action in ("block", "redo")
+    sys.modules.pop("other_shop")
+
+
+# -- functions of the user that raise
+
+
+def blind(invocation):
+    raise KeyError("id")
+
+
+def test_t3_a_verify_that_raises_is_shown(repo, caplog):
+    """T3: what a `verify` raises is in the plan, on the track, in the log, and gone when it can look again."""
+
+    class Killed(BaseException):
+        pass
+
+    def order(item: str) -> str:
+        """Order something, and die."""
+        raise Killed
+
+    graph = tool_node_graph(scripted(call("order", item="chair"), "ok"), [tool(order)])
+    agent = repo.wrap(graph, "s", effects={"order": effect("irreversible", verify=blind)})
+    with pytest.raises(Killed):
+        agent.run("a chair")
+    with caplog.at_level(logging.WARNING, "agentgit"):
+        (step,) = agent.plan_rollback("main#1").steps
+    assert (step.action, "its verify raised KeyError: 'id'" in step.why) == ("block", True)
+    (record,) = (one for one in caplog.records if "verify" in one.getMessage())
+    assert ("'order'" in record.getMessage(), record.exc_info[0]) == (True, KeyError)
+    assert agent.tool_track()[0].error_message == "its verify raised KeyError: 'id'"
+    assert agent.plan_rollback("main#1").steps == [step]  # said once, however often it is asked
+    again = repo.wrap(graph, "s", effects={"order": effect("irreversible", verify=unsure)})
+    write_rows(repo, verify=f"{__name__}:unsure")
+    assert "raised" not in again.plan_rollback("main#1").steps[0].why
+    assert again.tool_track()[0].error_message is None
+    write_rows(repo, verify=f"{__name__}:blind")
+    assert again.plan_rollback("main#1").steps == [step]
+    resolved = repo.resolve(again.tool_track()[0], "did_not_happen")
+    assert resolved.error_message == "somebody saw that it did not happen"
+
+
+def unsure(invocation):
+    return None
+
+
+def test_t3_a_verify_that_raises_after_an_undo_that_raised_is_shown(repo, caplog):
+    """T3: the report says what the undo raised and what the `verify` raised after it."""
+    agent = repo.wrap(ordering(LAMBDA)[0], "s", effects={"order": reversible(refusing, verify=blind)})
+    agent.run("a chair")
+    said = "RuntimeError: not today; its verify raised KeyError: 'id'"
+    with pytest.raises(RollbackIncomplete, match=said) as stopped:
+        agent.rollback("main#1")
+    assert stopped.value.report.failed[0].reason.endswith(said)
+    assert [one.exc_info[0] for one in caplog.records if "verify" in one.getMessage()][:1] == [KeyError]
+
+
+def closed(invocation):
+    raise NotFound("the shop is closed")
+
+
+@pytest.mark.parametrize(("precheck", "said"), [(blind, "KeyError: 'id'"), (closed, "NotFound: the shop is closed")])
+def test_t3_a_precheck_that_raises_is_in_the_log_too(repo, caplog, precheck, said):
+    """T3: the plan says what a `precheck` raised, an error of agentgit too, and the log has where."""
+    agent = repo.wrap(ordering(LAMBDA)[0], "s", effects={"order": reversible(LAMBDA, precheck=precheck)})
+    agent.run("a chair")
+    assert f"its precheck raised {said}" in agent.plan_rollback("main#1").steps[0].why
+    assert any("precheck" in one.getMessage() and one.exc_info for one in caplog.records)
+
+
+def test_t3_a_verify_that_is_not_declared_here_is_named(repo):
+    """T3: a call of which nobody knows whether it happened blocks, and the plan names the `verify` that is not here."""
+    order_a_chair(repo, *ordering(cancel, verify=unsure))
+    write_rows(repo, status="unknown")
+    with reopened(repo) as later:
+        (step,) = later.session("s").plan_rollback("main#1").steps
+    assert f"its verify {__name__}:unsure is not declared here" in step.why

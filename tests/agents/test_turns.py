@@ -1,0 +1,336 @@
+"""Turns one after the other, streams that are left, callbacks inside of transactions, and what comes after `close`."""
+
+import asyncio
+import io
+import threading
+
+import backend
+import pytest
+from scripted import World, obedient, tool_node_graph
+
+import agentgit
+from agentgit import Conflict, InvalidInput, SQLModelSaver
+from agentgit.errors import AgentGitError, Unavailable
+
+SAID = ["add chair", "add table", "add lamp"]
+
+
+def wrapped(repo, world, **how):
+    """An agent that does what it is told."""
+    return repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(), **how)
+
+
+def inputs(*texts):
+    return [{"messages": [("user", text)]} for text in texts]
+
+
+def asked(agent):
+    """What the user said, in the order of the conversation."""
+    return [message.content for message in agent.messages() if message.type == "human"]
+
+
+# -- one turn after the other
+
+
+def test_t_batch_as_completed_runs_one_turn_after_the_other(repo):
+    """The turns of batch_as_completed are one conversation in the order of the inputs, each with its index."""
+    world = World()
+    agent = wrapped(repo, world)
+    found = [(n, answer["messages"][-1].content) for n, answer in agent.batch_as_completed(inputs(*SAID))]
+    assert found == [(0, "done"), (1, "done"), (2, "done")]
+    assert (asked(agent), world.items) == (SAID, ["chair", "table", "lamp"])
+
+
+async def test_t_abatch_as_completed_runs_one_turn_after_the_other(repo):
+    """The same on an event loop, also through a binding that LangChain makes."""
+    world = World()
+    agent = wrapped(repo, world)
+    bound = agent.with_config(tags=["bound"])
+    assert [n async for n, _ in bound.abatch_as_completed(inputs(*SAID))] == [0, 1, 2]
+    assert (asked(agent), world.items) == (SAID, ["chair", "table", "lamp"])
+
+
+async def test_t_a_batch_gives_the_exceptions_of_its_turns(repo):
+    """With return_exceptions a turn that raises is an answer, and the turns after it run."""
+    world = World()
+    agent = wrapped(repo, world)
+    wrong = [inputs("hm")[0], {"messages": 5}, inputs("add chair")[0]]
+    kinds = [isinstance(one, Exception) for _, one in agent.batch_as_completed(wrong, return_exceptions=True)]
+    again = [isinstance(one, Exception) async for _, one in agent.abatch_as_completed(wrong, return_exceptions=True)]
+    assert kinds == again == [False, True, False]
+    with pytest.raises(type(next(one for _, one in agent.batch_as_completed(wrong[1:], return_exceptions=True)))):
+        list(agent.batch_as_completed(wrong))
+
+
+def test_t_too_few_configs_are_refused_before_any_turn(repo):
+    """A batch whose configs do not fit its inputs runs no turn."""
+    agent = wrapped(repo, World())
+    with pytest.raises(InvalidInput, match="3 inputs and 2 configs"):
+        agent.batch(inputs(*SAID), [{}, {}])
+    assert asked(agent) == []
+
+
+# -- streams that are left
+
+
+@pytest.fixture
+def work(tmp_path):
+    """A workspace's directory with a file."""
+    made = tmp_path / "work"
+    made.mkdir()
+    (made / "a.txt").write_text("first")
+    return made
+
+
+def writing(work):
+    """A world whose tool `note` writes a file."""
+
+    class Files(World):
+        def _functions(self):
+            def note(text: str) -> str:
+                """Write a file."""
+                (work / "a.txt").write_text(text)
+                return "noted"
+
+            return [*[one for one in super()._functions() if one.__name__ != "note"], note]
+
+    return Files()
+
+
+def first_point(repo):
+    """The first restore point of the session."""
+    return next(point for point in repo.session("s").checkpoints() if point.metadata["reference"] == "main#1")
+
+
+def until_written(work):
+    """Tell whether the tool of the stream has written, all of it."""
+    return (work / "a.txt").read_text() == "x"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_t_a_rewind_in_the_middle_of_a_stream_says_that_the_turn_runs(repo, work, force):
+    """In its own stream a rewind says that the turn is running, not that somebody else changed the files."""
+    world = writing(work)
+    agent = wrapped(repo, world, workspace=work)
+    stream = agent.stream(inputs("note x")[0])
+    for _ in stream:
+        if until_written(work):
+            break
+    for back in (
+        lambda: agent.rewind_files("main#1", force=force),
+        lambda: agent.rollback("main#1", force=force),
+        lambda: repo.session("s").rewind_files("main#1", force=force),
+        lambda: repo.session("s").rollback("main#1", force=force),
+    ):
+        with pytest.raises(Conflict, match=r"main is running.*close the stream"):
+            back()
+    assert (work / "a.txt").read_text() == "x"
+    stream.close()
+    assert agent.rewind_files("main#1").problem == ""
+    assert (work / "a.txt").read_text() == "first"
+
+
+def test_t_after_a_break_a_rewind_works(repo, work):
+    """A stream that nobody holds ends with the loop that was left."""
+    agent = wrapped(repo, writing(work), workspace=work)
+    for _ in agent.stream(inputs("note x")[0]):
+        if until_written(work):
+            break
+    agent.rewind_files("main#1")
+    assert (work / "a.txt").read_text() == "first"
+
+
+@pytest.mark.parametrize("verb", ["arewind_files", "arollback", "aundo", "acheckpoint", "aswitch"])
+@pytest.mark.parametrize("events", [False, True])
+async def test_t_after_a_break_out_of_an_async_stream_the_verbs_work(repo, work, verb, events):
+    """The event loop closes an abandoned stream a moment later; what needs the branch waits for that."""
+    agent = wrapped(repo, writing(work), workspace=work)
+    asked = inputs("note x")[0]
+    async for _ in agent.astream_events(asked, version="v2") if events else agent.astream(asked):
+        if until_written(work):
+            break
+    arguments = {"arewind_files": ["main#1"], "arollback": ["main#1"], "aswitch": ["main", "world"]}
+    await getattr(agent, verb)(*arguments.get(verb, []))
+    if verb != "acheckpoint":
+        assert (work / "a.txt").read_text() == ("x" if verb == "aswitch" else "first")
+
+
+async def test_t_a_stream_that_is_held_is_closed_by_hand(repo, work):
+    """Who holds a stream that was left is told to close it; then the verbs work."""
+    agent = wrapped(repo, writing(work), workspace=work)
+    stream = agent.astream(inputs("note x")[0])
+    async for _ in stream:
+        if until_written(work):
+            break
+    with pytest.raises(Conflict, match="close the stream"):
+        await agent.arewind_files("main#1")
+    await stream.aclose()
+    await agent.arewind_files("main#1")
+    assert (work / "a.txt").read_text() == "first"
+
+
+# -- callbacks inside of transactions
+
+
+def exported(repo):
+    file = io.BytesIO()
+    repo.session("s").export(file)
+    file.seek(0)
+    return file
+
+
+IN_A_TRANSACTION = {
+    "gc": lambda repo, progress: repo.maintenance.gc(progress=progress),
+    "import_": lambda repo, progress: repo.import_(exported(repo), session="copy", progress=progress),
+}
+
+
+@pytest.mark.parametrize("verb", IN_A_TRANSACTION)
+@pytest.mark.parametrize("other", [False, True])
+def test_t_a_progress_callback_that_writes_is_refused_at_once(repo, verb, other, request):
+    """A callback that writes would wait for its own caller: it is told so, nothing is half done, and later it works."""
+    agent = wrapped(repo, World())
+    agent.run("add chair")
+    writer = agentgit.open(backend.url(repo)) if other else repo
+    request.addfinalizer(writer.close)
+    made = []
+
+    def progress(*_):
+        made.append(writer.session(f"written {len(made)}", create=True))
+
+    with pytest.raises(Conflict, match="inside a transaction"):
+        IN_A_TRANSACTION[verb](repo, progress)
+    assert "copy" not in [one.session_name for one in repo.sessions()]
+    assert writer.session("afterwards", create=True).name == "afterwards"
+    assert IN_A_TRANSACTION[verb](repo, None)
+    assert repo.maintenance.fsck(level=3).findings == ()
+
+
+@pytest.mark.parametrize("verb", ["gc", "import_", "fsck"])
+def test_t_a_progress_callback_may_read(repo, verb):
+    """A callback that only looks works: on a file and on a server nobody waits for it."""
+    wrapped(repo, World()).run("add chair")
+    seen = []
+    work = IN_A_TRANSACTION | {"fsck": lambda repo, progress: repo.maintenance.fsck(progress=progress)}
+    work[verb](repo, lambda *_: seen.append(len(repo.sessions())))
+    assert set(seen) == {1}
+
+
+@pytest.mark.parametrize("verb", ["gc", "import_", "fsck"])
+def test_t_a_callback_that_reads_a_database_in_memory_is_refused(verb):
+    """There is one connection: a transaction inside of another would take that one back without a word."""
+    with agentgit.open(":memory:") as repo:
+        wrapped(repo, World()).run("add chair")
+        work = IN_A_TRANSACTION | {"fsck": lambda repo, progress: repo.maintenance.fsck(progress=progress)}
+        with pytest.raises(Conflict, match="inside a transaction"):
+            work[verb](repo, lambda *_: repo.sessions())
+        assert repo.maintenance.fsck(level=3).findings == ()
+        assert work[verb](repo, None)
+
+
+async def test_t_a_callback_that_lets_a_thread_write_is_refused_too(repo):
+    """A thread that is begun in a callback has its context, and so would wait as long."""
+    wrapped(repo, World()).run("add chair")
+    raised = []
+
+    def progress(*_):
+        try:
+            asyncio.run(repo.asession("written", create=True))
+        except Conflict as error:
+            raised.append(str(error))
+
+    await asyncio.to_thread(repo.maintenance.gc, progress=progress)
+    assert raised
+
+
+def test_t_a_callback_raises_and_the_repository_goes_on(repo):
+    """What a callback raises breaks its verb off with nothing half done."""
+    wrapped(repo, World()).run("add chair")
+
+    def progress(*_):
+        raise KeyError("mine")
+
+    for work in IN_A_TRANSACTION.values():
+        with pytest.raises(KeyError, match="mine"):
+            work(repo, progress)
+    assert [one.session_name for one in repo.sessions()] == ["s"]
+    assert repo.maintenance.fsck(level=3).findings == ()
+
+
+# -- after close
+
+
+def test_t_after_close_nothing_is_opened_again(database, tmp_path):
+    """After `close` each verb of all that was made from a repository raises, and no connection is opened again."""
+    repo = agentgit.open(database.url)
+    work = tmp_path / "work"
+    work.mkdir()
+    agent = wrapped(repo, World(), workspace=work)
+    agent.run("add chair")
+    session, point = repo.session("s"), agent.head
+    saver = SQLModelSaver(backend.database(repo))
+    repo.close()
+    repo.close()
+    config = {"configurable": {"thread_id": "t"}}
+    verbs = [
+        lambda: agent.run("add table"),
+        lambda: agent.invoke(None),
+        lambda: next(agent.stream(inputs("hm")[0])),
+        lambda: agent.get_state(),
+        lambda: agent.checkpoint("x"),
+        lambda: agent.rollback("main#1"),
+        agent.undo,
+        agent.redo,
+        agent.fork,
+        lambda: agent.switch("main"),
+        lambda: agent.explore(["hm"]),
+        agent.tree,
+        agent.messages,
+        agent.tool_track,
+        lambda: agent.head,
+        lambda: agent.merge("main"),
+        lambda: agent.rewind_files("main#1"),
+        lambda: agent.update_state(None, {"messages": []}),
+        lambda: asyncio.run(agent.ainvoke(inputs("hm")[0])),
+        lambda: repo.sessions(),
+        lambda: repo.maintenance.gc(),
+        lambda: repo.maintenance.fsck(),
+        lambda: list(repo.events.list()),
+        lambda: repo.events.on("*", print),
+        lambda: repo.as_user("ann"),
+        repo.events.verify,
+        lambda: repo.wrap(agent.graph, "s"),
+        agent.session.tags,
+        lambda: saver.get_tuple(config),
+        lambda: list(saver.list(config)),
+        lambda: saver.delete_thread("t"),
+        lambda: asyncio.run(saver.aget_tuple(config)),
+        saver.gc,
+        lambda: session.branches(),
+        lambda: repo.import_(io.BytesIO(b"x")),
+        lambda: repo.session("s").export(io.BytesIO()),
+        lambda: point.session_state,
+    ]
+    assert repr(agent).endswith("closed)")
+    for verb in verbs:
+        with pytest.raises(Unavailable, match=r"was closed here.*agentgit\.open"):
+            verb()
+    with agentgit.open(database.url) as again:
+        assert asked(again.wrap(agent.graph, "s")) == ["add chair"]
+
+
+def test_t_a_turn_that_is_closed_under_raises(repo):
+    """A repository that is closed while its agent runs ends that turn with an error; the next one takes over."""
+    world = World()
+    with agentgit.open(backend.url(repo)) as other:
+        agent = wrapped(other, world)
+        stream = agent.stream(inputs("add chair")[0])
+        next(stream)
+        closing = threading.Thread(target=other.close)
+        closing.start()
+        closing.join()
+        with pytest.raises(AgentGitError):
+            list(stream)
+    again = wrapped(repo, world)
+    again.run("add table")
+    assert repo.maintenance.fsck(level=3).findings == ()

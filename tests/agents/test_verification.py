@@ -1,0 +1,119 @@
+"""What looks before the world is moved: prechecks of an undo, and verify where nobody knows what happened (W1, W3)."""
+
+import backend
+import pytest
+from scripted import World, obedient, tool_node_graph
+
+from agentgit import RollbackBlocked, RollbackIncomplete, reversible
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def wrapped(repo, world, **how):
+    effects = world.effects(add=reversible(world.remove, **how))
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=effects)
+    agent.run("add chair")
+    before = agent.checkpoint("before")
+    agent.run("add table")
+    return agent, before
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [(False, "says no"), ("it was shipped", "it was shipped"), (ValueError("no shop"), "raised ValueError: no shop")],
+    ids=str,
+)
+def test_w2_a_precheck_stands_in_the_way_before_anything_happens(repo, world, said, told):
+    """W2: a precheck that says no blocks plan and rollback with its reason, and no undo has run."""
+
+    def check(call):
+        if isinstance(said, Exception):
+            raise said
+        return said if call.args["item"] == "table" else True
+
+    agent, before = wrapped(repo, world, precheck=check)
+    assert told in str(agent.plan_rollback(before))
+    with pytest.raises(RollbackBlocked, match=told):
+        agent.rollback(before)
+    assert world.undone == []
+    assert [b.name for b in agent.session.branches()] == ["main"]
+    forced = agent.rollback(before, force=True)
+    assert world.items == ["chair", "table"]
+    assert told in forced.report.kept[0].reason
+
+
+def test_w2_a_precheck_is_asked_of_what_happened_before_a_resume(repo, world):
+    """W2: what came since a rollback was planned is asked about too, before a resume reverses any of it."""
+    frozen = reversible(world.remove, precheck=lambda call: call.args["item"] != "lamp")
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(add=frozen))
+    agent.run("add chair")
+    other = agent.fork("main#1")
+    world.broken.add("chair")
+    with pytest.raises(RollbackIncomplete) as caught:
+        agent.rollback("main#1")
+    world.broken.clear()
+    other.run("add lamp")
+    with pytest.raises(RollbackBlocked, match="precheck says no"):
+        repo.resume(caught.value.operation)
+    assert world.items == ["chair", "lamp"]
+    assert repo.resume(caught.value.operation, force=True).status == "done"
+    assert world.items == ["lamp"]
+
+
+def test_w1_a_precheck_that_says_yes_is_asked_outside_of_any_transaction(repo, world):
+    """W1: prechecks may look into the same repository, and the rollback goes on."""
+    agent, before = wrapped(repo, world, precheck=lambda call: bool(repo.sessions()))
+    agent.rollback(before)
+    assert world.items == ["chair"]
+
+
+def _unknown(repo, agent):
+    """Make the newest call one that was broken off, as `Store.recover` leaves it."""
+    call = agent.tool_track()[-1]
+    backend.write(repo, lambda c: _set(repo, c, call.id, "unknown"))
+    return call
+
+
+def _set(repo, connection, invocation_id, status):
+    from agentgit.store.sql.tables import TOOL_INVOCATION
+
+    row = TOOL_INVOCATION.c.id == invocation_id
+    connection.execute(TOOL_INVOCATION.update().where(row).values(status=status, result=None, ended_at=None))
+
+
+@pytest.mark.parametrize("there", [True, {"item": "table", "number": 2}, False, None], ids=str)
+def test_w1_verify_says_whether_a_broken_call_happened(repo, world, there):
+    """W1: what verify sees becomes the status and the result for the undo; where it cannot see, a person decides."""
+    agent, before = wrapped(repo, world, verify=lambda call: there)
+    call = _unknown(repo, agent)
+    if there is None:
+        with pytest.raises(RollbackBlocked, match=r"repo\.resolve"):
+            agent.rollback(before)
+        return
+    if there is False:
+        world.items.remove("table")
+    agent.rollback(before)
+    assert world.items == ["chair"]
+    now = next(c for c in agent.tool_track() if c.id == call.id)
+    assert now.status == ("failed" if there is False else "reversed")
+    assert [result for _, _, result in world.undone] == ([] if there is False else [None if there is True else there])
+
+
+@pytest.mark.parametrize("still_there", [True, False])
+def test_w1_verify_says_whether_a_broken_reversal_happened(repo, world, still_there):
+    """W1: a reversal that was broken off is tried again only if the effect is still there."""
+    agent, before = wrapped(repo, world, verify=lambda call: call.args["item"] in world.items)
+    world.broken.add("table")
+    with pytest.raises(RollbackIncomplete) as caught:
+        agent.rollback(before)
+    world.broken.clear()
+    call = agent.tool_track()[-1]
+    backend.write(repo, lambda c: _set(repo, c, call.id, "reverse_unknown"))
+    if not still_there:
+        world.items.remove("table")
+    assert repo.resume(caught.value.operation).status == "done"
+    assert world.items == ["chair"]
+    assert len(world.undone) == int(still_there)

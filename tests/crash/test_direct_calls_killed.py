@@ -1,0 +1,26 @@
+"""Killed in the middle of a payment that a graph makes by its own code, and continued: nobody is paid twice (T1)."""
+
+from __future__ import annotations
+
+import json
+
+import processes
+import pytest
+from paying import SHAPES
+
+LIVES = "import sys, paying; paying.main(*sys.argv[1:])"
+
+
+def lived(tmp_path, shape, kills):
+    """Live lives in another process; give how many moments one has, and how many kills there were."""
+    done = processes.run(LIVES, tmp_path, shape, kills, timeout=840)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shape", SHAPES)
+def test_t1_killed_in_a_payment_and_continued_nobody_is_paid_twice(tmp_path, shape):
+    """T1: killed before it paid, after it, and after its record was begun, the turn goes on and pays the rest."""
+    seen = lived(tmp_path, shape, "[[7], [9], [10, 4]]")
+    assert seen["kills"] >= 3

@@ -1,0 +1,115 @@
+"""Every way to run a graph, in every durability mode: reopened, the state is right, and one can leave from anywhere."""
+
+import asyncio
+
+import pytest
+from langchain_core.messages import BaseMessage
+from langgraph.types import Command
+from puts import on
+from scripted import World, call, calls, scripted, tool_node_graph
+
+import agentgit
+from agentgit import SQLModelSaver, reversible
+
+STORY = (
+    calls(call("add", item="chair"), call("charge", amount=5)), "a chair",
+    calls(call("add", item="lamp"), call("add_if_approved", item="table")), "done",
+    call("look"), "looked",
+)  # fmt: skip
+DURABILITIES = ("sync", "async", "exit")
+
+
+def run_stream(graph, given, config, **how):
+    """Run a turn by its stream."""
+    for _ in graph.stream(given, config, stream_mode="updates", **how):
+        pass
+
+
+def run_ainvoke(graph, given, config, **how):
+    """Run a turn on an event loop of its own."""
+    asyncio.run(graph.ainvoke(given, config, **how))
+
+
+def run_invoke(graph, given, config, **how):
+    """Run a turn."""
+    graph.invoke(given, config, **how)
+
+
+WAYS = {"invoke": run_invoke, "stream": run_stream, "ainvoke": run_ainvoke}
+
+
+def say(text):
+    """What the user says."""
+    return {"messages": [("user", text)]}
+
+
+def texts(values) -> list[str]:
+    """The texts of a conversation; what a tool gave counts as its name."""
+    messages: list[BaseMessage] = values["messages"]
+    return [message.name or str(message.content) for message in messages]
+
+
+BEGUN = ["order a chair", "", "add", "charge", "a chair", "and a table", ""]
+YES = [*BEGUN, "add", "add_if_approved", "done"]
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+@pytest.mark.parametrize("way", WAYS)
+def test_turns_and_questions_survive_a_restart(database, way, durability):
+    """After tool rounds and a question, a new program sees the state, answers the question, and goes on."""
+    run, world = WAYS[way], World()
+
+    def reopened():
+        return tool_node_graph(scripted(*STORY), world.tools(), SQLModelSaver(database))
+
+    run(reopened(), say("order a chair"), on("t"), durability=durability)
+    assert texts(reopened().get_state(on("t")).values) == BEGUN[:5]
+    run(reopened(), say("and a table"), on("t"), durability=durability)
+    state = reopened().get_state(on("t"))
+    assert texts(state.values) == BEGUN
+    assert (state.next, [asked.value for asked in state.interrupts]) == (("tools",), [{"add": "table"}])
+    run(reopened(), Command(resume="yes"), on("t"), durability=durability)
+    state = reopened().get_state(on("t"))
+    assert (texts(state.values), state.next, state.interrupts) == (YES, (), ())
+    run(reopened(), say("look"), on("t"), durability=durability)
+    assert texts(reopened().get_state(on("t")).values) == [*YES, "look", "", "look", "looked"]
+
+
+@pytest.mark.parametrize(("way", "durability"), list(zip(WAYS, DURABILITIES, strict=True)))
+def test_one_can_leave_from_every_point_after_a_restart(database, way, durability):
+    """Forks from a question are answered apart, and a rollback before it gives the state of then, world and all."""
+    run, world = WAYS[way], World()
+
+    def take_back(args, result):
+        if isinstance(result, dict):  # else it was not approved
+            world.remove(args, result)
+
+    def reopened(repo):
+        effects = world.effects(add_if_approved=reversible(take_back))
+        return repo.wrap(tool_node_graph(scripted(*STORY), world.tools()), "s", effects=effects)
+
+    with agentgit.open(database.url) as repo:
+        run(reopened(repo), say("order a chair"), None, durability=durability)
+        chair = reopened(repo).checkpoint("chair").id
+        run(reopened(repo), say("and a table"), None, durability=durability)
+        asked = reopened(repo).checkpoint("asked").id
+    with agentgit.open(database.url) as repo:
+        agent = reopened(repo)
+        other = agent.fork(asked, name="other")
+        run(agent, Command(resume="yes"), None, durability=durability)
+        assert texts(agent.get_state().values) == YES
+        before = len(world.happened("add"))
+        other = other.switch("other", sync="ignore")  # the other branch has put a table there meanwhile
+        run(other, Command(resume="no"), None, durability=durability)
+        assert texts(other.get_state().values) == YES
+        assert other.get_state().values["messages"][-2].content == "not approved"
+        assert len(world.happened("add")) == before  # a ToolNode is one task, and what it had done is not done again
+    with agentgit.open(database.url) as repo:
+        back = reopened(repo).rollback(chair)
+        assert back.report.status == "done"
+        assert texts(back.get_state().values) == BEGUN[:5]
+        assert (world.items, world.charges) == (["chair"], [5])
+        run(back, say("and a table"), None, durability=durability)
+        assert texts(back.get_state().values) == BEGUN
+        run(back, Command(resume="yes"), None, durability=durability)
+        assert texts(back.get_state().values) == YES

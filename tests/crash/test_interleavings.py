@@ -1,0 +1,461 @@
+"""What others do between two steps of a verb: it is seen, or it waits; nothing is lost, doubled or half done."""
+
+import threading
+import uuid
+from contextlib import closing, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import backend
+import processes
+import pytest
+from dumps import dumped
+from origins import said, shop, sqlite_origin
+from scripted import World, obedient, tool_node_graph
+from sqlalchemy import update
+
+import agentgit
+from agentgit import Workspace
+from agentgit.agents.importing.commit import ImportCommit
+from agentgit.agents.merge import merging
+from agentgit.checkpoints import Retention
+from agentgit.errors import Conflict, NotAllowed, NotFound, SchemaMismatch
+from agentgit.repository.maintenance import Maintenance
+from agentgit.rollback.files import RollbackFiles
+from agentgit.rollback.workspace_adapter import WorkspaceKeeper
+from agentgit.sessions.session import PARTIAL
+from agentgit.store.audit import outbox, trail
+from agentgit.store.audit.trail import Trail
+from agentgit.store.database import Database
+from agentgit.store.maintenance import erasure
+from agentgit.store.queries import templates
+from agentgit.store.records import session_access
+from agentgit.store.records.journal import Intent, Journal
+from agentgit.store.records.sessions import SessionStore
+from agentgit.store.schema import roles, schema
+from agentgit.store.sql import process
+from agentgit.store.sql.tables import BRANCH, METADATA
+from agentgit.store.store import Store
+from agentgit.store.threads import staging
+
+PATIENCE = 0.5
+"""How long, in seconds, the other one has to get in between; who is kept out waits longer than that."""
+
+on_postgresql = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+
+
+class Other:
+    """Somebody else, who works in a thread of their own when they are let in, once.
+
+    Args:
+        work: what they do.
+        patience: how long they have to get it done at once; one that is not kept out has long.
+    """
+
+    def __init__(self, work, patience=PATIENCE):
+        self.patience = patience
+        self._work, self._thread, self.raised, self.given = work, None, None, None
+
+    def comes(self):
+        """Begin, and wait until it is done, or until it is plain that somebody keeps them out."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._do)
+            self._thread.start()
+            self._thread.join(self.patience)
+
+    def _do(self):
+        try:
+            self.given = self._work()
+        except Exception as error:  # noqa: BLE001  # whatever it is, the test looks at it
+            self.raised = error
+
+    def ends(self):
+        """Wait until it is done; give what was raised."""
+        assert self._thread is not None, "nobody let them in"
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        return self.raised
+
+
+@pytest.fixture
+def before(monkeypatch):
+    """Lets somebody in before a function runs, in this thread only."""
+
+    def put(owner, name, other):
+        plain, here = getattr(owner, name), threading.get_ident()
+
+        def late(*args, **kwargs):
+            if threading.get_ident() == here:
+                other.comes()
+            return plain(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, late)
+        return other
+
+    return put
+
+
+def wrap(repo, session="s", **how):
+    world = World()
+    return repo.wrap(tool_node_graph(obedient(), world.tools()), session, effects=world.effects(), **how)
+
+
+def test_a_turn_between_the_look_and_the_last_step_of_an_import_is_not_left_behind(repo, tmp_path, before):
+    """What an import adds to a session comes behind no turn that it has not seen: one of the two is refused."""
+    origin = sqlite_origin(tmp_path)
+    origin.talk(shop(World()), "a", "order a chair")
+    repo.import_langgraph(origin.url, ["a"])
+    origin.talk(shop(World()), "a", "hello")
+    agent = repo.wrap(shop(World())(None), "a")
+    other = before(ImportCommit, "_branch", Other(lambda: agent.invoke(said("hello again"))))
+    report = repo.import_langgraph(origin.url, ["a"], on_error="continue")
+    refused = [type(one.error) for one in report.failed] + [type(error) for error in [other.ends()] if error]
+    assert refused == [Conflict]
+    told = [one["content"] for one in repo.session("a").branch().conversation_history if one["role"] == "user"]
+    assert told in (["order a chair", "hello"], ["order a chair", "hello again"])
+    assert repo.maintenance.fsck(3).findings == ()
+
+
+@pytest.mark.parametrize("when", ["before it is written on", "before it is published"])
+def test_a_merge_whose_copy_a_collection_took_away_changes_nothing(repo, monkeypatch, before, when):
+    """What comes to a branch is written on a copy of it; where that was collected, nothing is published."""
+    agent = wrap(repo)
+    agent.run("add chair")
+    other = agent.fork()
+    other.run("something else")
+    history, plain = agent.history(), staging.move_new
+
+    def emptied(connection, tenant, source, target):
+        repo.context.store.graphs.delete_thread(connection, source)
+        return plain(connection, tenant, source, target)
+
+    if when == "before it is written on":
+        before(merging, "PregelNode", Other(lambda: repo.maintenance.gc(imports=True), patience=60))
+    else:  # on a server a collection may come until the first row is moved
+        monkeypatch.setattr(staging, "move_new", emptied)
+    with pytest.raises(Conflict, match="Nothing was changed"):
+        agent.merge(other.branch.name)
+    assert agent.history() == history
+    assert repo.maintenance.fsck(3).findings == ()
+
+
+@on_postgresql
+def test_a_switch_leads_to_no_branch_that_became_half_done_meanwhile(repo, before):
+    """A branch whose rollback broke off while somebody waited to switch to it is not switched to."""
+    agent = wrap(repo)
+    agent.run("add chair")
+    left = agent.fork()
+
+    def breaks_off():
+        broken = update(BRANCH).where(BRANCH.c.id == left.branch.id).values(status=PARTIAL)
+        backend.write(repo, lambda c: c.execute(broken))
+
+    other = before(SessionStore, "lock", Other(breaks_off, patience=60))
+    with pytest.raises(Conflict, match="its rollback was not finished"):
+        repo.session("s").switch(left.branch.name, sync="note")
+    assert other.ends() is None
+    assert [one.status for one in repo.session("s").branches()] == ["open", PARTIAL]
+
+
+@on_postgresql
+def test_two_last_admins_do_not_erase_each_other(repo, before):
+    """Of two admins who erase themselves at once, who comes second is the last one, and stays."""
+    ann, bob = (repo.as_user(repo.users.add(name, is_admin=True)) for name in ("ann", "bob"))
+    backend.write(repo, lambda c: repo.context.store.users.change(c, repo.user.id, {"is_admin": False}))
+    other = before(erasure, "_require_alone", Other(lambda: bob.users.delete("bob")))
+    ann.users.delete("ann")
+    assert type(other.ends()) is Conflict
+    with backend.reading(repo) as connection:
+        assert [user.name for user in repo.context.store.users.all(connection) if user.is_admin] == ["bob"]
+
+
+@on_postgresql
+def test_a_webhook_of_a_session_that_is_erased_meanwhile_goes_with_it(repo, before):
+    """No webhook of a session and no event of it stay when somebody erases that session at the same moment."""
+    repo.session("s", create=True)
+    other = before(trail, "_next", Other(lambda: repo.session("s").delete()))
+    repo.webhooks.add("https://example.com/hook", session="s")
+    assert other.ends() is None
+    assert repo.webhooks.list() == []
+    assert repo.maintenance.fsck(3).findings == ()
+    assert repo.events.verify().is_sound
+
+
+def test_a_user_who_was_erased_makes_nothing_by_an_open_handle(repo):
+    """Who was erased is told so whatever they try to make: a session, a key, a webhook, a right by a link."""
+    ada, bob = (repo.users.add(name) for name in ("ada", "bob"))
+    repo.as_user(bob).session("bobs", create=True)
+    link = repo.as_user(bob).session("bobs").sharing.create_link()
+    with agentgit.open(backend.url(repo), user="ada") as handle:
+        repo.users.delete(ada)
+        for make in (
+            lambda: handle.session("s", create=True),
+            lambda: handle.keys.create("a key"),
+            lambda: handle.webhooks.add("https://example.com/hook"),
+            lambda: handle.accept(link.token),
+        ):
+            with pytest.raises(NotAllowed, match="was deleted"):
+                make()
+    assert repo.maintenance.fsck(3).findings == ()
+
+
+def test_a_collection_goes_on_where_a_session_was_erased_meanwhile(repo, before):
+    """A session that goes while others are thinned out does not break the collection off."""
+    for name in ("one", "two"):
+        wrap(repo, name).run("add chair")
+        wrap(repo, name).checkpoint("more")
+        repo.session(name).retention.set(Retention(max_checkpoints=1))
+    other = before(Maintenance, "_thin_all", Other(lambda: repo.session("one").delete(), patience=60))
+    done = repo.maintenance.gc()
+    assert other.ends() is None
+    assert [session.session_name for session in repo.sessions()] == ["two"]
+    assert repo.maintenance.fsck(3).findings == ()
+    assert done.disk_after > 0
+
+
+@pytest.mark.parametrize(("owner", "step"), [(Store, "recover"), (Journal, "end")])
+def test_d4_a_dead_turn_is_taken_back_once(repo, before, owner, step):
+    """D4: of two who find the same dead turn at once one takes it back, and tells of it; none gets a Conflict."""
+    agent = wrap(repo)
+    agent.run("add chair")
+    with repo.context.store.at_work() as dead:
+        backend.write(repo, lambda c: repo.context.store.sessions.acquire(c, agent.branch.id, dead))
+        intent = Intent(
+            session_id=agent.session.id, branch_id=agent.branch.id, batch=9, batch_index=0, tool_name="add",
+            tool_call_id="lost", effect="reversible", undo=None, args={"item": "table"}, idempotency_key="lost",
+            owner=dead, started_at=datetime.now(UTC),
+        )  # fmt: skip
+        lost = backend.write(repo, lambda c: repo.context.store.journal.intend(c, intent))
+    other = before(owner, step, Other(lambda: repo.session("s").recover()))
+    assert repo.resolve(lost, "did_not_happen").status == "failed"
+    assert other.ends() is None
+    kinds = [event.kind for event in repo.events.list(session="s")]
+    assert (kinds.count("turn.abandoned"), kinds.count("call.unknown")) == (1, 1)
+
+
+READERS = {
+    "branch": lambda repo: repo.session("s").branch(),
+    "log": lambda repo: list(repo.session("s").log()),
+    "tree": lambda repo: repo.session("s").tree(),
+    "track": lambda repo: repo.session("s").tool_track(branch="main-2"),
+    "checkpoint": lambda repo: repo.session("s").get_checkpoint("HEAD"),
+    "stats": lambda repo: repo.session("s").stats(),
+    "compare": lambda repo: repo.session("s").diff("main#1", "HEAD"),
+}
+
+
+@on_postgresql
+@pytest.mark.parametrize("step", ["branches", "lineage"])
+@pytest.mark.parametrize("reader", READERS)
+def test_who_reads_a_session_that_is_erased_meanwhile_is_told_that_it_is_gone(repo, before, reader, step):
+    """Each look at a session that goes away in the middle of it ends with NotFound, or with what was there."""
+    agent = wrap(repo)
+    agent.run("add chair")
+    agent.rollback("main#1").run("add table")
+    other = before(SessionStore, step, Other(lambda: repo.session("s").delete(), patience=60))
+    with suppress(NotFound):
+        READERS[reader](repo)
+    assert other.raised is None
+
+
+@on_postgresql
+def test_a_session_that_is_erased_while_it_is_held_against_its_template_is_gone(repo, before):
+    """Who opens a session as a template, and it goes away at that moment, is told so."""
+    for name in ("template", "s"):
+        repo.session(name, create=True)
+        repo.session(name).checkpoint("first")
+    other = before(templates, "require_same", Other(lambda: repo.session("s").delete(), patience=60))
+    with pytest.raises(NotFound, match="deleted meanwhile"):
+        repo.session("s", create=True, template="template@HEAD")
+    assert other.ends() is None
+
+
+@on_postgresql
+def test_d5_who_joins_while_they_are_taken_out_cannot_come_again_by_that_link(repo, before):
+    """D5: taking somebody out ends the link by which they come in at that very moment, too."""
+    ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
+    session = ada.session("s", create=True)
+    session.sharing.share("bob")
+    link = session.sharing.create_link()
+    other = before(session_access, "delete", Other(lambda: bob.accept(link.token), patience=60))
+    session.sharing.unshare("bob")
+    assert other.ends() is None
+    assert session.sharing.members() == []
+    with pytest.raises(NotFound):
+        bob.accept(link.token)
+
+
+def test_rights_are_granted_twice_at_once(empty_server, monkeypatch):
+    """Two who give roles what they need at the same time, after an upgrade, both succeed."""
+    with closing(Database(empty_server)) as database:
+        schema.upgrade(database)
+        role = f"agentgit_{uuid.uuid4().hex}"
+        database.write(lambda c: c.exec_driver_sql(f"CREATE ROLE {role}"))
+        other, plain, here = Other(lambda: roles.grant(database, role)), roles._grant, threading.get_ident()
+
+        def granted(*args):
+            done = plain(*args)
+            if threading.get_ident() == here:
+                other.comes()
+            return done
+
+        monkeypatch.setattr(roles, "_grant", granted)
+        try:
+            assert roles.grant(database, role) == len(METADATA.tables) + 1
+            assert other.ends() is None
+        finally:
+            database.write(lambda c: c.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}"))
+
+
+def test_a_database_that_a_newer_program_upgrades_meanwhile_is_refused(empty, before, second):
+    """Who finds an old schema, and a newer one when its turn to upgrade has come, leaves it alone and says so."""
+    with closing(Database(empty)) as database:
+        schema.upgrade(database, "0001")
+
+        def newer():
+            with closing(Database(empty)) as theirs:
+                theirs.write(lambda c: c.exec_driver_sql("UPDATE agentgit_version SET version_num = '9999'"))
+
+        other = before(Database, "write", Other(newer, patience=60))
+        with pytest.raises(SchemaMismatch, match="newer than this library"):
+            schema.upgrade(database)
+        assert other.ends() is None
+
+
+@on_postgresql
+@pytest.mark.parametrize("step", [(templates, "begin"), (trail, "_next")])
+def test_d5_no_word_of_a_template_that_is_erased_meanwhile_stays(repo, before, step):
+    """D5: a session that begins as a checkpoint of one that is erased at the same moment does not tell its name."""
+    repo.session("zebrafish", create=True)
+    repo.session("zebrafish").checkpoint("first")
+    other = before(*step, Other(lambda: repo.session("zebrafish").delete()))
+    with suppress(NotFound):
+        repo.session("s", create=True, template="zebrafish@HEAD")
+    assert other.ends() is None
+    assert "zebrafish" not in dumped(repo)
+    assert repo.maintenance.fsck(3).findings == ()
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    """A workspace with one file."""
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.txt").write_text("one")
+    with Workspace(tmp_path / "files", tmp_path / "store") as workspace:
+        yield workspace
+
+
+def test_d5_what_is_not_erased_after_all_keeps_its_files(repo, workspace, monkeypatch):
+    """D5: where a turn begins while a session is erased, nothing was erased, and its snapshots are still held."""
+    agent, plain = wrap(repo, workspace=workspace), RollbackFiles.release_all
+    agent.run("hello")
+
+    with process.owner() as alive:
+
+        def forsaken(*args):
+            done = plain(*args)
+            backend.write(repo, lambda c: repo.context.store.sessions.acquire(c, agent.branch.id, alive))
+            return done
+
+        monkeypatch.setattr(RollbackFiles, "release_all", forsaken)
+        with pytest.raises(Conflict, match="Nothing was erased"):
+            repo.session("s").delete()
+    assert [one.pinned for one in workspace.list()] == [True]
+
+
+def test_b4_a_snapshot_that_is_taken_again_while_it_is_let_go_of_is_kept(repo, workspace, before):
+    """B4: files that come to stand again as an old snapshot, just when nothing needed that any more, are not lost."""
+    agent, file = wrap(repo, workspace=workspace), Path(workspace.workspace_dir) / "a.txt"
+    for content in ("one", "two"):
+        file.write_text(content)
+        agent.run("hello")
+    workspace.restore(workspace.list()[-1].id)
+    other = before(WorkspaceKeeper, "release", Other(lambda: agent.checkpoint("as at first"), patience=60))
+    repo.session("s").cleanup_auto_checkpoints(keep=0)
+    assert other.ends() is None
+    assert workspace.list()[-1].pinned
+    assert repo.session().get_checkpoint("as at first").metadata["workspace_snapshot"] is not None
+
+
+def test_d5_a_snapshot_that_another_session_takes_up_while_one_is_erased_is_kept(repo, workspace, before):
+    """D5: a session that begins where an erased one has left the files, at that moment, keeps them."""
+    wrap(repo, "one", workspace=workspace).run("hello")
+    agent = wrap(repo, "two", workspace=workspace)
+    other = before(WorkspaceKeeper, "release", Other(lambda: agent.run("hello"), patience=60))
+    repo.session("one").delete()
+    assert other.ends() is None
+    assert [one.pinned for one in workspace.list()] == [True]
+
+
+@on_postgresql
+def test_a_switch_in_a_session_that_is_erased_meanwhile_says_so(repo, before):
+    """Who switches to a branch that goes away at that moment is told so, and the trail of nothing has no word of it."""
+    repo.session("s", create=True)
+    other = before(SessionStore, "set_current", Other(lambda: repo.session("s").delete(), patience=60))
+    with pytest.raises(NotFound, match="deleted"):
+        repo.session("s").switch("main")
+    assert other.ends() is None
+    assert [event.kind for event in repo.events.audit()] == ["session.erased"]
+
+
+@on_postgresql
+def test_a_webhook_is_removed_once(repo, before):
+    """Of two who remove a webhook at once one is told of in the trail."""
+    hook = repo.webhooks.add("https://example.com/hook")
+    other = before(outbox, "delete", Other(lambda: repo.webhooks.remove(hook), patience=60))
+    repo.webhooks.remove(hook)
+    assert other.ends() is None
+    assert [event.kind for event in repo.events.audit()] == ["webhook.added", "webhook.removed"]
+
+
+def test_w12_what_is_to_be_sent_of_a_session_that_is_erased_meanwhile_is_not_given_up(repo, monkeypatch):
+    """W12: an event that went with its session is no failure of the receiver, and holds no other event up."""
+    repo.webhooks.add("https://example.com/hook", "session.created")
+    repo.session("s", create=True)
+    plain = Trail.at
+
+    def late(*args):
+        if repo.sessions():
+            repo.session("s").delete()
+        return plain(*args)
+
+    monkeypatch.setattr(Trail, "at", late)
+    done = repo.webhooks.deliver()
+    assert (done.sent, done.failed, done.dead, done.waiting) == (0, 0, 0, 0)
+    assert repo.sessions() == []
+
+
+IN_A_CHILD = """
+import os, sys, threading, warnings
+import agentgit
+from agentgit.store.sql import ids
+
+repo = agentgit.open("agentgit.db")
+heard = repo.events.on("*", print)
+lock = {"ids": lambda: ids._lock, "bus": lambda: repo.context.store.database.bus._lock,
+        "values": lambda: repo.context.store.graphs.content.blobs._leaves._lock}[sys.argv[1]]()
+held, done = threading.Event(), threading.Event()
+
+def hold():
+    with lock:
+        held.set()
+        done.wait()
+
+threading.Thread(target=hold).start()
+held.wait()
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork beside threads
+child = os.fork()
+if child == 0:
+    threading.Timer(20, lambda: os._exit(1)).start()
+    repo.session("s", create=True)
+    repo.context.store.graphs.content.blobs._leaves.add([])
+    os._exit(0)
+done.set()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("lock", ["ids", "bus", "values"])
+def test_d5_a_child_can_work_whatever_its_parent_was_doing(tmp_path, lock):
+    """D5: a process that forks while a thread of it is at work leaves its child no lock that nobody gives back."""
+    assert processes.run(IN_A_CHILD, lock, cwd=tmp_path).returncode == 0

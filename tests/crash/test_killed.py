@@ -1,0 +1,266 @@
+"""kill -9 at every named point: after reopening, each effect has one true status, and what was begun can be finished.
+
+Real processes are killed, and the world is a shop that outlives them. Without `verify` a person looks and tells with
+`repo.resolve`; with it nobody has to.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import backend
+import dying
+import processes
+import pytest
+from dying import POINTS, wrapped
+from shop import Shop, wish
+from sqlalchemy import select
+
+import agentgit
+from agentgit import RollbackIncomplete
+from agentgit.store.records.journal import WITH_BRANCH
+from agentgit.store.sql.tables import BRANCH, TOOL_INVOCATION
+
+HAPPENED, NOT = "happened", "did_not_happen"
+
+UNCLEAR = {"unknown", "reverse_unknown"}
+
+SOLD = {"order", "pay", "mail", "note"}
+"""The tools of the shop; a tool that has another agent use them is none of its own."""
+
+
+@pytest.fixture
+def shop(tmp_path, monkeypatch):
+    """The shop, which every process finds by its path."""
+    monkeypatch.setenv("SHOP", str(tmp_path / "shop.db"))
+    return Shop(tmp_path / "shop.db")
+
+
+@pytest.fixture(params=[False, True], ids=["told", "verified"])
+def verify(request):
+    """Whether the tools can look what became of a call."""
+    return request.param
+
+
+def live(repo, *, verify):
+    """Make a branch with an order before the checkpoint `start`, and two after it, the last at `end`."""
+    agent = wrapped(repo, verify=verify)
+    agent.invoke(wish([("order", "a")]))
+    agent.checkpoint("start")
+    agent.invoke(wish([("order", "b")], [("pay", "c")]))
+    agent.checkpoint("end")
+
+
+LIVES = {verify: functools.partial(live, verify=verify) for verify in (False, True)}
+ORDERS = {}
+"""What the file of the shop holds after that."""
+
+
+@pytest.fixture
+def repo(lived_through, shop, verify):
+    """A repository with that branch, whose orders are in the shop."""
+    repo = lived_through(LIVES[verify])
+    file = Path(shop.path)
+    if shop.standing:
+        ORDERS[verify] = file.read_bytes()
+    else:
+        file.write_bytes(ORDERS[verify])
+    assert shop.standing == dict.fromkeys("abc", 1)
+    return repo
+
+
+@pytest.fixture
+def agent(repo, verify):
+    """That branch."""
+    return wrapped(repo, verify=verify)
+
+
+@pytest.fixture
+def kill(repo, verify):
+    """Lets another process do something and be killed on the way."""
+    url = backend.address(repo)
+
+    def kill(shop, verb, point):
+        process = processes.forking().Process(target=dying.main, args=(url, shop.path, verb, point, verify))
+        process.start()
+        process.join(300)
+        assert process.exitcode == -signal.SIGKILL, f"it was not killed {point}"
+
+    return kill
+
+
+def journal(repo):
+    """Every call of a tool of the shop that was ever recorded."""
+    with backend.reading(repo) as connection:
+        query = select(TOOL_INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH).order_by(TOOL_INVOCATION.c.id)
+        calls = repo.context.store.journal.own_values(connection, connection.execute(query).all())
+    return [call for call in calls if call.tool_name in SOLD]
+
+
+def told(repo, shop):
+    """Look and tell, as a person does; give how many calls that was needed for."""
+    unclear = [call for call in journal(repo) if call.status in UNCLEAR]
+    for call in unclear:
+        there = bool(shop.look_for(call))
+        repo.resolve(call, HAPPENED if there == (call.status == "unknown") else NOT)
+    return len(unclear)
+
+
+def is_true(repo, shop):
+    """Hold the journal beside the shop: nothing is missing, and what is claimed is so."""
+    calls = journal(repo)
+    for call in calls:
+        if call.status in ("done", "reverse_failed"):
+            assert shop.look_for(call), f"{call} is said to be {call.status}"
+        elif call.status == "reversed":
+            assert call.result is None or not shop.look_for(call), f"{call} is said to be reversed"
+    may_stand = {call.args["item"] for call in calls if call.status not in ("reversed", "failed")}
+    assert set(shop.standing) <= may_stand
+    assert max(shop.standing.values(), default=0) <= 1
+    assert max(shop.asked("cancelled").values(), default=0) <= 1
+
+
+def known(agent, shop):
+    """Give what each call of a track must have returned; None where a person told that it happened, and not what."""
+    results = [{"order": shop.orders(item)[0], "item": item} for item in "abc"]
+    return [None if call.result is None else result for call, result in zip(agent.tool_track(), results, strict=True)]
+
+
+def finished(repo, shop, operation, verify):
+    """Go on with an operation, telling what is true where it asks for that; give its report."""
+    with suppress(RollbackIncomplete):
+        repo.resume(operation)
+    if operation.id in {one.id for one in repo.session("s").operations() if one.status != "done"}:
+        assert not verify, "verify could have told"
+        assert told(repo, shop), "it stopped, and asked for nothing that could be told"
+    report = repo.resume(operation)
+    cancelled, standing = shop.asked("cancel"), shop.standing
+    assert repo.resume(operation).to_dict() == report.to_dict(), "resuming again does nothing"
+    assert (shop.asked("cancel"), shop.standing) == (cancelled, standing)
+    return report
+
+
+def reopened(repo, verify):
+    """Open the database anew, as after a restart."""
+    again = agentgit.open(backend.url(repo))
+    return again, wrapped(again, verify=verify)
+
+
+@pytest.mark.parametrize("point", POINTS["run"])
+def test_w1_a_turn_killed_at_any_point_can_be_rolled_back(point, repo, shop, agent, verify, kill):
+    """W1: what the turn did is told or verified, and a rollback leaves exactly what was there before the turn."""
+    kill(shop, "run", point)
+    repo, agent = reopened(repo, verify)
+    with repo:
+        is_true(repo, shop)
+        plan = agent.plan_rollback("end")
+        assert set(shop.standing) - {"a", "b", "c"} <= {s.invocation.args["item"] for s in plan.steps}
+        if not plan.is_admissible:
+            assert not verify
+            assert told(repo, shop)
+        is_true(repo, shop)
+        agent.rollback("end")
+        assert shop.standing == dict.fromkeys("abc", 1)
+        is_true(repo, shop)
+
+
+@pytest.mark.parametrize("point", POINTS["rollback"])
+def test_w1_a_rollback_killed_at_any_point_is_finished_once(point, repo, shop, agent, verify, kill):
+    """W1: the branch that was left is as before, each undo takes effect once, and resume finishes."""
+    history = agent.history()
+    kill(shop, "rollback", point)
+    repo, agent = reopened(repo, verify)
+    with repo:
+        is_true(repo, shop)
+        if point == "before the operation":
+            assert not repo.session("s").operations()
+            agent.rollback("start", request_id="r")
+        operation = repo.session("s").operations()[0]
+        report = finished(repo, shop, operation, verify)
+        assert repo.wrap(agent.graph, "s", branch="main", check_effects=False).history() == history
+        assert shop.standing == {"a": 1}
+        assert shop.asked("cancelled") == {"b": 1, "c": 1}
+        assert [item.invocation.args["item"] for item in report.reversed] == ["c", "b"]
+        assert repo.session("s").branch().name == report.branch == "main-2"
+        is_true(repo, shop)
+
+
+@pytest.mark.parametrize("point", POINTS["switch"])
+def test_w5_a_switch_killed_at_any_point_is_finished_once(point, repo, shop, agent, verify, kill):
+    """W5: what was reversed runs again once, what the other branch did is reversed once, and the branch goes on."""
+    other = agent.rollback("start")
+    other.invoke(wish([("order", "f")]))
+    kill(shop, "switch", point)
+    repo, _ = reopened(repo, verify)
+    with repo:
+        is_true(repo, shop)
+        operation = repo.session("s").operations()[0]
+        if operation.kind != "switch":
+            assert point == "before the operation"
+            wrapped(repo, verify=verify).switch("main", "world")
+            operation = repo.session("s").operations()[0]
+        finished(repo, shop, operation, verify)
+        assert shop.standing == dict.fromkeys("abc", 1)
+        assert shop.asked("cancelled") == {"b": 1, "c": 1, "f": 1}
+        assert repo.session("s").branch().name == "main"
+        is_true(repo, shop)
+        wrapped(repo, verify=verify).invoke(wish([("order", "g")]))
+        assert shop.standing == dict.fromkeys("abcg", 1)
+
+
+@pytest.mark.parametrize("point", POINTS["execute"])
+def test_t2_a_path_that_is_made_again_is_finished_once(point, repo, shop, agent, verify, kill):
+    """T2: killed anywhere, each order is there at most once, the branch that was left is as before, resume finishes."""
+    how = {"replay": "execute", "on_drift": "continue", "request_id": "r"}
+    history = agent.history()
+    kill(shop, "execute", point)
+    repo, agent = reopened(repo, verify)
+    with repo:
+        is_true(repo, shop)
+        if point == "before the operation":
+            assert not repo.session("s").operations()
+            agent.rollback("end", **how)
+        report = finished(repo, shop, repo.session("s").operations()[0], verify)
+        assert repo.wrap(agent.graph, "s", branch="main", check_effects=False).history() == history
+        assert shop.standing == dict.fromkeys("abc", 1)
+        assert shop.asked("cancelled") == dict.fromkeys("abc", 1)
+        fresh = wrapped(repo, verify=verify)
+        assert fresh.branch.name == report.branch == "main-2"
+        assert [call.result for call in fresh.tool_track()] == known(fresh, shop)
+        answers = [json.loads(m["content"])["order"] for m in fresh.history() if m["role"] == "tool"]
+        then = [1, 2, 3]  # what is said of a call of which nobody knows what it returned
+        now = [call.result["order"] if call.result else old for call, old in zip(fresh.tool_track(), then, strict=True)]
+        assert answers == now
+        asked = shop.asked("order")
+        left = repo.wrap(agent.graph, "s", branch="main", effects=dying.shop.imported(verify=verify))
+        assert left.rollback("end", **how).branch.name == "main-2"
+        assert shop.asked("order") == asked
+        is_true(repo, shop)
+        assert not repo.maintenance.fsck().findings
+        fresh.rollback("main#1")
+        assert shop.standing == {}
+
+
+@pytest.mark.parametrize("point", POINTS["fresh"])
+def test_t2_a_fresh_world_is_finished_once(point, repo, shop, agent, verify, kill, tmp_path, monkeypatch):
+    """T2: killed while a new session makes the calls of its template, the same call of wrap, or resume, finishes it."""
+    before = shop.standing, shop.asked("order")
+    monkeypatch.setenv("SHOP", str(tmp_path / "fresh.db"))
+    there = Shop(tmp_path / "fresh.db")
+    kill(there, "fresh", point)
+    repo, _ = reopened(repo, verify)
+    with repo:
+        with suppress(RollbackIncomplete):
+            dying.begun_afresh(repo, verify=verify)
+        told(repo, there)
+        fresh = dying.begun_afresh(repo, verify=verify)
+        assert there.standing == dict.fromkeys("abc", 1)
+        assert [call.result for call in fresh.tool_track()] == known(fresh, there)
+        assert (shop.standing, shop.asked("order")) == before
+        assert not repo.maintenance.fsck().findings
+        fresh.rollback("main#1")
+        assert there.standing == {}

@@ -1,0 +1,148 @@
+"""Many writers at once, in threads, on an event loop and in processes: nothing is lost, mixed up, or "locked"."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import processes
+import pytest
+from echoes import HOW, echoing, said, talk, texts, whole
+from puts import on
+
+import agentgit
+from agentgit import SQLModelSaver
+from agentgit.workspace.catalog import Catalog
+
+
+def ids(states):
+    """The ids of the checkpoints of a history."""
+    return [state.config["configurable"]["checkpoint_id"] for state in states]
+
+
+async def test_threads_and_an_event_loop_share_one_saver(database):
+    """One saver serves eight threads and six tasks of an event loop at once; every conversation is whole."""
+    saver = SQLModelSaver(database)
+    graph, turns = echoing(saver), 3
+
+    def in_thread(name):
+        for turn in range(turns):
+            graph.invoke(said(name, turn), on(name))
+
+    async def on_loop(name):
+        for turn in range(turns):
+            await graph.ainvoke(said(name, turn), on(name))
+
+    async def by_turns(name):
+        for turn in range(turns):
+            if turn % 2:
+                await asyncio.to_thread(graph.invoke, said(name, turn), on(name))
+            else:
+                await graph.ainvoke(said(name, turn), on(name))
+
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(8) as pool:
+        threads = [loop.run_in_executor(pool, in_thread, f"thread {n}") for n in range(8)]
+        tasks = [on_loop(f"task {n}") for n in range(3)] + [by_turns(f"both {n}") for n in range(3)]
+        await asyncio.gather(*threads, *tasks)
+    names = [f"thread {n}" for n in range(8)] + [f"{kind} {n}" for kind in ("task", "both") for n in range(3)]
+    fresh = echoing(SQLModelSaver(database))
+    for name in names:
+        assert texts(fresh.get_state(on(name)).values) == whole(name, turns)
+        history = ids(fresh.get_state_history(on(name)))
+        assert len(history) == 5 * turns
+        assert ids([state async for state in graph.aget_state_history(on(name))]) == history
+
+
+async def test_readers_beside_writers_see_whole_checkpoints(database):
+    """Whoever reads while eight others write, in a thread or on the loop, sees a state that was stored."""
+    saver = SQLModelSaver(database)
+    graph, turns, writers = echoing(saver), 2, 8
+    allowed = [whole("w", turns)[:length] for length in range(4 * turns + 1)]
+
+    def plain(values, name):
+        return [text.replace(name, "w") for text in texts(values)] if values else []
+
+    def write(name):
+        for turn in range(turns):
+            graph.invoke(said(name, turn), on(name))
+
+    def read(name):
+        return [plain(state.values, name) for state in graph.get_state_history(on(name))]
+
+    async def read_on_loop(name):
+        return [plain(state.values, name) async for state in graph.aget_state_history(on(name))]
+
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(writers) as pool:
+        running = [loop.run_in_executor(pool, write, f"w{n}") for n in range(writers)]
+        seen = []
+        while not all(each.done() for each in running):
+            seen += await asyncio.to_thread(read, f"w{len(seen) % writers}")
+            seen += await read_on_loop(f"w{len(seen) % writers}")
+        await asyncio.gather(*running)
+    assert seen
+    assert all(state in allowed for state in seen)
+
+
+def conversation(url, how, name):
+    """Read the texts of a conversation anew."""
+    if how == "wrap":
+        with agentgit.open(url) as repo:
+            return texts(repo.wrap(echoing(), session=name).get_state().values)
+    with SQLModelSaver.from_conn_string(url) as saver:
+        return texts(echoing(saver).get_state(on(name)).values)
+
+
+def full(url):
+    """Write a URL with its password."""
+    return url.render_as_string(hide_password=False)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_eight_threads_with_their_own_connections(database, how):
+    """Eight threads that each opened the database for itself write at once: no failure, every turn is there."""
+    names, url = [f"t{n}" for n in range(8)], full(database.url)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: talk(url, how, name, 3), names))
+    assert [conversation(url, how, name) for name in names] == [whole(name, 3) for name in names]
+
+
+def run_processes(url, turns):
+    """Run eight processes that talk at once, and look that no turn was lost."""
+    done = processes.run("import sys, echoes; sys.exit(echoes.main(sys.argv[1], 8, int(sys.argv[2])))", url, turns)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    names = [f"p{n}" for n in range(8)]
+    found = [conversation(url, HOW[n % 2], name) for n, name in enumerate(names)]
+    assert found == [whole(name, turns) for name in names]
+
+
+@pytest.mark.long
+def test_eight_processes_write_one_database(database):
+    """Eight processes run real turns at once: "database is locked" reaches nobody, every turn is there."""
+    run_processes(full(database.url), 3)
+
+
+def test_eight_processes_may_begin_one_file(tmp_path):
+    """Eight processes that open a file which is not there yet make it together, and lose nothing."""
+    run_processes(f"sqlite:///{tmp_path / 'new.db'}", 1)
+
+
+@pytest.mark.long
+def test_eight_processes_write_one_database_for_long(database):
+    """The same with 25 turns each, a thousand checkpoints."""
+    run_processes(full(database.url), 25)
+
+
+def test_w5_many_open_a_new_catalog_of_files_at_once(tmp_path):
+    """W5: SQLite does not wait by itself where two turn a new file to its write-ahead log; nobody is told of a lock."""
+    for n in range(60):
+        beside = threading.Barrier(6)
+
+        def opened(path=str(tmp_path / f"{n}.db"), beside=beside):
+            beside.wait(60)
+            Catalog(path).close()
+
+        with ThreadPoolExecutor(6) as pool:
+            for done in [pool.submit(opened) for _ in range(6)]:
+                done.result(60)

@@ -1,0 +1,190 @@
+"""Two writers on one thread, and writers that come too late."""
+
+import threading
+import time
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+from langgraph.graph import START, MessagesState, StateGraph
+from puts import PutTurn, count, on, put, values
+
+from agentgit import SQLModelSaver
+from agentgit.errors import Conflict
+from agentgit.saver.recorded_turn import Beside
+from agentgit.store.sql.tables import BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE
+
+
+class Gate:
+    """Holds a node until it is opened, and tells when the node has come."""
+
+    def __init__(self):
+        self.arrived, self.opened = threading.Event(), threading.Event()
+
+    def wait(self):
+        self.arrived.set()
+        assert self.opened.wait(60)
+
+
+def gated(saver, gate):
+    """A graph of two nodes, of which the first waits."""
+
+    def first(state):
+        if gate is not None:
+            gate.wait()
+        return {"messages": [("ai", "one")]}
+
+    builder = StateGraph(MessagesState).add_node("first", first).add_node("second", lambda _: {"messages": []})
+    return builder.add_edge(START, "first").add_edge("first", "second").compile(checkpointer=saver)
+
+
+def run_beside(graph, gate, meanwhile, config=None, **how):
+    """Start a turn, do something while its first node waits, let it end; give what it raised."""
+    raised = []
+
+    def turn():
+        try:
+            graph.invoke({"messages": [("user", "slow")]}, config or on("t"), **how)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the test looks at it
+            raised.append(error)
+
+    thread = threading.Thread(target=turn)
+    thread.start()
+    assert gate.arrived.wait(60)
+    if how.get("durability") != "exit":  # else nothing is stored before the end
+        while graph.get_state(on("t")).next != (next(iter(graph.builder.nodes)),):
+            time.sleep(0.01)
+    meanwhile()
+    gate.opened.set()
+    thread.join(60)
+    return raised
+
+
+@pytest.fixture
+def saver(database):
+    """A saver on a ready, empty database."""
+    return SQLModelSaver(database)
+
+
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_second_run_on_a_thread_is_found(saver, durability, begun):
+    """A turn that was overtaken by another turn on its thread fails, and the other one stays the newest."""
+    if begun:
+        gated(saver, None).invoke({"messages": [("user", "before")]}, on("t"))
+    gate, other = Gate(), gated(SQLModelSaver(saver.database), None)
+    raised = run_beside(
+        gated(saver, gate),
+        gate,
+        lambda: other.invoke({"messages": [("user", "quick")]}, on("t")),
+        durability=durability,
+    )
+    assert [type(error) for error in raised] == [Conflict]
+    assert "Two runs are on thread 't'" in str(raised[0])
+    assert [m.content for m in other.get_state(on("t")).values["messages"]][-2:] == ["quick", "one"]
+
+
+def test_an_update_during_a_run_is_found(saver):
+    """A state that was edited while a turn ran is not lost: the turn fails."""
+    gated(saver, None).invoke({"messages": [("user", "before")]}, on("t"))
+    gate, other = Gate(), gated(saver, None)
+    raised = run_beside(gated(saver, gate), gate, lambda: other.update_state(on("t"), {"messages": [("ai", "edited")]}))
+    assert [type(error) for error in raised] == [Conflict]
+    assert other.get_state(on("t")).values["messages"][-1].content == "edited"
+
+
+def test_who_asks_for_a_checkpoint_may_leave_from_it(saver):
+    """Time travel, forks inside a thread and updates of the past are no second run."""
+    graph = gated(saver, None)
+    graph.invoke({"messages": [("user", "one")]}, on("t"))
+    early = graph.get_state(on("t")).config
+    graph.invoke({"messages": [("user", "two")]}, on("t"))
+    graph.invoke({"messages": [("user", "other")]}, early)
+    graph.invoke({"messages": [("user", "exit")]}, early, durability="exit")
+    graph.update_state(early, {"messages": [("ai", "edited")]})
+    graph.update_state(on("t"), None, as_node="__copy__")
+    assert graph.get_state(on("t")).values["messages"][-1].content == "edited"
+
+
+def test_the_same_put_twice_is_no_race(saver):
+    """A put that is made again, because nobody knew whether it had arrived, changes nothing."""
+    called = {"metadata": {"thread_id": "t"}}
+    first = put(saver, "t", {"a": 1}, config={**on("t", checkpoint_ns=""), **called})
+    id = first["configurable"]["checkpoint_id"]
+    where = {**on("t", checkpoint_ns="", checkpoint_id=id), **called}
+    second = put(saver, "t", {"a": 2}, config=where)
+    put(saver, "t", {"a": 3}, config={**second, **called})
+    put(saver, "t", {"a": 2}, id=second["configurable"]["checkpoint_id"], config=where)
+    assert saver.get_tuple(on("t")).checkpoint["channel_values"] == {"a": 3}
+    with pytest.raises(Conflict):
+        put(saver, "t", {"a": 4}, config=where)
+
+
+def test_what_a_program_remembers_of_a_thread_is_not_taken_for_what_is_there(saver):
+    """A checkpoint that another program replaced meanwhile is read again, before another one is made from it."""
+    called = {"metadata": {"thread_id": "t"}}
+    first = put(saver, "t", {"a": 1, "b": 1}, config={**on("t", checkpoint_ns=""), **called})
+    id = first["configurable"]["checkpoint_id"]
+    put(SQLModelSaver(saver.database), "t", {"a": 2, "b": 1}, id=id, config={**on("t", checkpoint_ns=""), **called})
+    second = put(saver, "t", {"a": 1, "b": 3}, config={**first, **called}, changed=["b"])
+    assert values(saver, second) == {"a": 2, "b": 3}
+
+
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+def test_a_deleted_thread_stays_deleted(saver, durability):
+    """A run that was going when its thread was deleted does not bring it back."""
+    gated(saver, None).invoke({"messages": [("user", "before")]}, on("t"))
+    gate = Gate()
+    raised = run_beside(gated(saver, gate), gate, lambda: saver.delete_thread("t"), durability=durability)
+    assert {type(error) for error in raised} == {Conflict}
+    assert saver.get_tuple(on("t")) is None
+    assert count(saver.database, GRAPH_CHECKPOINT) == 0
+    if durability == "sync":  # else writes may come whose checkpoint never does; `gc` takes them
+        assert count(saver.database, GRAPH_WRITE) == 0
+
+
+def test_a_subgraph_cannot_revive_a_thread_either(saver):
+    """A subgraph that begins after the thread was deleted stores nothing."""
+    inner = (
+        StateGraph(MessagesState).add_node("i", lambda _: {"messages": [("ai", "x")]}).add_edge(START, "i").compile()
+    )
+
+    def outer(state):
+        gate.wait()
+        return inner.invoke(state)
+
+    gate = Gate()
+    graph = StateGraph(MessagesState).add_node("o", outer).add_edge(START, "o").compile(checkpointer=saver)
+    raised = run_beside(graph, gate, lambda: saver.delete_thread("t"))
+    assert {type(error) for error in raised} == {Conflict}
+    assert count(saver.database, GRAPH_CHECKPOINT) == 0
+
+
+def test_a_write_may_come_before_its_checkpoint(saver):
+    """What belongs to a checkpoint that nobody has seen yet is kept: it may be on its way."""
+    saver.put_writes(on("t", checkpoint_ns="", checkpoint_id="later"), [("a", 1)], "task")
+    put(saver, "t", {"a": 0}, id="later")
+    assert saver.get_tuple(on("t")).pending_writes == [("task", "a", 1)]
+    assert count(saver.database, BLOB) == 2
+
+
+def test_a_checkpoint_that_is_being_stored_is_not_gone(saver):
+    """A write that comes while its checkpoint is in a transaction, and was read there, is kept (seen on PostgreSQL)."""
+    late = []
+
+    def inside(place, connection):
+        assert saver.store.find(connection, place) is not None
+        saver.turn = None
+        where = on("t", checkpoint_ns="", checkpoint_id=place.checkpoint_id)
+        writer = threading.Thread(target=lambda: late.append(saver.put_writes(where, [("a", 1)], "task")))
+        writer.start()
+        if not saver.database.is_sqlite:  # where the writer would wait for this transaction
+            writer.join(60)
+        waiting.append(writer)
+
+    waiting = []
+    saver.turn = PutTurn(lambda place: nullcontext(Beside(lambda connection: partial(inside, place, connection))))
+    put(saver, "t", {"a": 0})
+    waiting[0].join(60)
+    assert late == [None]
+    assert saver.get_tuple(on("t")).pending_writes == [("task", "a", 1)]

@@ -1,0 +1,557 @@
+"""Reported state = true state, always: a state machine over random lives of a session, beside a model of the world.
+
+A life is made of turns, rollbacks, switches, forks, redos, failing tools, failing undo functions, deaths before any
+write to the database, restarts, resumes, and a person who looks and tells. After every step the journal is held beside
+the shop, and what a plan, a report or `WorldDiverged` says beside what the model knows of each branch.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import backend
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from shop import AFTER, BEFORE, DECLARED, REFUSED, Shop, wish
+from sqlalchemy import select
+
+import agentgit
+from agentgit import Conflict, Fenced, RollbackBlocked, RollbackIncomplete, ToolInvocation, WorldDiverged
+from agentgit.store.database import Database
+from agentgit.store.records.journal import WITH_BRANCH
+from agentgit.store.schema import schema
+from agentgit.store.sql.tables import BRANCH, TOOL_INVOCATION
+
+BROKEN_OFF = {"unknown", "intended", "reversing", "reverse_unknown"}
+"""Of an item with such a call the journal does not claim to know whether it stands; it may not be silent about it."""
+
+RAISED = {"reverse_failed"}
+"""Such an undo may have acted before it raised; only a tool that can look knows."""
+
+
+ACTIONS = ("reverse", "redo", "keep", "block", "gone")
+
+ONE_BY_ONE: dict[str, Any] = {"config": {"max_concurrency": 1}, "durability": "sync"}
+"""How turns run, so that a life can be lived again to the letter."""
+
+T = TypeVar("T")
+
+
+class Died(BaseException):
+    """The process was killed here: it writes nothing any more."""
+
+    made = 0
+    """How many writes it had made."""
+
+
+class Mortal:
+    """Stands before a database's writes, and lets its process die before one of them.
+
+    Args:
+        database: whose writes.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.left: int | None = None
+        self.made = 0
+        self._plain = database.write
+        database.write = self.write  # type: ignore[method-assign]  # the one place where every write goes through
+
+    def write(self, work: Any, **how: Any) -> Any:
+        if self.left is not None:
+            if self.left <= 0:
+                raise Died
+            self.left -= 1
+        self.made += 1
+        return self._plain(work, **how)
+
+
+@dataclass
+class Line:
+    """What the model knows of one branch.
+
+    Args:
+        path: the items that were ordered on its way.
+        then: the declared items in the world when it last looked at it.
+        points: checkpoints on it, each with the path there.
+        kept: what its rollbacks have kept: it lives with that.
+        loose: what turns that died had still to order, perhaps in the middle of a batch.
+        died: what turns that died have ordered; the branch had no time to look at the world with it.
+        unseen: what the branch that this one left had so ordered, and what is not on its path: it may be told of it.
+    """
+
+    path: list[str] = field(default_factory=list)
+    then: set[str] = field(default_factory=set)
+    points: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+    kept: set[str] = field(default_factory=set)
+    loose: set[str] = field(default_factory=set)
+    died: set[str] = field(default_factory=set)
+    unseen: set[str] = field(default_factory=set)
+
+
+tools = st.sampled_from(["order", "order", "order", "pay", "pay", "mail", "note"])
+faults = st.sampled_from([None, None, None, BEFORE, AFTER, REFUSED])
+stuck = st.sampled_from([None, None, None, None, BEFORE, AFTER])
+batches = st.lists(st.lists(st.tuples(tools, faults, stuck), min_size=1, max_size=2), min_size=1, max_size=2)
+deaths = st.sampled_from([*[None] * 30, *range(14)])
+some = st.integers(0, 10**6)
+
+
+@functools.cache
+def template() -> Path:
+    """Make a database with its tables, to be copied."""
+    path = Path(tempfile.mkdtemp()) / "agentgit.db"
+    with closing(Database(path)) as database:
+        schema.ready(database)
+    return path
+
+
+class TrueWorld(RuleBasedStateMachine):
+    """Lives of one session, with its database in a file and its world in a shop.
+
+    In these a person looks and tells; see `VerifiedWorld`.
+    """
+
+    verify = False
+    vague: ClassVar = BROKEN_OFF | RAISED
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        shutil.copy(template(), self.folder / "agentgit.db")
+        self.shop = Shop(self.folder / "shop.db")
+        self.graph = self.shop.graph()
+        self.lines = {"main": Line()}
+        self.tool_of: dict[str, str] = {}
+        self.doubted: set[str] = set()
+        self.settled: set[int] = set()
+        self.aloof: dict[int, set[str]] = {}
+        """Switches that leave the world as it is, each with the declared items in it at that time."""
+        self.start()
+        self.agent("main")
+
+    def start(self) -> None:
+        """Begin a process."""
+        self.repo = agentgit.open(self.folder / "agentgit.db")
+        self.mortal = Mortal(backend.database(self.repo))
+
+    def teardown(self) -> None:
+        self.repo.close()
+        shutil.rmtree(self.folder)
+
+    def attempt(self, death: int | None, work: Callable[[], Any]) -> Any:
+        """Do something that may be the last of its process; give what came of it, or what it raised."""
+        self.mortal.left, self.mortal.made = death, 0
+        self.before = self.shop.standing
+        try:
+            return work()
+        except Died as died:
+            died.made = self.mortal.made
+            self.repo.close()
+            self.start()
+            return died
+        except (RollbackBlocked, RollbackIncomplete, WorldDiverged, Conflict) as said:
+            return said
+        finally:
+            self.mortal.left = None
+
+    def agent(self, name: str) -> Any:
+        """Wrap the graph anew, as a process does that was just started."""
+        return self.repo.wrap(self.graph, "s", effects=self.shop.effects(verify=self.verify), branch=name)
+
+    # -- what is true, and what is said of it
+
+    @property
+    def now(self) -> set[str]:
+        """The declared items in the world."""
+        return self.declared(self.shop.standing)
+
+    def declared(self, items: Iterable[str]) -> set[str]:
+        """Leave out the notes, about whose tool nobody said anything."""
+        return {item for item in items if self.tool_of[item] in DECLARED}
+
+    def changed(self, line: Line, standing: Iterable[str]) -> set[str]:
+        """Tell what others have changed in the world since a branch last looked at it."""
+        now, path = self.declared(standing), set(line.path)
+        return (now - line.then - path) | ((path & line.then) - now)
+
+    def journal(self) -> list[ToolInvocation]:
+        """Every call that was ever recorded."""
+        with backend.reading(self.repo) as connection:
+            query = select(TOOL_INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH).order_by(TOOL_INVOCATION.c.id)
+            return self.repo.context.store.journal.own_values(connection, connection.execute(query).all())
+
+    def unclear(self) -> set[str]:
+        """Items with a call of which the journal does not claim to know."""
+        return {call.args["item"] for call in self.journal() if self.is_vague(call)}
+
+    def is_vague(self, call: ToolInvocation) -> bool:
+        """Tell whether the journal claims nothing of a call; that a declared one failed says that it did nothing."""
+        is_open = call.status == "failed" and call.tool_name not in DECLARED and not self.verify
+        return is_open or call.status in self.vague
+
+    def usable(self) -> list[str]:
+        """Branches whose rollback is not half done."""
+        return [branch.name for branch in self.repo.session("s").branches() if branch.status in ("open", "running")]
+
+    def stopped(self) -> list[Any]:
+        """Operations that are not done."""
+        return [operation for operation in self.repo.session("s").operations() if operation.status != "done"]
+
+    # -- the steps of a life
+
+    @precondition(lambda self: self.usable())
+    @rule(which=some, wanted=batches, death=deaths)
+    def run(self, which: int, wanted: list[list[tuple[str, str | None, str | None]]], death: int | None) -> None:
+        """A turn finds the world that its branch left, or says that it does not and runs nothing."""
+        name = pick(self.usable(), which)
+        script = [[(tool, self.ordered(tool, fault, stuck)) for tool, fault, stuck in batch] for batch in wanted]
+        agent = self.agent(name)
+        came = self.attempt(death, lambda: agent.invoke(wish(*script), **ONE_BY_ONE))
+        self.turned(name, came, {item for batch in script for _, item in batch})
+
+    @precondition(lambda self: self.tool_of and self.usable())
+    @rule(which=some, death=deaths)
+    def go_on(self, which: int, death: int | None) -> None:
+        """A turn that died goes on: what it has done is not done again, and what nobody knows is not risked."""
+        name = pick(self.usable(), which)
+        line, agent = self.lines[name].loose, self.agent(name)
+        if line and agent.get_state().values:  # else it died before anything was saved, and there is nothing to go on
+            self.turned(name, self.attempt(death, lambda: agent.invoke(None, **ONE_BY_ONE)), set(line))
+
+    def turned(self, name: str, came: Any, wanted: set[str]) -> None:
+        """Take over what a turn made of its branch and of the world."""
+        line, before, path = self.lines[name], self.before, set(self.lines[name].path)
+        changed = self.changed(line, before)
+        if isinstance(came, Conflict):
+            assert line.loose
+            assert self.unclear() & line.loose, f"it is known what to do, and it says: {came}"
+            assert not self.verify
+            begun = isinstance(came, Fenced)  # other calls of the batch may have run beside the one that is refused
+            came = Died()
+            came.made = int(begun)
+        if isinstance(came, WorldDiverged):
+            told = self.declared(before) & line.unseen
+            assert changed or self.doubted or told, f"nobody has touched the world of {name}, and it says: {came}"
+            assert self.shop.standing == before, "nothing was run"
+            self.compare(came.plan.steps, path, line.kept)
+            return
+        if isinstance(came, Died) and not came.made:
+            return
+        sure = changed - self.doubted - line.kept
+        assert not sure, f"{name} ran on, though others had changed {sure}"
+        made = [item for item in sorted(wanted) if item in self.shop.standing and item not in path]
+        line.path += made
+        line.kept -= set(made)  # what was kept was another call
+        line.then = self.now
+        line.died = line.died | set(made) if isinstance(came, Died) else set()
+        line.unseen -= self.now
+        line.loose = line.loose | wanted if isinstance(came, Died) else set()
+        if not line.loose:
+            line.points.append((self.agent(name).head.id, tuple(line.path)))
+
+    def ordered(self, tool: str, fault: str | None, stuck: str | None) -> str:
+        """Name an item that will be ordered."""
+        item = f"{tool}{len(self.tool_of)}"
+        self.tool_of[item] = tool
+        if fault is not None:
+            self.shop.faults[item] = fault
+        if stuck is not None:
+            self.shop.stuck[item] = stuck
+        return item
+
+    @precondition(lambda self: self.tool_of and self.usable())
+    @rule(
+        which=some, to=some, force=st.booleans(), death=deaths,
+        tools=st.sampled_from(["reverse", "reverse", "keep", "require_clean"]),
+        conversation=st.sampled_from([True, True, False]), replay=st.sampled_from(["record", "record", "redo"]),
+        on_error=st.sampled_from(["stop", "continue"]), on_drift=st.sampled_from(["continue", "stop"]),
+    )  # fmt: skip
+    def roll_back(self, which: int, to: int, death: int | None, **how: Any) -> None:
+        """A rollback plans what is true, does what it planned, and reports what it did."""
+        points = [point for line in self.lines.values() for point in line.points]
+        if not points or (not how["conversation"] and how["tools"] == "keep"):
+            return
+        name, (checkpoint, path) = pick(self.usable(), which), pick(points, to)
+        agent = self.agent(name)
+        force, *on = (how.pop(word) for word in ("force", "on_error", "on_drift"))
+        before, kept = self.shop.standing, self.lines[name].kept
+        plan = agent.plan_rollback(checkpoint, **how)
+        assert self.shop.standing == before, "a plan does nothing"
+        self.compare(plan.steps, set(path), kept)
+        came = self.attempt(
+            death, lambda: agent.rollback(checkpoint, force=force, on_error=on[0], on_drift=on[1], **how)
+        )
+        if isinstance(came, RollbackBlocked):
+            assert not force
+            assert not plan.is_admissible
+            assert self.shop.standing == before, "nothing was done"
+        self.settle(came)
+
+    @precondition(lambda self: self.tool_of and self.usable())
+    @rule(which=some, other=some, sync=st.sampled_from(["world", "world", "note", "ignore"]), force=st.booleans(),
+          death=deaths)  # fmt: skip
+    def switch(self, which: int, other: int, sync: str, force: bool, death: int | None) -> None:
+        """A switch brings the world to the branch, or leaves it alone and has that accepted."""
+        agent, to = self.agent(pick(self.usable(), which)), pick(self.usable(), other)
+        self.compare(agent.plan_switch(to).steps, set(self.lines[to].path), self.lines[to].kept)
+        before, known = self.shop.standing, {operation.id for operation in self.repo.session("s").operations()}
+        came = self.attempt(death, lambda: agent.switch(to, sync, force=force))
+        if sync != "world" or isinstance(came, RollbackBlocked):
+            assert self.shop.standing == before
+        if sync != "world":
+            self.aloof |= {one.id: self.now for one in self.repo.session("s").operations() if one.id not in known}
+        self.settle(came)
+
+    @precondition(lambda self: self.tool_of and self.usable())
+    @rule(which=some, death=deaths)
+    def redo(self, which: int, death: int | None) -> None:
+        """Redo takes a rollback back: the branch it left goes on in the world it had."""
+        branches = {branch.id: branch.name for branch in self.repo.session("s").branches()}
+        made = {operation.internal_session_id: operation for operation in self.repo.session("s").operations()}
+        ways = [
+            (branches[new], branches[operation.source_session_id])
+            for new, operation in made.items()
+            if operation.kind == "rollback" and operation.source_session_id != new
+        ]
+        if ways := [way for way in ways if set(way) <= set(self.usable())]:
+            agent = self.agent(pick(ways, which)[0])
+            self.settle(self.attempt(death, agent.redo))
+
+    @precondition(lambda self: self.tool_of and self.usable())
+    @rule(which=some, to=some, death=deaths)
+    def fork(self, which: int, to: int, death: int | None) -> None:
+        """A fork leaves the world alone."""
+        name, before = pick(self.usable(), which), self.shop.standing
+        left, agent, checkpoint, path = self.lines[name], self.agent(name), None, tuple(self.lines[name].path)
+        points = [(line, point) for line in self.lines.values() for point in line.points]
+        if left.loose or to % 2:
+            if not points:
+                return
+            left, (checkpoint, path) = pick(points, to)
+        came = self.attempt(death, lambda: agent.fork(checkpoint))
+        assert self.shop.standing == before
+        if not isinstance(came, Died):
+            then = left.then if self.changed(left, before) - left.kept else self.now
+            unseen = (left.died | left.unseen) - set(path)
+            self.lines[came.branch.name] = Line(path=list(path), then=set(then), kept=set(left.kept), unseen=unseen)
+
+    @precondition(lambda self: self.stopped())
+    @rule(which=some, force=st.booleans(), death=deaths)
+    def resume(self, which: int, force: bool, death: int | None) -> None:
+        """What stopped half way can be finished, and what was done is not done again."""
+        operation = pick(self.stopped(), which)
+        self.settle(self.attempt(death, lambda: self.repo.resume(operation, force=force)))
+
+    @precondition(lambda self: self.tool_of)
+    @rule()
+    def mend(self) -> None:
+        """A person mends the shop, looks at it, and tells what is true."""
+        self.shop.stuck.clear()
+        self.shop.faults.clear()
+        for one in self.journal():
+            if one.status == "unknown":
+                self.repo.resolve(one, "happened" if self.unclaimed(one.args["item"]) else "did_not_happen")
+            elif one.status in ("reverse_unknown", "reverse_failed"):
+                self.repo.resolve(one, "did_not_happen" if self.there(one) else "happened")
+
+    # -- what must be true
+
+    @invariant()
+    def the_journal_is_true(self) -> None:
+        """Each effect has one true status, and nothing in the world is missing from the journal."""
+        calls = self.journal()
+        self.doubted |= self.unclear()
+        for one in calls:
+            if one.kind == "replay":  # the record answered: what it tells of is in the row of the call itself
+                continue
+            if one.status == "done" or (self.verify and one.status == "reverse_failed"):
+                assert self.there(one), f"{one} is said to be done"
+            if one.status == "reversed" and one.result is not None:
+                assert not self.there(one), f"{one} is said to be reversed"
+        for item in self.shop.standing:
+            vague = [c for c in calls if c.args["item"] == item and self.may_have(c)]
+            assert self.unclaimed(item) <= len(vague), f"nobody knows of {item}"
+
+    def may_have(self, call: ToolInvocation) -> bool:
+        """Tell whether an order that no call has the result of may be that of this call."""
+        is_nothing = call.status == "failed" and call.tool_name in DECLARED
+        return self.is_vague(call) or (call.result is None and not is_nothing)
+
+    def there(self, call: ToolInvocation) -> bool:
+        """Tell whether what a call made is in the world; without its result, whether there is an order of nobody."""
+        if call.result is None:
+            return self.unclaimed(call.args["item"]) > 0
+        return call.result["order"] in self.shop.orders(call.args["item"])
+
+    def unclaimed(self, item: str) -> int:
+        """Count the orders of an item in the world of which no call has the result."""
+        known = {call.result["order"] for call in self.journal() if call.args["item"] == item and call.result}
+        return len(set(self.shop.orders(item)) - known)
+
+    def compare(self, steps: list[Any], path: set[str], kept: set[str]) -> None:
+        """Hold a plan beside the world: what differs from a path, all of it and nothing else."""
+        vague, declared = self.unclear(), self.now
+        said = {action: {s.invocation.args["item"] for s in steps if s.action == action} for action in ACTIONS}
+        more = said["reverse"] | said["keep"] | said["block"]
+        less = said["gone"] | said["redo"] | said["block"]
+        assert set(self.shop.standing) - path - vague <= more, "something stands that the plan does not tell of"
+        assert self.declared(path) - declared - vague <= less, "something is gone that the plan does not tell of"
+        assert said["reverse"] - vague <= declared - path, "it would reverse what is not there, or should stay"
+        assert (said["gone"] | said["redo"]) - vague <= path - declared, "it would do again what is there"
+        assert said["reverse"] - vague <= declared - kept, "it would reverse what a rollback has kept"
+
+    def settle(self, came: Any) -> None:
+        """Take over what operations made of the branches, and hold what they say beside the world.
+
+        Args:
+            came: what came of the last one.
+        """
+        if isinstance(came, RollbackIncomplete):
+            self.agrees(came.report)
+        names = {branch.id: branch.name for branch in self.repo.session("s").branches()}
+        points = {point: path for line in self.lines.values() for point, path in line.points}
+        for operation in reversed(self.repo.session("s").operations()):
+            if operation.kind == "fork" or operation.id in self.settled:
+                continue
+            name, left = names[operation.internal_session_id], names[operation.source_session_id]
+            if name not in self.lines:
+                self.lines[name] = Line(list(points[operation.checkpoint_id]), kept=set(self.lines[left].kept))
+            if operation.status == "done":
+                self.settled.add(operation.id)
+                path = points[operation.checkpoint_id] if operation.kind == "rollback" else self.lines[name].path
+                self.finished(self.lines[name], self.repo.resume(operation), set(path), self.aloof.get(operation.id))
+
+    def finished(self, line: Line, report: Any, path: set[str], aloof: set[str] | None) -> None:
+        """Hold the world beside the path that it was just brought to, or left as it was when somebody switched."""
+        self.agrees(report)
+        vague, kept = self.unclear(), {item.invocation.args["item"] for item in report.kept}
+        gone = {item.invocation.args["item"] for item in report.gone}
+        line.then = self.now if aloof is None else aloof
+        line.kept |= kept
+        if aloof is None:
+            assert self.now - path - vague <= kept, "something stands that nobody was told of"
+            assert self.declared(path) - self.now - vague <= gone, "something is gone that nobody was told of"
+
+    def agrees(self, report: Any) -> None:
+        """Hold each line of a report beside the world."""
+        lost = Counter(call.args["item"] for call in self.journal() if call.result is None)
+        vague = self.unclear() | {item for item, calls in lost.items() if calls > 1}
+        for group, there in {"reversed": False, "gone": False, "redone": True, "kept": True}.items():
+            for item in getattr(report, group):
+                call = item.invocation
+                if call.args["item"] in vague or call.status == "failed":
+                    continue
+                # What ran again is told by the call that it repeats, and that one's own order is gone.
+                stands = self.there(call) if group == "reversed" else bool(self.shop.orders(call.args["item"]))
+                assert stands == there, f"{call} is said to be {group}"
+
+
+def pick(many: Sequence[T], which: int) -> T:
+    """Take one of several."""
+    return many[which % len(many)]
+
+
+class VerifiedWorld(TrueWorld):
+    """The same lives, with tools that can look: nobody has to be asked, and a call that raised is known too."""
+
+    verify = True
+    vague = BROKEN_OFF
+
+
+class ExecutedWorld(TrueWorld):
+    """Lives in which paths are made again: one item may then be several orders, so each call is held by its own order.
+
+    What a plan says of items the other lives look at; here it is what reports say, and the world after each operation.
+    """
+
+    @precondition(lambda self: self.tool_of and self.usable())
+    @rule(
+        which=some, to=some, force=st.booleans(), death=deaths, tools=st.sampled_from(["reverse", "require_clean"]),
+        on_error=st.sampled_from(["stop", "continue"]), on_drift=st.sampled_from(["continue", "continue", "stop"]),
+    )  # fmt: skip
+    def execute(self, which: int, to: int, death: int | None, **how: Any) -> None:
+        """What stands is reversed, then the path is made again; what must not run twice blocks before anything."""
+        points = [point for line in self.lines.values() for point in line.points]
+        if not points:
+            return
+        agent, (checkpoint, path) = self.agent(pick(self.usable(), which)), pick(points, to)
+        before = self.shop.standing
+        plan = agent.plan_rollback(checkpoint, replay="execute", tools=how["tools"])
+        said = {step.invocation.args["item"] for step in plan.steps if step.action == "block"}
+        once = {item for item in path if self.tool_of[item] in ("mail", "note")}
+        assert once - self.unclear() <= said, "it would do again what must not run a second time"
+        came = self.attempt(death, lambda: agent.rollback(checkpoint, replay="execute", **how))
+        if isinstance(came, RollbackBlocked):
+            assert not how["force"]
+            assert not plan.is_admissible
+            assert self.shop.standing == before, "nothing was done"
+        self.settle(came)
+
+    def compare(self, steps: list[Any], path: set[str], kept: set[str]) -> None:
+        """Leave plans to the other lives."""
+
+    def turned(self, name: str, came: Any, wanted: set[str]) -> None:
+        """Take over what a turn made of its branch."""
+        if isinstance(came, WorldDiverged):
+            assert self.shop.standing == self.before, "nothing was run"
+            return
+        line, is_over = self.lines[name], not isinstance(came, (Died, Conflict))
+        line.path += [item for item in sorted(wanted) if item in self.shop.standing and item not in line.path]
+        line.loose = set() if is_over else line.loose | wanted
+        if is_over:
+            line.points.append((self.agent(name).head.id, tuple(line.path)))
+
+    def finished(self, line: Line, report: Any, path: set[str], aloof: set[str] | None) -> None:
+        """Hold the world beside the path that it was just brought to."""
+        self.agrees(report)
+        if aloof is not None:
+            return
+        vague, kept = self.unclear(), {item.invocation.args["item"] for item in report.kept}
+        gone = {item.invocation.args["item"] for item in report.gone}
+        assert self.now - path - vague <= kept, "something stands that nobody was told of"
+        assert self.declared(path) - self.now - vague <= gone, "something is gone that nobody was told of"
+        twice = {item for item, orders in self.shop.standing.items() if orders > 1}
+        assert twice - vague <= kept, "something stands twice, and nobody was told of it"
+
+    def agrees(self, report: Any) -> None:
+        """Hold each line of a report beside the world."""
+        vague = self.unclear() | {call.args["item"] for call in self.journal() if call.result is None}
+        for group, there in {"reversed": False, "gone": False, "kept": True, "answered": True, "redone": True}.items():
+            for item in getattr(report, group):
+                call = item.invocation
+                if call.args["item"] not in vague:
+                    stands = self.there(call) if not there else bool(self.shop.orders(call.args["item"]))
+                    assert stands == there, f"{call} is said to be {group}"
+
+    def teardown(self) -> None:
+        assert not self.repo.maintenance.fsck().findings
+        super().teardown()
+
+
+DEFAULT = settings(max_examples=20, stateful_step_count=14, deadline=None, suppress_health_check=list(HealthCheck))
+SOAK = settings(DEFAULT, max_examples=25, stateful_step_count=25, print_blob=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lives", [TrueWorld, VerifiedWorld, ExecutedWorld])
+def test_w5_reported_state_is_true_state(lives) -> None:
+    """T2, W1, W2, W5, W8: whatever happens in a session, journal, plans and reports say what is true of the world."""
+    run_state_machine_as_test(lives, settings=DEFAULT)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lives", [TrueWorld, VerifiedWorld, ExecutedWorld])
+def test_w5_reported_state_is_true_state_in_many_long_lives(lives) -> None:
+    """W1, W2, W5, W8: the same, in more and longer lives."""
+    run_state_machine_as_test(lives, settings=SOAK)

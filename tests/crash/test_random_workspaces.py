@@ -1,0 +1,71 @@
+"""Random lives of workspaces: hard links, special, oversized and closed files, changing excludes and limits."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import textwrap
+
+import file_lives
+import processes
+import pytest
+
+KINDS = ("git", "directory")
+
+AS_NOBODY = """
+    import os, pwd, sys
+    from pathlib import Path
+    import file_lives
+    place, kind, first, last, rounds = Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:])
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(pwd.getpwnam("nobody").pw_gid)
+        os.setuid(pwd.getpwnam("nobody").pw_uid)
+    os.chdir(place)
+    for seed in range(first, last):
+        (place / str(seed)).mkdir()
+        file_lives.live(place / str(seed), kind, seed, rounds, closed=True)
+"""
+
+
+def lived(place, kind, seeds, rounds):
+    """Live some lives as a user whom modes bind."""
+    place.mkdir()
+    for folder in (place.parent, *place.parent.parents):
+        if folder.stat().st_uid == os.getuid() and str(folder).startswith(("/dev/shm/", "/tmp/")):  # noqa: S108
+            folder.chmod(folder.stat().st_mode | 0o011)
+    if os.geteuid() == 0:
+        os.chown(place, pwd.getpwnam("nobody").pw_uid, pwd.getpwnam("nobody").pw_gid)
+    done = processes.run(textwrap.dedent(AS_NOBODY), place, kind, *seeds, rounds)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(4))
+def test_random_lives_report_what_the_disk_shows(tmp_path, kind, seed):
+    """F1: after each restore, plan and report agree with a manifest of the disk, and nothing left out was touched."""
+    file_lives.live(tmp_path, kind, seed, 10, closed=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_lives_of_a_plain_user(tmp_path, kind):
+    """F1, owner: the same for a user who closes files and directories to himself."""
+    lived(tmp_path / "place", kind, (100, 103), 10)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("part", range(10))
+def test_many_random_lives_report_what_the_disk_shows(tmp_path, kind, part):
+    """F1: the same for 30 long lives of each kind in each part."""
+    for seed in range(1000 + 30 * part, 1030 + 30 * part):
+        (tmp_path / str(seed)).mkdir()
+        file_lives.live(tmp_path / str(seed), kind, seed, 40, closed=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("part", range(5))
+def test_many_random_lives_of_a_plain_user(tmp_path, kind, part):
+    """F1, owner: the same for 20 long lives of a plain user."""
+    lived(tmp_path / "place", kind, (5000 + 20 * part, 5020 + 20 * part), 40)

@@ -1,0 +1,433 @@
+"""A workspace whose process is killed, or that several use at once; and what the user's own git may not do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import textwrap
+from pathlib import Path, PurePath
+
+import processes
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from trees import both, folder, gone, link, picture, write
+
+from agentgit import Unavailable, Workspace
+from agentgit.workspace.disk import atomic_file
+from agentgit.workspace.disk.disk import Disk
+
+
+@pytest.fixture
+def work(tmp_path):
+    """A workspace's directory with some of everything."""
+    made = tmp_path / "work"
+    made.mkdir()
+    BEFORE(made)
+    return made
+
+
+BEFORE = both(
+    *(write(f"d{n % 3}/{n}", str(n).encode()) for n in range(12)),
+    write("secret", b"1", 0o600),
+    link("l", "d0"),
+    folder("empty"),
+    write("becomes/a/directory"),
+)
+
+CHANGE = both(
+    *(write(f"d{n % 3}/{n}", b"changed") for n in range(6)),
+    *(gone(f"d{n % 3}/{n}") for n in range(6, 12)),
+    write("new/file"),
+    gone("l"),
+    write("l"),
+    gone("empty"),
+    gone("becomes"),
+    write("becomes"),
+)
+
+POINTS = {
+    "before the snapshot": ("engines.git:GitTrees.write", 1),
+    "in the snapshot": ("scan.scan:digest_of", 5),
+    "before the catalog": ("catalog:Catalog.enter", 1),
+    "before the restore": ("catalog:Catalog.begin", 1),
+    "after its beginning": ("restore:Restore.run", 1),
+    "at its first removal": ("disk.disk:Disk.unlink", 1),
+    "at a later removal": ("disk.disk:Disk.unlink", 2),
+    "at the first file": ("disk.disk:Disk.put", 1),
+    "at a later file": ("disk.disk:Disk.put", 9),
+    "before a file takes its place": ("disk.atomic_file:system_call", 10),
+    "after a file took its place": ("disk.single_file:remove_file", 14),
+    "at a directory": ("disk.disk:Disk.make_folder", 14),
+    "before the end": ("catalog:Catalog.end", 1),
+}
+"""What the process is about to do, and for the how manieth time, when it is killed."""
+
+DYING = """
+    import os, signal, sys, importlib
+    from agentgit import Workspace
+    work, store, ref, point, times = sys.argv[1:]
+    module, _, rest = point.partition(":")
+    owner = importlib.import_module("agentgit.workspace." + module)
+    *path, name = rest.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+    plain, calls = getattr(owner, name), 0
+    def dying(*arguments, **named):
+        global calls
+        calls += 1
+        if calls == int(times):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return plain(*arguments, **named)
+    setattr(owner, name, dying)
+    Workspace(work, store).restore(ref)
+"""
+
+
+def run(script, *arguments):
+    """Run a script in another process."""
+    return processes.run(textwrap.dedent(script), *arguments)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_killed_restore_is_finished_or_never_began(work, tmp_path, point):
+    """P2, W1: killed anywhere, the next to open finds all files as before or as wanted, and can go both ways."""
+    workspace = Workspace(work, tmp_path / "store")
+    first = workspace.save("before")
+    was = picture(work)
+    CHANGE(work)
+    changed = picture(work)
+    done = run(DYING, work, tmp_path / "store", first.id, *POINTS[point])
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    again = Workspace(work, tmp_path / "store")
+    again.initialize()
+    now = picture(work)
+    assert now in (was, changed)
+    assert not [name for name in os.listdir(work) if name.startswith(".agentgit-")]
+    if now == changed:
+        again.restore(first.id)
+    assert picture(work) == was
+    safety = next(one for one in again.list() if one.kind == "safety")
+    again.restore(safety.id)
+    assert picture(work) == changed
+    again.gc()
+    again.restore(first.id)
+    assert picture(work) == was
+
+
+KILLED_AT = """
+    import os, signal, sys
+    from agentgit import Workspace
+    from agentgit.workspace.disk import atomic_file
+    work, store, ref, last = sys.argv[1:]
+    calls = 0
+    def counted(plain):
+        def call(*arguments, **named):
+            global calls
+            calls += 1
+            if calls == int(last):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return plain(*arguments, **named)
+        return call
+    workspace = Workspace(work, store)
+    workspace.initialize()
+    for name in ("unlink", "rename", "symlink", "mkdir", "rmdir", "chmod", "fchmod"):
+        setattr(os, name, counted(getattr(os, name)))
+    atomic_file.system_call = counted(atomic_file.system_call)
+    workspace.restore(ref)
+    print(calls)
+"""
+"""Restores, and dies before the given one of all calls that change the disk."""
+
+
+def linked(work, outside):
+    """Make files with several names, in the workspace and outside; give what makes them otherwise."""
+    for name, bits in (("a", 0o600), ("b", 0o644), ("c", 0o644)):
+        write(name, b"same", bits)(work)
+    os.link(work / "a", outside / "a")
+    os.link(work / "c", work / "d")
+
+    def change():
+        gone("b")(work)
+        os.link(work / "a", work / "b")  # now with the mode of a
+        os.link(work / "d", outside / "d")
+        (work / "d").chmod(0o640)
+        (work / "c").write_bytes(b"through both names")
+        gone("d0")(work)
+        write("d0", b"in the way")(work)
+        os.link(work / "d0", outside / "d0")
+
+    return change
+
+
+def kill_once(place, number):
+    """Kill a restore at its so manieth change of the disk, finish it, and go both ways; True if it was killed."""
+    work, outside = place / "work", place / "outside"
+    work.mkdir(parents=True)
+    outside.mkdir()
+    BEFORE(work)
+    change = linked(work, outside)
+    workspace = Workspace(work, place / "store")
+    first, was = workspace.save("before"), picture(work)
+    change()
+    changed, elsewhere = picture(work), picture(outside)
+    done = run(KILLED_AT, work, place / "store", first.id, number)
+    again = Workspace(work, place / "store")
+    again.initialize()
+    assert picture(work) in (was, changed)
+    again.restore(first.id)
+    assert (picture(work), again.changed()) == (was, ())
+    again.restore(next(one.id for one in again.list() if one.kind == "safety"))
+    assert picture(work) == changed
+    assert picture(outside) == elsewhere
+    assert not [name for name in os.listdir(work) if name.startswith(".agentgit-")]
+    return done.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [2, 9, 16, 23, 30, 37])
+def test_f2_a_killed_restore_of_linked_files_changes_nothing_outside(tmp_path, number):
+    """F2, P2: killed before any change of the disk, it is finished or never began; other names stay as they are."""
+    assert kill_once(tmp_path, number)
+
+
+@pytest.mark.long
+def test_f2_a_restore_of_linked_files_is_killed_at_every_change(tmp_path):
+    """F2, P2: the same for each of all its changes of the disk."""
+    number = 1
+    while kill_once(tmp_path / str(number), number):
+        number += 1
+    assert number > 30
+
+
+WRITTEN_BETWEEN = """
+    import os, signal, sys
+    from agentgit import Workspace
+    from agentgit.workspace.disk import atomic_file, single_file
+    work, store, ref, when = sys.argv[1:]
+    hide, call, acted = single_file.DirectoryEntry._hide, atomic_file.system_call, []
+    def hiding(self, name):
+        if self.path == b"d0/0" and not acted:
+            acted.append(self.path)
+            with open(os.path.join(work, "mine"), "w") as file:
+                file.write("mine")
+            os.replace(os.path.join(work, "mine"), os.path.join(work, "d0/0"))
+        hide(self, name)
+    def calling(*arguments):
+        if acted and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        found = call(*arguments)
+        if acted and (arguments[-1] == atomic_file.EXCHANGE or when == "hidden"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+    single_file.DirectoryEntry._hide, atomic_file.system_call = hiding, calling
+    Workspace(work, store).restore(ref)
+"""
+
+
+@pytest.mark.parametrize("kind", ["change", "removal"])
+@pytest.mark.parametrize("when", ["before", "hidden", "exchanged"])
+def test_f4_what_somebody_wrote_into_a_restore_that_was_killed_is_kept(tmp_path, kind, when):
+    """F4, P2: killed while it holds what somebody else wrote, whoever finishes it says where that is."""
+    work = tmp_path / "work"
+    work.mkdir()
+    BEFORE(work)
+    workspace = Workspace(work, tmp_path / "store")
+    if kind == "removal":
+        gone("d0/0")(work)
+    first = workspace.save("before")
+    write("d0/0", b"changed")(work)
+    died = run(WRITTEN_BETWEEN, work, tmp_path / "store", first.id, "hidden" if kind == "removal" else when)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    told = []
+    again = Workspace(work, tmp_path / "store")
+    again.on("restored", told.append)
+    again.initialize()
+    there = work / "d0" / "0"
+    kept = [there.read_text()] if there.exists() else []
+    kept += [Path(to).read_text() for path, to in told[0].moved_aside if path == "d0/0"]
+    assert "mine" in kept
+    assert [path for path, _ in told[0].conflicts] == ["d0/0"]
+    assert not [name for name in os.listdir(work / "d0") if name.startswith(".agentgit-")]
+
+
+def test_a_change_while_a_restore_lies_broken_is_left_and_told(work, tmp_path):
+    """P2: what somebody wrote after the kill is in no snapshot, so the restore that is finished leaves it."""
+    workspace = Workspace(work, tmp_path / "store")
+    first = workspace.save("before")
+    CHANGE(work)
+    run(DYING, work, tmp_path / "store", first.id, "disk.disk:Disk.put", 1)
+    (work / "d0" / "3").write_text("a person's")
+    (work / "new").mkdir(exist_ok=True)
+    told = []
+    again = Workspace(work, tmp_path / "store")
+    again.on("restored", told.append)
+    again.initialize()
+    assert (work / "d0" / "3").read_text() == "a person's"
+    assert told[0].conflicts == (("d0/3", "changed meanwhile"),)
+
+
+WRITING = """
+    import sys
+    from pathlib import Path
+    from agentgit import Workspace
+    work, store, who = sys.argv[1:]
+    workspace = Workspace(work, store)
+    for number in range(6):
+        Path(work, who).write_text(str(number))
+        workspace.save(f"{who} {number}")
+"""
+
+
+def test_several_processes_at_once(work, tmp_path):
+    """P5: processes that save at the same time lose no snapshot, and each holds what its own file was then."""
+    workspace = Workspace(work, tmp_path / "store")
+    started = [
+        processes.Started(textwrap.dedent(WRITING), work, tmp_path / "store", who) for who in ("one", "two", "three")
+    ]
+    assert [process.wait().returncode for process in started] == [0, 0, 0]
+    saved = workspace.list()
+    assert len(saved) == 18
+    for snapshot in saved[::4]:
+        who, number = snapshot.message.split()
+        workspace.restore(snapshot.id, paths=[who])
+        assert (work / who).read_text() == number
+
+
+@pytest.fixture
+def trapped(tmp_path, monkeypatch):
+    """A home whose git configuration runs things and changes bytes; gives the file that they would leave."""
+    trap = tmp_path / "ran"
+    home = tmp_path / "home"
+    hooks = home / "hooks"
+    hooks.mkdir(parents=True)
+    for name in ("pre-commit", "post-commit", "reference-transaction", "post-checkout", "post-index-change"):
+        (hooks / name).write_text(f"#!/bin/sh\necho {name} >> {trap}\nexit 1\n")
+        (hooks / name).chmod(0o755)
+    (home / "ignore").write_text("*.txt\n")
+    (home / "attributes").write_text("* filter=trap text eol=crlf\n")
+    (home / ".gitconfig").write_text(
+        f"[core]\n hooksPath={hooks}\n autocrlf=true\n fsmonitor={hooks}/pre-commit\n excludesFile={home}/ignore\n"
+        f' attributesFile={home}/attributes\n[filter "trap"]\n clean=echo x >> {trap}\n smudge=echo x >> {trap}\n'
+        " required=true\n[commit]\n gpgsign=true\n[init]\n templateDir=/nowhere\n"
+    )
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "index"))
+    return trap
+
+
+def test_nothing_of_the_users_git_has_a_say(work, tmp_path, trapped):
+    """P5: no hook, filter, monitor, attribute or global ignore file of the user runs or counts; bytes stay."""
+    (work / "a.txt").write_bytes(b"1\n2\r\n3")
+    (work / ".gitattributes").write_bytes(b"* filter=trap text eol=crlf\n")
+    (work / ".git").mkdir()
+    (work / ".git" / "config").write_text(f"[core]\n fsmonitor=touch {trapped}\n")
+    was, own = picture(work), (work / ".git" / "config").read_bytes()
+    workspace = Workspace(work, tmp_path / "store")
+    first = workspace.save()
+    assert ("a.txt", "excluded") not in workspace.skipped()
+    CHANGE(work)
+    (work / "a.txt").write_bytes(b"\r\n")
+    workspace.restore(first.id)
+    assert picture(work) == was
+    assert (work / ".git" / "config").read_bytes() == own
+    workspace.gc()
+    assert not trapped.exists()
+    assert not (tmp_path / "elsewhere").exists()
+    assert os.listdir(work / ".git") == ["config"]
+
+
+def test_a_full_disk_is_told_and_can_be_gone_on_from(work, tmp_path, monkeypatch):
+    """P2: where the system says no, the failure names the path, and restoring again goes on."""
+
+    workspace = Workspace(work, tmp_path / "store")
+    first = workspace.save()
+    was = picture(work)
+    CHANGE(work)
+    changed = picture(work)
+    plain = atomic_file.system_call
+    calls = []
+
+    def full(*arguments):
+        calls.append(1)
+        return errno.ENOSPC if len(calls) == 14 else plain(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic_file, "system_call", full)
+        with pytest.raises(Unavailable, match=r"/\d+: No space left on device"):
+            workspace.restore(first.id)
+    safety = next(one for one in workspace.list() if one.kind == "safety")
+    workspace.restore(safety.id)
+    assert picture(work) == changed
+    workspace.restore(first.id)
+    assert picture(work) == was
+
+
+NAMES = st.sampled_from(["a", "b", "c", "d/a", "d/b", "d/e/a", "d", "e", "e/a", "é", "x y"])
+EDITS = st.one_of(
+    st.tuples(st.just("write"), NAMES, st.binary(max_size=8), st.sampled_from([0o644, 0o600, 0o755])),
+    st.tuples(st.just("folder"), NAMES, st.just(b""), st.sampled_from([0o755, 0o700])),
+    st.tuples(st.just("link"), NAMES, st.sampled_from([b"a", b"d", b"/etc", b".."]), st.just(0)),
+    st.tuples(st.just("gone"), NAMES, st.just(b""), st.just(0)),
+)
+
+
+def edit(root, kind, name, data, mode):
+    """Do one edit; what stands in the way goes."""
+    for part in [*reversed([str(p) for p in PurePath(name).parents][:-1]), name]:
+        at = root / part
+        if at.is_symlink() or (at.exists() and (not at.is_dir() or (part == name and kind != "folder"))):
+            gone(part)(root)
+    if kind == "write":
+        write(name, data, mode)(root)
+    elif kind == "folder":
+        folder(name, mode)(root)
+    elif kind == "link":
+        link(name, os.fsdecode(data))(root)
+
+
+@pytest.mark.parametrize("kind", ["git", "directory"])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rounds=st.lists(st.lists(EDITS, max_size=6), min_size=2, max_size=4), order=st.randoms())
+def test_random_trees_and_edits(tmp_path_factory, kind, rounds, order):
+    """P2: whatever happened between snapshots, each of them comes back, in any order, through one handle or several."""
+    place = tmp_path_factory.mktemp("random")
+    work = place / "work"
+    work.mkdir()
+    workspace = Workspace(work, place / "store", environment=kind)
+    saved = []
+    for edits in rounds:
+        for one in edits:
+            edit(work, *one)
+        saved.append((workspace.save().id, picture(work)))
+    order.shuffle(saved)
+    for id, was in saved:
+        handle = order.choice([workspace, Workspace(work, place / "store", environment=kind)])
+        assert not handle.restore(id).conflicts
+        assert picture(work) == was
+        assert not handle.changed()
+
+
+def test_a_change_while_a_restore_goes_on_is_left_and_told(work, tmp_path, monkeypatch):
+    """P2: what somebody writes between the first and the last file of a restore is not overwritten, but reported."""
+    workspace = Workspace(work, tmp_path / "store")
+    paths = [f"{number:03}" for number in range(20)]
+    for path in paths:
+        (work / path).write_text("wanted")
+    wanted = workspace.save()
+    for path in paths:
+        (work / path).write_text("unwanted")
+    put = Disk.put
+
+    def put_and_write(disk, path, *what):
+        done = put(disk, path, *what)
+        if path == b"000":
+            (work / "019").write_text("somebody's")
+        return done
+
+    monkeypatch.setattr(Disk, "put", put_and_write)
+    done = workspace.restore(wanted.id)
+    assert done.conflicts == (("019", "changed meanwhile"),)
+    assert done.restored == tuple(paths[:-1])
+    assert (work / "019").read_text() == "somebody's"

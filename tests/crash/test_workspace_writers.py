@@ -1,0 +1,240 @@
+"""Writers beside a restore or an undo: what they wrote last is in the workspace, in a snapshot, or named and kept."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agentgit import Workspace
+from agentgit.workspace.disk import atomic_file, single_file
+from agentgit.workspace.undo.stack import UndoStack
+
+NAMES = [f"{number:02}" for number in range(12)]
+
+
+@pytest.fixture(params=["exchange", "ENOSYS", "EINVAL"])
+def system(request, monkeypatch):
+    """This system; and one that has no exchanging rename, or whose file system has none."""
+    if request.param != "exchange":
+        number = getattr(errno, request.param)
+        monkeypatch.setattr(atomic_file, "system_call", lambda *_: number)
+    return request.param
+
+
+@pytest.fixture
+def work(tmp_path):
+    made = tmp_path / "work"
+    made.mkdir()
+    for name in NAMES:
+        (made / name).write_text("begin")
+    return made
+
+
+class Writer(threading.Thread):
+    """Renames new contents over files as fast as it can; `ledger` has what each file got last."""
+
+    def __init__(self, work, aside, prefix):
+        super().__init__()
+        self.ledger, self.stopping, self._work, self._aside, self._prefix = {}, False, work, aside, prefix
+
+    def run(self):
+        number = 0
+        while not self.stopping:
+            for name in NAMES:
+                number += 1
+                text = f"{self._prefix} {number}"
+                (self._aside / "new").write_text(text)
+                os.replace(self._aside / "new", self._work / name)
+                self.ledger[name] = text
+
+
+@contextmanager
+def writing(work, aside, prefix):
+    """A thread that writes while the block runs."""
+    writer = Writer(work, aside, prefix)
+    writer.start()
+    try:
+        yield writer
+    finally:
+        writer.stopping = True
+        writer.join()
+
+
+def texts(folder):
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def held(workspace, id, into):
+    """Give the contents of all files of a snapshot."""
+    into.mkdir()
+    with Workspace(into, into.with_name(f"{into.name}-store"), max_checkpoints=None) as copy:
+        copy.adopt(workspace, id)
+        copy.restore(id)
+    return texts(into)
+
+
+@pytest.mark.parametrize("wanted", ["files", "nothing"])
+def test_f4_no_acknowledged_write_is_lost_beside_restores(work, tmp_path, wanted):
+    """F4: the last write of each file is in the workspace, in the safety snapshot, or where the report says."""
+    assert_nothing_lost(work, tmp_path, wanted, rounds=12)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("wanted", ["files", "nothing"])
+def test_f4_no_acknowledged_write_is_lost_beside_many_restores(work, tmp_path, wanted):
+    """F4: nor in 150 restores."""
+    assert_nothing_lost(work, tmp_path, wanted, rounds=150)
+
+
+def assert_nothing_lost(work, tmp_path, wanted, rounds):
+    """Restore beside a writer, and look for what it wrote last."""
+    (tmp_path / "aside").mkdir()
+    workspace = Workspace(work, tmp_path / "store", max_checkpoints=None)
+    ids = [workspace.save("with files").id]
+    for name in NAMES:
+        (work / name).unlink()
+    ids.append(workspace.save("without").id)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for number in range(rounds):
+            with writing(work, tmp_path / "aside", f"round {number}") as writer:
+                while len(writer.ledger) < len(NAMES):
+                    pass
+                done = workspace.restore(ids[wanted == "nothing"])
+            now, kept = texts(work), held(workspace, done.safety, tmp_path / f"held-{number}")
+            aside = {Path(to).read_text() for _, to in done.moved_aside}
+            lost = {
+                name: text
+                for name, text in writer.ledger.items()
+                if now.get(name) != text and kept.get(name) != text and text not in aside
+            }
+            assert lost == {}
+            assert not [name for name in os.listdir(work) if name.startswith(".agentgit-")]
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def between(monkeypatch, act):
+    """Have somebody act once, after a change looked and before it changes anything."""
+    plain, waiting = single_file.DirectoryEntry._hide, [act]
+
+    def hide(self, name):
+        if waiting:
+            waiting.pop()(os.fsdecode(self.path))
+        plain(self, name)
+
+    monkeypatch.setattr(single_file.DirectoryEntry, "_hide", hide)
+
+
+ACTS = {
+    "renames another file over it": lambda at: (at.with_name("n").write_text("mine"), at.with_name("n").replace(at)),
+    "writes into it": lambda at: at.write_text("mine"),
+    "makes it a link": lambda at: (at.unlink(), at.symlink_to("mine")),
+    "makes it a directory": lambda at: (at.unlink(missing_ok=True), at.mkdir(), (at / "in").write_text("mine")),
+}
+
+
+def shown(at):
+    return os.readlink(at) if at.is_symlink() else (at / "in").read_text() if at.is_dir() else at.read_text()
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("kind", ["change", "removal"])
+def test_f4_what_comes_between_look_and_change_stays_and_is_named(work, tmp_path, monkeypatch, system, act, kind):
+    """F4: it stays, a conflict names it, and all other files are restored; with the fallback too."""
+    workspace = Workspace(work, tmp_path / "store")
+    wanted = workspace.save()
+    if kind == "removal":
+        for name in NAMES:
+            (work / name).unlink()
+        wanted = workspace.save()
+    for name in NAMES:
+        (work / name).write_text("now")
+    acted = []
+    between(monkeypatch, lambda path: (acted.append(path), ACTS[act](work / path)))
+    done = workspace.restore(wanted.id)
+    assert done.conflicts == ((acted[0], "changed meanwhile"),)
+    assert shown(work / acted[0]) == "mine"
+    others = sorted(set(NAMES) - {acted[0]})
+    assert sorted(done.deleted if kind == "removal" else done.restored) == others
+    assert done.moved_aside == ()
+    assert not [name for name in os.listdir(work) if name.startswith(".agentgit-")]
+
+
+def test_f4_a_file_made_where_one_is_about_to_be_put_stays(work, tmp_path, monkeypatch, system):
+    """F4: where nothing stood, what somebody makes in between is not replaced."""
+    workspace = Workspace(work, tmp_path / "store")
+    wanted = workspace.save()
+    (work / "05").unlink()
+    between(monkeypatch, lambda path: (work / path).write_text("mine"))
+    done = workspace.restore(wanted.id)
+    assert (done.conflicts, done.restored) == ((("05", "changed meanwhile"),), ())
+    assert (work / "05").read_text() == "mine"
+
+
+def test_f4_what_cannot_go_back_is_moved_aside_and_named(work, tmp_path, monkeypatch, system):
+    """F4: of two that write one after the other, the newer stays and the older is where the report says."""
+    workspace = Workspace(work, tmp_path / "store")
+    for name in NAMES:
+        (work / name).unlink()
+    wanted = workspace.save()
+    (work / "00").write_text("now")
+    between(monkeypatch, lambda path: (work / path).write_text("first"))
+    give_back = single_file.DirectoryEntry._give_back
+
+    def late(self):
+        (work / os.fsdecode(self.path)).write_text("second")
+        return give_back(self)
+
+    monkeypatch.setattr(single_file.DirectoryEntry, "_give_back", late)
+    done = workspace.restore(wanted.id)
+    assert done.conflicts == (("00", "changed meanwhile"),)
+    assert (work / "00").read_text() == "second"
+    assert [(path, Path(to).read_text()) for path, to in done.moved_aside] == [("00", "first")]
+
+
+def test_f4_writers_while_theirs_is_put_back_keep_the_newest(work, tmp_path, monkeypatch):
+    """F4: whoever writes while an earlier write goes back to its place is last; nothing of the two is lost."""
+    workspace = Workspace(work, tmp_path / "store")
+    wanted = workspace.save()
+    (work / "00").write_text("now")
+    between(monkeypatch, lambda path: (work / path).write_text("first"))
+    call, seen = atomic_file.system_call, []
+
+    def calling(*arguments):
+        if arguments[-1] == atomic_file.EXCHANGE:
+            seen.append(arguments)
+            if len(seen) == 2:  # the one that puts `first` back
+                (work / "n").write_text("second")
+                (work / "n").replace(work / "00")
+        return call(*arguments)
+
+    monkeypatch.setattr(atomic_file, "system_call", calling)
+    done = workspace.restore(wanted.id)
+    assert done.conflicts == (("00", "changed meanwhile"),)
+    assert (work / "00").read_text() == "second"
+    assert [(path, Path(to).read_text()) for path, to in done.moved_aside] == [("00", "first")]
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("kind", ["change", "removal"])
+def test_f4_the_undo_stack_loses_no_write_either(work, tmp_path, monkeypatch, system, act, kind):
+    """F4: what comes between the look of an undo and its change stays, and the result names it."""
+    if kind == "removal":
+        (work / "00").unlink()
+    stack = UndoStack(work, tmp_path / "store")
+    stack.snapshot("edit", ["00", "01"])
+    (work / "00").write_text("now")
+    (work / "01").write_text("now")
+    between(monkeypatch, lambda path: ACTS[act](work / path))
+    done = stack.undo()
+    assert done.left == (("00", "it was changed meanwhile"),)
+    assert done.restored == ("01",)
+    assert shown(work / "00") == "mine"

@@ -1,0 +1,182 @@
+"""The measurements of `bench/`: they run through, and what they print is medians and ratios. No time is asserted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from bench import page, postgres
+from bench.graphs import CHAT, TOOL, build, said, text
+from bench.measure import Subject, interleaved, lines, ratio, rotated, table
+from bench.saver import aims
+
+ROOT = Path(__file__).parents[2]
+
+
+def bench(*options: str | Path, **environment: str) -> str:
+    """Run `python -m bench` as `make bench` does, and give what it printed."""
+    command, env = [sys.executable, "-m", "bench", *map(str, options)], os.environ | environment
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=800, check=False)  # noqa: S603  # written here
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
+    """What a quick run of the sizes printed, what it wrote as JSON, and the folder it was told to use."""
+    where = tmp_path_factory.mktemp("bench")
+    told = bench("--only", "size", "--quick", "--where", where, "--json", where / "found.json")
+    return told, json.loads((where / "found.json").read_text()), where
+
+
+@pytest.mark.long
+def test_a_quick_run_prints_sizes_with_ratios(measured: tuple[str, dict[str, Any], Path]):
+    """The table names every contender, and each one's ratio to SqliteSaver."""
+    told, found, _ = measured
+    assert "Size of the database" in told
+    assert "PostgreSQL" in told
+    assert "x SqliteSaver" in told
+    sizes = found["subjects"]["size"]["lines"]
+    for name in ("SQLModelSaver", "wrapped by agentgit"):
+        assert name in told
+        assert all(line["ratios"]["SqliteSaver"] > 0 for line in sizes if line["what"] == name)
+
+
+def test_w13_storage_grows_with_new_data_only(measured: tuple[str, dict[str, Any], Path]):
+    """W13: three times the turns add about three times the bytes, which is a count and no time."""
+    _, found, _ = measured
+    growth = [line["ratios"] for line in found["subjects"]["size"]["lines"] if line["case"] == "60 turns"]
+    ours = [ratios["linear"] for ratios in growth if "SqliteSaver" in ratios and "linear" in ratios]
+    assert ours
+    assert all(0.8 < linear < 1.2 for linear in ours)
+
+
+def test_no_path_of_the_machine_is_printed(measured: tuple[str, dict[str, Any], Path]):
+    """Neither the table nor the JSON names a folder, but both say on what machine it was measured."""
+    told, found, where = measured
+    for output in (told, json.dumps(found)):
+        assert str(where) not in output
+        assert str(ROOT) not in output
+    assert set(found["machine"]) >= {"cores", "Python", "SQLite", "langgraph", "disk"}
+
+
+def test_the_folder_is_empty_afterwards(measured: tuple[str, dict[str, Any], Path]):
+    """A run leaves nothing behind but the JSON it was asked for."""
+    _, _, where = measured
+    assert [path.name for path in where.iterdir()] == ["found.json"]
+
+
+@pytest.mark.long
+def test_a_quick_run_measures_the_savers(tmp_path: Path):
+    """Every table of the savers names ours beside LangGraph's, and goes into a page under its title."""
+    where, shown = tmp_path / "where", tmp_path / "page.md"
+    where.mkdir()
+    told = (ROOT / "docs/benchmarks.md").read_text("utf-8")
+    shown.write_text(told, "utf-8")
+    printed = bench("--only", "saver", "--quick", "--where", where, "--page", shown, "--json", tmp_path / "found.json")
+    found = json.loads((tmp_path / "found.json").read_text())["subjects"]
+    assert list(found) == ["saver-turn", "saver-size", "saver-put", "saver-list", "saver-fork"]
+    for subject in found.values():
+        whats = {line["what"] for line in subject["lines"]}
+        assert any(what.startswith("SQLModelSaver") for what in whats)
+        assert any(what.startswith("SqliteSaver") for what in whats)
+        assert subject["title"] in printed
+    assert shown.read_text("utf-8") != told
+    assert shown.read_text("utf-8").split("```text\n")[1].split("```")[0] in printed
+    assert not list(where.iterdir())
+
+
+@pytest.mark.long
+def test_c8_a_quick_run_measures_the_undo_stack(tmp_path: Path):
+    """C8: a snapshot of known paths is measured beside a copy and beside git, under a title that the page has."""
+    printed = bench("--only", "workspace-undo", "--quick", "--where", tmp_path)
+    assert "UndoStack.snapshot" in printed
+    assert "### Files: the undo stack" in (ROOT / "docs/benchmarks.md").read_text("utf-8")
+
+
+@pytest.mark.long
+def test_without_a_server_its_contenders_are_left_out_and_the_output_says_so(tmp_path: Path):
+    """Where no PostgreSQL answers the others are measured all the same."""
+    nowhere = "postgresql+psycopg://postgres@127.0.0.1:1/none"
+    printed = bench("--only", "saver-fork", "--quick", "--where", tmp_path, AGENTGIT_TEST_POSTGRES_URL=nowhere)
+    assert "no server answers: left out" in printed
+    assert "SQLModelSaver, fork" in printed
+    assert "PostgresSaver" not in printed
+
+
+def test_a_scratch_database_is_dropped(postgres_url: object):
+    """What is measured on a server leaves no database behind there."""
+    with postgres.scratch() as url:
+        assert postgres.size(url) == 0
+    with pytest.raises(psycopg.OperationalError, match="does not exist"):
+        postgres.size(url)
+
+
+def test_a_page_gets_the_tables_under_their_titles():
+    """Only the first text block under each title is replaced; a title that is not there is an error."""
+    old = "# Page\n\n```text\nkept\n```\n\n## A\n\nAbout a.\n\n```text\nold\n\n```\n\n### B\n\n```text\nb\n```\n"
+    new = page.written(old, {"A": r"new \1"})
+    assert new == old.replace("old\n\n", "new \\1\n")
+    with pytest.raises(ValueError, match="'C'"):
+        page.written(old, {"C": "new"})
+    with pytest.raises(ValueError, match="'Page 2'"):
+        page.written("## Page 2\n\n" + old, {"Page 2": "new"})
+
+
+def test_an_aim_is_reached_or_missed_by_what_was_measured():
+    """An aim is compared with its own number; one that was not measured is not shown."""
+    times = {"SQLModelSaver": [0.001], "SqliteSaver": [0.002]}
+    found = {"saver-turn": Subject("Time", "", lines("2 messages", times, ["SqliteSaver"]))}
+    told = aims.table(found)
+    assert told is not None
+    assert told.splitlines()[1].split()[-3:] == ["reached", "1", "0.5"]
+    slow = {"saver-turn": Subject("Time", "", lines("2,000 messages", times, ["SqliteSaver"]))}
+    assert "missed" in (aims.table(slow) or "")
+    assert aims.table({}) is None
+
+
+def test_a_ratio_is_the_median_of_the_rounds():
+    """A round in which the machine was busy weighs no more than another."""
+    assert ratio([2, 20, 3], [1, 10, 1]) == 2
+
+
+def test_rounds_begin_with_another_one_each_time():
+    """Whoever comes first in a round has no lasting advantage."""
+    assert [rotated(["a", "b", "c"], number)[0] for number in range(4)] == ["a", "b", "c", "a"]
+
+
+def test_everything_is_timed_once_a_round():
+    """Interleaved runs have as many times each as there are rounds."""
+    ran: list[str] = []
+    times = interleaved({"a": lambda: ran.append("a"), "b": lambda: ran.append("b")}, rounds=2)
+    assert ran == ["a", "b", "b", "a"]
+    assert {name: len(found) for name, found in times.items()} == {"a": 2, "b": 2}
+
+
+def test_a_table_shows_medians_and_ratios():
+    """A line has its median, its least and its ratio to the baseline; the baseline has none to itself."""
+    found = lines("10 messages", {"ours": [0.002, 0.004, 0.003], "theirs": [0.001, 0.002, 0.001]}, ["theirs"])
+    drawn = table(Subject("Time", "A note.", found)).splitlines()
+    assert drawn[0].split() == ["median", "least", "x", "theirs"]
+    assert drawn[1].split() == ["10", "messages", "ours", "3.0", "ms", "2.0", "ms", "2.00"]
+    assert drawn[2].split() == ["theirs", "1.0", "ms", "1.0", "ms"]
+
+
+def test_the_turns_have_the_messages_that_are_claimed():
+    """A chat turn adds two messages, one with a tool call four."""
+    graph = build(length=50)
+    for kind, count in ((CHAT, 2), (TOOL, 4)):
+        assert len(graph.invoke({"messages": [("user", said(kind, 1, 50))]})["messages"]) == count
+
+
+def test_texts_are_the_same_in_every_run_and_never_call_a_tool_by_chance():
+    """Every contender and every run says the same, and chat stays chat."""
+    assert text(7, 80) == text(7, 80) != text(8, 80)
+    assert not any(said(CHAT, number, 50).startswith("order") for number in range(1000))

@@ -1,0 +1,528 @@
+"""The command line: what is written to standard output and standard error, and the exit code."""
+
+import io
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from scripted import World, call, calls, tool_node_graph
+
+from agentgit import cli
+from agentgit.cli import output
+from agentgit.demo import ScriptedModel
+from agentgit.errors import NotFound
+from agentgit.render.text import Span
+from agentgit.repository import open as open_repository
+from agentgit.store.schema.schema import REVISION
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+HOSTILE = "\x1b[31mred[bold]x[/bold]\r\n\u202e日本"
+
+
+class Answer(NamedTuple):
+    """What a command wrote, and its exit code."""
+
+    out: str
+    err: str
+    code: int
+
+
+@pytest.fixture
+def agentgit(capsys, monkeypatch, tmp_path):
+    """Run commands in an empty folder, in this process."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("AGENTGIT_DATABASE_URL", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "90")
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+
+    def run(*words: str) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["agentgit", *words])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        code = stopped.value.code
+        return Answer(*capsys.readouterr(), int(code or 0))
+
+    return run
+
+
+def rule(messages: list[BaseMessage]) -> AIMessage:
+    """Order what the user asks for, then say so."""
+    last = messages[-1]
+    if isinstance(last, ToolMessage):
+        return AIMessage(f"It is ordered ({len(messages)} messages).")
+    return calls(call("add", f"call-{len(messages)}", item=str(last.content).split()[-1]))
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory) -> Path:
+    """A database with two sessions; in one, a rollback went to a named checkpoint, and one line is hostile."""
+    path = tmp_path_factory.mktemp("story") / "agentgit.db"
+    with open_repository(path) as repo:
+        other = World()
+        repo.wrap(tool_node_graph(ScriptedModel(rule=rule), other.tools()), "me@example.com").run("a lamp")
+        world = World()
+        graph = tool_node_graph(ScriptedModel(rule=rule), world.tools())
+        agent = repo.wrap(graph, "support-42", effects=world.effects())
+        agent.run("order a chair")
+        agent.checkpoint("before payment", description="all is in the cart", data={"ticket": 9})
+        agent.run("and a table")
+        retry = agent.rollback("before payment", name="retry")
+        retry.run(f"rather {HOSTILE} a sofa")
+    return path
+
+
+@pytest.fixture
+def at(agentgit, story):
+    """Run commands on the database of the story."""
+    return lambda *words: agentgit("--db", str(story), *words)
+
+
+def plainly(text: str) -> str:
+    """Replace what differs from run to run: ids, hashes, times."""
+    text = re.sub(r"\b[0-9a-f]{64}\b", "<hash>", text)
+    text = re.sub(r"\b[0-9a-f]{32}\b", "<key>", text)
+    text = re.sub(r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d+)?(Z|\+00:00)?)?", "<time>", text)
+    text = re.sub(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "<uuid>", text)
+    text = re.sub(r"\bai-[0-9a-f]{8}\b", "<message>", text)
+    return re.sub(r"\b\d{13,16}\b", "<id>", text)
+
+
+def golden(name: str) -> str:
+    return (GOLDEN / name).read_text(encoding="utf-8")
+
+
+# -- looking at sessions
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("sessions", ["sessions"]),
+        ("tree", ["tree"]),
+        ("tree-all", ["tree", "support-42", "--all", "--times"]),
+        ("log", ["log"]),
+        ("log-main", ["log", "support-42@main"]),
+        ("branches", ["branches"]),
+        ("status", ["status", "support-42@main"]),
+        ("show", ["show"]),
+        ("show-named", ["show", "before payment"]),
+        ("diff", ["diff", "main", "HEAD"]),
+        ("tree-json", ["tree", "--json"]),
+        ("log-json", ["log", "-n", "2", "--json"]),
+        ("show-json", ["show", "main#3", "--json"]),
+        ("compare", ["compare", "main", "retry"]),
+        ("diff-other", ["diff", "support-42", "main#1", "main", "--other", "me@example.com"]),
+        ("diff-json", ["diff", "support-42", "before payment", "main#5", "--json"]),
+        ("branches-json", ["branches", "--json"]),
+        ("sessions-json", ["sessions", "--json"]),
+    ],
+)
+def test_commands_write_what_is_recorded(at, name, words):
+    """D4, W6: each command over a real rollback writes exactly this, nothing on standard error, and succeeds."""
+    out, err, code = at(*words)
+    assert (err, code) == ("", 0)
+    assert plainly(out) == golden(f"cli-{name}.txt")
+    if "--json" in words:
+        json.loads(out)
+
+
+def test_log_follows_a_branch_to_the_root(at):
+    """D2: the log of a rolled-back branch begins with it and goes on with its parent's checkpoints."""
+    references = [entry["reference"] for entry in json.loads(at("log", "--json").out)]
+    assert references[0].startswith("retry#")
+    assert references[-1] == "main#1"
+    assert json.loads(at("log", "@main", "--json").out)[0]["branch"] == "main"
+
+
+def test_log_limit_keeps_the_newest(at):
+    """`-n 2` shows the two newest checkpoints, `-n 99` all there are."""
+    everything = at("log").out.splitlines()
+    assert at("log", "-n", "2").out.splitlines() == everything[:2]
+    assert at("log", "--limit", "99").out.splitlines() == everything
+
+
+def test_a_session_may_have_an_at_in_its_name(at):
+    """`log me@example.com` is that session, and not the branch example.com."""
+    assert [e["branch"] for e in json.loads(at("log", "me@example.com", "--json").out)] == ["main"] * 2
+    assert at("log", "me@example.com@main").out == at("log", "me@example.com").out
+
+
+def test_show_takes_a_reference_or_a_session(at):
+    """One argument is a place of the most recent session, else a session; two are both."""
+    assert json.loads(at("show", "main#1", "--json").out)["metadata"]["reference"] == "main#1"
+    lamp = json.loads(at("show", "me@example.com", "--json").out)
+    assert lamp["conversation_history"][0]["content"] == "a lamp"
+    assert json.loads(at("show", "me@example.com", "HEAD", "--json").out) == lamp
+
+
+def test_the_database_may_be_named_in_three_ways(agentgit, story, monkeypatch):
+    """Before the command, after it (which wins), or in the environment; as a path or as a URL."""
+    expected = agentgit("--db", str(story), "tree").out
+    assert agentgit("--db", "nowhere.db", "tree", "--db", str(story)).out == expected
+    assert agentgit("tree", "--db", f"sqlite:///{story}").out == expected
+    monkeypatch.setenv("AGENTGIT_DATABASE_URL", str(story))
+    assert agentgit("tree").out == expected
+
+
+@pytest.mark.long
+def test_hostile_text_reaches_no_terminal(at, monkeypatch):
+    """What a user wrote into a session is neither obeyed as an escape nor read as markup, in colours or without."""
+    for colours in ("", "1"):
+        monkeypatch.setenv("FORCE_COLOR", colours)
+        for command in ("tree", "log", "show", "diff main HEAD", "sessions", "branches"):
+            out = at(*command.split()).out
+            assert "\x1b[31mred" not in out
+            assert "\u202e" not in out
+            assert "\r" not in out
+        assert r"\x1b[31mred[bold]x[/bold]" in re.sub(r"\x1b\[[0-9;]*m", "", at("log").out)
+
+
+def test_json_is_ascii(at):
+    """JSON can be printed anywhere: nothing outside ASCII, no control characters but line ends."""
+    for command in ("tree", "log", "show", "diff main HEAD", "sessions", "branches"):
+        out = at(*command.split(), "--json").out
+        assert out.isascii()
+        assert out.replace("\n", "").isprintable()
+
+
+# -- failures
+
+
+@pytest.mark.parametrize(
+    "command", ["sessions", "branches", "tree", "log", "show", "diff a b", "db current", "db check"]
+)
+def test_a_missing_database_is_said_and_not_made(agentgit, tmp_path, command):
+    """Bad input: the error names the two ways on, the exit code is that of NotFound, and no file appears."""
+    out, err, code = agentgit(*command.split())
+    assert (out, code) == ("", NotFound.exit_code)
+    assert err.startswith("error: There is no database agentgit.db.")
+    assert "agentgit demo" in err
+    assert "--db" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_database_without_sessions_says_what_to_do(agentgit):
+    """A new database has no session yet: `sessions` says so, the others fail with the way on."""
+    agentgit("db", "upgrade")
+    assert agentgit("sessions") == (
+        "no sessions yet; wrap a graph with repo.wrap(graph, session=...), or run `agentgit demo`\n", "", 0,
+    )  # fmt: skip
+    assert agentgit("sessions", "--json").out == "[]\n"
+    assert agentgit("log").code == NotFound.exit_code
+    assert agentgit("show", "x").code == NotFound.exit_code
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["tree", "suport-42"], "support-42"),
+        (["log", "support-42@retri"], "retry"),
+        (["log", "nobody@main"], "no session"),
+        (["show", "before paymnt"], "before payment"),
+        (["show", "main#99"], "main#99"),
+        (["show", "support-42", "nothing"], "nothing"),
+        (["diff", "main", "retyr"], "retry"),
+        (["branches", "\x1b[31m"], r"\x1b[31m"),
+    ],
+)
+def test_a_wrong_name_is_one_line_with_the_near_ones(at, words, said):
+    """Bad input: a wrong name gives one line on standard error and the exit code of NotFound, no traceback."""
+    out, err, code = at(*words)
+    assert (out, code) == ("", NotFound.exit_code)
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert "\x1b" not in err
+    assert said in err
+
+
+@pytest.mark.parametrize("words", [["frob"], ["log", "-n", "0"], ["diff", "a"], ["diff", *"abcd"], ["tree", "--no"]])
+def test_a_wrong_command_is_a_usage_error(at, words):
+    """Bad input: the parser says what is wrong and exits with 2."""
+    out, err, code = at(*words)
+    assert (out, code) == ("", 2)
+    assert "Error: " in err
+
+
+def test_bad_databases_are_refused(agentgit, tmp_path):
+    """Bad input: text that is no database, an address of another kind, and other people's tables have their codes."""
+    (tmp_path / "notes.txt").write_text("not a database " * 200)
+    with sqlite3.connect(tmp_path / "other.db") as connection:
+        connection.execute("CREATE TABLE invoice (id INTEGER)")
+    connection.close()
+    assert agentgit("tree", "--db", "notes.txt").code == 11
+    assert agentgit("db", "current", "--db", "notes.txt").code == 11
+    assert agentgit("tree", "--db", "other.db").code == 11
+    assert agentgit("tree", "--db", "mysql://host/x").code == 2
+    assert agentgit("db", "upgrade", "--db", "no/such/folder/x.db").code == 13
+
+
+# -- the schema
+
+
+def test_the_schema_is_made_and_checked(agentgit, tmp_path):
+    """`db upgrade` makes a database, `db current` and `db check` say what it is, `db check` refuses an empty one."""
+    sqlite3.connect(tmp_path / "new.db").close()
+    empty = agentgit("db", "current", "--db", "new.db")
+    assert (empty.out, empty.code) == (f"sqlite:///new.db  schema none, needed {REVISION}\n", 0)
+    unfit = agentgit("db", "check", "--db", "new.db")
+    assert unfit.code == 11
+    assert "agentgit db upgrade --db sqlite:///new.db" in unfit.err
+    told = f"sqlite:///new.db  schema {REVISION}, needed {REVISION}\n"
+    for command in ("upgrade", "current", "check"):
+        assert agentgit("db", command, "--db", "new.db") == (told, "", 0)
+    known = json.loads(agentgit("db", "--db", "new.db", "current", "--json").out)
+    assert known == {"database": "sqlite:///new.db", "schema": REVISION, "needed": REVISION}
+
+
+# -- the demo
+
+
+def test_the_demo_plays_and_can_be_looked_at(agentgit, tmp_path):
+    """`agentgit demo` makes a database that the other commands then show; a second run adds a second session."""
+    first = agentgit("demo")
+    assert (first.err, first.code) == ("", 0)
+    assert first.out
+    assert (tmp_path / "agentgit.db").exists()
+    assert (tmp_path / "shop.db").exists()
+    again = json.loads(agentgit("demo", "--json").out)
+    assert (again["database"], again["shop"]) == ("agentgit.db", "shop.db")
+    assert again["said"]
+    assert sorted(s["session_name"] for s in json.loads(agentgit("sessions", "--json").out)) == ["demo", "demo-2"]
+    assert "HEAD ->" in agentgit("tree").out
+
+
+# -- the terminal
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__()
+        self._encoding = encoding
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # StringIO says None
+        return self._encoding
+
+    def isatty(self) -> bool:
+        return True
+
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch, encoding: str = "utf-8", **environment: str) -> str:
+    """Write one line in a style to a terminal of that kind."""
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"TERM": "xterm-256color"} | environment).items():
+        monkeypatch.setenv(name, value)
+    stream = Terminal(encoding)
+    monkeypatch.setattr(sys, "stdout", stream)
+    output.show([(Span("├─● ", "dim"), Span("main#1 [red]:smile:", "reference"))])
+    return stream.getvalue()
+
+
+def test_a_terminal_gets_colours_and_nothing_is_markup(monkeypatch):
+    """Styles become escapes on a terminal; brackets and colons in the text stay what they are."""
+    shown = on_terminal(monkeypatch)
+    assert "\x1b[" in shown
+    assert re.sub(r"\x1b\[[0-9;]*m", "", shown) == "├─● main#1 [red]:smile:\n"
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_no_colours_where_they_are_not_wanted(monkeypatch, environment):
+    """NO_COLOR and a dumb terminal get plain text."""
+    assert on_terminal(monkeypatch, **environment) == "├─● main#1 [red]:smile:\n"
+
+
+def test_an_output_without_box_characters_gets_ascii(monkeypatch):
+    """Where the encoding cannot take the lanes, they are drawn in ASCII, on a terminal and in a pipe."""
+    for environment in ({}, {"NO_COLOR": "1"}):
+        shown = on_terminal(monkeypatch, "ascii", **environment)
+        assert re.sub(r"\x1b\[[0-9;]*m", "", shown) == "|-o main#1 [red]:smile:\n"
+
+
+# -- the process
+
+
+def python(*words: str, code: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own, in a neutral locale."""
+    command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "agentgit", *words]
+    known: dict[str, Any] = {k: v for k, v in os.environ.items() if not k.startswith(("AGENTGIT", "NO_COLOR", "FORCE"))}
+    return subprocess.run(command, capture_output=True, text=True, env=known | environment, timeout=300, check=False)  # noqa: S603  # our own program
+
+
+def test_python_m_is_the_command():
+    """`python -m agentgit` works, writes its version, and shows its help with every command."""
+    import agentgit as package
+
+    assert python("--version").stdout == f"agentgit {package.__version__}\n"
+    shown = python("--help").stdout
+    assert all(command in shown for command in ["demo", "sessions", "branches", "tree", "log", "show", "diff", "db"])
+
+
+def test_without_the_extra_it_says_what_to_install():
+    """Bad input: without typer, one line says how to get it, and there is no traceback."""
+    found = python(code="import sys; sys.modules['typer'] = None; sys.argv = ['agentgit']; import agentgit.__main__")
+    assert found.returncode == 1
+    assert found.stderr == 'error: The command line needs typer and rich. Run: pip install "agentgit[cli]"\n'
+
+
+@pytest.mark.long
+def test_an_ascii_pipe_gets_ascii(story):
+    """A process whose standard output takes ASCII alone draws the tree all the same."""
+    found = python("tree", "--db", str(story), PYTHONIOENCODING="ascii")
+    assert (found.stderr, found.returncode) == ("", 0)
+    assert found.stdout.isascii()
+    assert "|-o retry#" in found.stdout or "`-o retry#" in found.stdout
+
+
+@pytest.mark.long
+def test_a_reader_that_stops_early_is_no_failure_to_explain(story):
+    """`agentgit log | head -1` writes no traceback when the pipe closes."""
+    command = f"{sys.executable} -m agentgit show --json --db {story} | head -1"
+    found = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=300, check=False)  # noqa: S603  # our own program
+    assert (found.stdout, found.stderr) == ("{\n", "")
+
+
+@pytest.mark.long
+def test_looking_does_not_import_langgraph(story):
+    """A command that only looks starts fast: it never imports LangGraph."""
+    words = ["agentgit", "tree", "--db", str(story)]
+    code = (
+        f"import sys; sys.argv = {words!r}\n"
+        "try:\n    import agentgit.__main__\nexcept SystemExit: pass\n"
+        "sys.exit('langgraph' in sys.modules)"
+    )
+    found = python(code=code)
+    assert (found.stderr, found.returncode) == ("", 0)
+
+
+# -- finding
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("log-named", ["log", "--named", "--all-branches"]),
+        ("log-page", ["log", "-n", "2", "--after", "retry#2"]),
+        ("log-name", ["log", "support-42", "--name", "before payment"]),
+        ("search", ["search", "chair"]),
+        ("search-all", ["search", "support-42", "table", "--all-branches", "-n", "2"]),
+        ("search-hostile", ["search", "31mred 日本"]),
+        ("search-json", ["search", "me@example.com", "lamp", "--json", "-n", "1"]),
+    ],
+)
+def test_w9_finding_writes_what_is_there(at, name, words):
+    """W9, B2: filters, pages and search write exactly this, nothing on standard error, and succeed."""
+    out, err, code = at(*words)
+    assert (err, code) == ("", 0)
+    assert plainly(out) == golden(f"cli-{name}.txt")
+
+
+@pytest.mark.long
+def test_b2_log_filters_and_pages(at):
+    """B2: times, counts and cursors; pages one after the other are the whole."""
+    whole = json.loads(at("log", "--all-branches", "--json").out)
+    assert at("log", "--all-branches", "--count").out == f"{len(whole)}\n"
+    assert json.loads(at("log", "--count", "--auto", "--json").out) == {"count": 5}
+    middle = whole[3]["created_at"]
+    assert json.loads(at("log", "--all-branches", "--since", middle, "--json").out) == whole[:4]
+    assert json.loads(at("log", "--all-branches", "--until", middle, "--json").out) == whole[3:]
+    assert json.loads(at("log", "--all-branches", "--since", "2999-01-01", "--json").out) == []
+    assert json.loads(at("log", "--author", "local", "--json").out) == json.loads(at("log", "--json").out)
+    pages, after = [], []
+    while True:
+        page = json.loads(at("log", "--all-branches", "--json", "-n", "3", *after).out)
+        pages += page
+        if len(page) < 3:
+            break
+        after = ["--after", str(page[-1]["id"])]
+    assert pages == whole
+    assert at("log", "--until", "2000-01-01").out == "no such checkpoints\n"
+    refs = [one["reference"] for one in json.loads(at("log", "support-42@main", "--json").out)]
+    assert refs[0].startswith("main#")
+    assert [
+        one["reference"] for one in json.loads(at("log", "support-42@main", "--after", "HEAD", "--json").out)
+    ] == refs[1:]
+    own = json.loads(at("log", "support-42@retry", "--branch-only", "--json").out)
+    assert own == [one for one in json.loads(at("log", "support-42@retry", "--json").out) if one["branch"] == "retry"]
+    assert at("log", "--branch-only", "--all-branches").code == 2
+
+
+def test_w9_tags_on_the_command_line(agentgit, story, tmp_path):
+    """W9: a tag is given, listed, used as a place, told in the log, and taken away."""
+    (tmp_path / "copy.db").write_bytes(story.read_bytes())
+    db = ("--db", str(tmp_path / "copy.db"))
+    assert agentgit("tag", *db).out == "no tags yet; give one with: agentgit tag PLACE NAME\n"
+    assert "v1" in agentgit("tag", "main#2", "v1", "--description", "works", *db).out
+    assert agentgit("tag", "support-42", "HEAD", "v2", *db).code == 0
+    assert [one["name"] for one in json.loads(agentgit("tag", "support-42", "--json", *db).out)] == ["v2", "v1"]
+    assert "(tag: v1)" in agentgit("log", "--tag", "v1", *db).out
+    assert agentgit("show", "v1", "--json", *db).code == 0
+    assert agentgit("plan", "v1", *db).code == 0
+    assert agentgit("tag", "main#3", "v1", *db).code == 6
+    assert agentgit("tag", "--delete", "v1", *db).out == "main#2 has that tag no more\n"
+    assert json.loads(agentgit("tag", "support-42", "-d", "v2", "--json", *db).out)["name"] == "v2"
+    assert agentgit("tag", *db).out.startswith("no tags yet")
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["log", "--since", "yesterday"], 2), (["log", "--since", ""], 2), (["log", "--after", "nowhere"], 3),
+        (["log", "--tag", "nowhere"], 3), (["log", "--author", "nobody"], 3), (["log", "-n", "0"], 2),
+        (["search", ""], 2), (["search", "x", "--after", "x"], 2), (["search", "a", "b", "c"], 2),
+        (["search", "nowhere", "x"], 3), (["tag", "HEAD", "a#b"], 2), (["tag", "a", "b", "c", "d"], 2),
+        (["tag", "-d", "nothing"], 3), (["tag", "nowhere"], 3),
+    ],
+)  # fmt: skip
+def test_w9_bad_questions_have_their_exit_codes(at, words, code):
+    """Bad input: each failure is one line that says what is wrong, with its code, and nothing on standard output."""
+    answer = at(*words)
+    assert (answer.out, answer.code) == ("", code)
+    assert answer.err
+
+
+def test_w9_shells_complete(agentgit, monkeypatch):
+    """W9: `agentgit --show-completion` writes what a shell needs, and a shell is told commands and options."""
+    monkeypatch.setenv("_AGENTGIT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "agentgit sea")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert agentgit().out.split() == ["search"]
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("agentgit log ", ["support-42", "me@example.com"]),
+        ("agentgit log x", []),
+        ("agentgit log me@", ["me@example.com"]),
+        ("agentgit log support-42@r", ["support-42@retry"]),
+        ("agentgit log nobody@", []),
+        ("agentgit --db nothing.db tree d", []),
+        ("agentgit log --db nothing.db ", []),
+        ("agentgit plan me", ["me@example.com"]),
+        ("agentgit rollback support-42 b", ["before", "payment"]),
+        ("agentgit rollback r", ["retry"]),
+        ("agentgit show support-42 main#1", ["main#1"]),
+        ("agentgit diff support-42 main retry#", ["retry#1", "retry#2", "retry#3"]),
+        ("agentgit checkpoint delete nobody m", []),
+    ],
+)
+def test_w9_shells_complete_names(agentgit, story, monkeypatch, words, offered):
+    """W9: a shell is told sessions, branches and places of the session named; nothing where none can be read."""
+    monkeypatch.setenv("AGENTGIT_DATABASE_URL", str(story))
+    monkeypatch.setenv("_AGENTGIT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
+    assert agentgit().out.split() == offered

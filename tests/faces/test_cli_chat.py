@@ -1,0 +1,670 @@
+"""`agentgit chat`: whole conversations through a pipe, and what a terminal adds (C7, S3)."""
+
+import codecs
+import importlib
+import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
+from scripted import GRAPHS, World, call, calls, obedient, scripted, tool_node_graph
+
+import agentgit
+from agentgit import Session, cli
+from agentgit.agents import chat_turn
+from agentgit.cli import slash
+from agentgit.cli.conversation import Chat
+from agentgit.cli.orders import carry_out
+from agentgit.errors import (
+    Ambiguous,
+    InvalidInput,
+    NotFound,
+    RollbackBlocked,
+    RollbackIncomplete,
+    WorkspaceChanged,
+    WorldDiverged,
+)
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden"
+HOSTILE = "\x1b[31mred\x1b]0;title\x07\u202e"
+
+CLERK = """
+import pathlib, time
+from langchain_core.messages import AIMessage
+from langgraph.graph import MessagesState, StateGraph
+from scripted import World, call, obedient, scripted, tool_node_graph
+
+WORLD = World()
+GRAPH = tool_node_graph(obedient(), WORLD.tools())
+EFFECTS = WORLD.effects()
+NOTHING = 7
+
+def make():
+    return GRAPH
+
+def asking():
+    replies = call("add_if_approved", item="a"), call("add_if_approved", item="b"), "fine"
+    return tool_node_graph(scripted(*replies), WORLD.tools())
+
+def slow():
+    def wait(state):
+        if state["messages"][-1].content == "slow":
+            pathlib.Path("waits").touch()
+            while not pathlib.Path("go").exists():
+                time.sleep(0.05)
+        return {"messages": [AIMessage("quick")]}
+    return StateGraph(MessagesState).add_node("wait", wait).set_entry_point("wait").compile()
+"""
+
+
+class Answer(NamedTuple):
+    """What a chat wrote, and its exit code."""
+
+    out: str
+    err: str
+    code: int
+
+
+class Folder:
+    """A folder with a module that has graphs, their world in this process, and a database of agentgit.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        (path / "clerk.py").write_text(CLERK)
+        sys.modules.pop("clerk", None)
+        self.clerk = importlib.import_module("clerk")
+        self.world: World = self.clerk.WORLD
+
+    def chat(self, *lines: str, graph: str = "clerk:GRAPH", words: tuple[str, ...] = ("--yes",)) -> Answer:
+        """Say some lines through a pipe, in this process."""
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+            patch.chdir(self.path)
+            patch.setattr(sys, "argv", ["agentgit", "chat", graph, "--effects", "clerk:EFFECTS", *words])
+            patch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+            patch.setenv("COLUMNS", "100")
+            with redirect_stderr(io.StringIO()) as err, pytest.raises(SystemExit) as stopped:
+                cli.main()
+        return Answer(out.getvalue(), err.getvalue(), int(stopped.value.code or 0))
+
+    def environment(self) -> dict[str, str]:
+        """Give the environment of a process of its own."""
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        return {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONPATH": paths, "XDG_STATE_HOME": str(self.path)}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder whose module can be imported here."""
+    monkeypatch.syspath_prepend(tmp_path)
+    return Folder(tmp_path)
+
+
+def plainly(text: str) -> str:
+    """Replace what differs from run to run: times and ids."""
+    return re.sub(r"\b\d{15,16}\b", "<id>", re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", "<time>", text))
+
+
+STORY = """hello
+add chair
+/checkpoint create "before the table" "all is in the cart"
+add table
+/tree
+/diff
+/plan "before the table"
+/checkpoint restore "before the table"
+add sofa
+/undo
+/redo
+/undo 2
+/redo
+/checkpoint undo
+/checkpoint save
+/checkpoint list
+/branch another
+add stool
+/switch main
+look
+/switch main --sync world
+look
+/branches
+/log 2
+/tree
+//not a command
+/quit
+never said"""
+
+
+def test_c7_a_conversation_through_a_pipe(folder):
+    """C7: one line is one turn or one command; what comes back is the whole story and nothing else."""
+    done = folder.chat(*STORY.splitlines(), words=("shop", "--yes"))
+    assert plainly(done.out) == (GOLDEN / "chat.txt").read_text(encoding="utf-8")
+    assert done.err.startswith("error: The world has changed since branch main last ran")
+    assert done.err.endswith(" In the chat: /switch main --sync world.\n")
+    assert done.err.count("\n") == 1
+    assert done.code == WorldDiverged.exit_code
+    assert folder.world.items == ["chair", "table"]
+
+
+def test_c7_the_help_lists_every_command(folder):
+    """C7: /help tells each command with what it takes, and how to say a line that begins with a slash."""
+    out = folder.chat("/help").out
+    assert out == (GOLDEN / "chat-help.txt").read_text(encoding="utf-8")
+    assert all(f"/{form.name}" in out for form in slash.FORMS)
+
+
+def test_s3_a_later_process_continues_and_goes_back(folder):
+    """S3, C7: a chat that begins later continues the most recent session, and its commands reach what came before."""
+    folder.chat("add chair", "/checkpoint create cart", "add table")
+    assert folder.chat("/checkpoint restore cart", "/log 1").out.count("main-2#1") == 1
+    assert folder.world.items == ["chair"]
+    folder.chat("add lamp", words=("--yes", "--branch", "main-2"))
+    assert folder.world.items == ["chair", "lamp"]
+    with agentgit.open(folder.path / "agentgit.db") as repo:
+        assert [session.session_name for session in repo.sessions()] == ["chat"]
+
+
+def test_c7_nothing_is_reversed_that_nobody_agreed_to(folder):
+    """C7: in a pipe without --yes, what would move the world shows its plan and does nothing; the rest is done."""
+    asked = folder.chat("add chair", "/undo", "hello", "/undo", words=())
+    assert "reverse  add(item='chair')" in asked.out
+    assert asked.err.startswith("error: Nobody can be asked here. Write --yes")
+    assert asked.err.count("\n") == 1
+    assert asked.code == InvalidInput.exit_code
+    assert folder.world.items == ["chair"]
+    assert folder.chat("/undo --yes", words=()).code == 0
+    assert folder.world.items == []
+
+
+def test_a_turn_that_raises_is_said_and_the_chat_goes_on(folder):
+    """C7: the error is one line; the half done turn can be gone on with or undone; the exit code tells of it."""
+    done = folder.chat("add chair; fail now", "/continue", "/undo", "/continue", "hello")
+    assert folder.world.items == []
+    first, hint, second, again, nothing = done.err.splitlines()
+    assert first == second == "error: RuntimeError: now"
+    assert hint == again == "The turn is half done: /continue goes on with it, /undo takes it back."
+    assert nothing == "error: No turn broke off here; say something."
+    assert done.out.endswith("hm\n")
+    assert done.code == 1
+
+
+def test_what_cannot_be_reversed_blocks_and_can_be_forced(folder):
+    """C7: a rollback over a mail shows what blocks and what to write; with --force it is done."""
+    blocked = folder.chat("hello", "add chair", "send mail", "/undo 2", "/checkpoint undo", "/rewind main#1")
+    assert "block    send(text='mail')" in blocked.out
+    assert "In the chat: --force." in blocked.err
+    assert "There is no saved point on this branch." in blocked.err
+    assert "agentgit chat --workspace DIR" in blocked.err
+    assert blocked.code == RollbackBlocked.exit_code
+    forced = folder.chat("/rollback main#1 --force")
+    assert forced.out.endswith("1 reversed, 1 kept.\n")
+    assert folder.world.items == []
+
+
+SCRIBE = """
+import pathlib
+from desk import Desk
+DESK = Desk(pathlib.Path("work").absolute())
+GRAPH, EFFECTS = DESK.graph(), {"add": DESK.world.effects()["add"]}
+"""
+
+
+@pytest.mark.long
+def test_s2_s6_files_are_brought_back_in_the_chat(folder, monkeypatch):
+    """C7, S2, S3, S6: /undo, /redo and /rewind bring files back, unasked only with --yes, over others' with --force."""
+    monkeypatch.chdir(folder.path)
+    monkeypatch.setenv("AGENTGIT_HOME", str(folder.path / "home"))
+    (folder.path / "scribe.py").write_text(SCRIBE)
+    sys.modules.pop("scribe", None)
+    note = folder.path / "work" / "a.txt"
+
+    def chat(*lines: str, words: tuple[str, ...] = ()) -> Answer:
+        return folder.chat(*lines, graph="scribe:GRAPH", words=("--effects", "scribe:EFFECTS", *words))
+
+    chat("write a.txt one", "write a.txt two", words=("--workspace", "work"))
+    asked = chat("/rewind HEAD~1")  # in a later chat, which names no workspace
+    assert re.search(r"write +a\.txt", asked.out)
+    assert (asked.code, note.read_text()) == (InvalidInput.exit_code, "two")
+    note.write_text("by hand")
+    for order in ("/rewind HEAD~1", "/undo"):
+        refused = chat(f"{order} --yes")
+        assert (refused.code, note.read_text()) == (WorkspaceChanged.exit_code, "by hand")
+        assert "In the chat: --force." in refused.err
+    assert chat("/undo --yes --force").code == 0
+    assert note.read_text() == "one"
+    note.write_text("by hand")
+    assert chat("/redo --yes").code == WorkspaceChanged.exit_code
+    assert chat("/redo --yes --force").code == 0
+    assert note.read_text() == "two"
+    assert chat("/rewind HEAD~1 --yes").out.endswith("Files: 1 file brought back.\n")
+    assert note.read_text() == "one"
+
+
+def test_a_rollback_that_stops_half_way_is_resumed_in_the_chat(folder):
+    """C7: an undo function that raises leaves an operation; /resume finishes it, and the chat goes on there."""
+    folder.world.broken.add("chair")
+    stopped = folder.chat("add chair", "/undo")
+    assert stopped.code == RollbackIncomplete.exit_code
+    assert "failed  add(item='chair')" in stopped.out
+    operation = re.search(r"In the chat: (/resume \d+)\.", stopped.err)
+    folder.world.broken.clear()
+    assert operation is not None
+    done = folder.chat(operation[1], "/branches")
+    assert folder.world.items == []
+    assert "* main-2" in done.out
+
+
+def test_w1_what_became_of_a_call_is_told_in_the_chat():
+    """W1, C7: a reversal that was broken off leaves the chat going; /track has the id, /resolve says what happened."""
+    world, dying = World(), [True]
+
+    def undo(args, result):
+        if dying:
+            dying.clear()
+            raise KeyboardInterrupt
+        world.remove(args, result)
+
+    with agentgit.open(":memory:") as repo:
+        effects = world.effects(add=agentgit.reversible(undo))
+        agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=effects)
+        out, err = io.StringIO(), io.StringIO()
+        with Chat(repo, agent, carry_out, yes=True) as chat, redirect_stdout(out), redirect_stderr(err):
+            for line in ("add chair", "/undo", "/undo", "hello", "/track"):
+                chat.hear(line)
+            found = re.search(r"\d{15,16}(?=  reversible  reverse_unknown)", out.getvalue())
+            assert found is not None
+            chat.hear(f"/resolve {found[0]} perhaps")
+            chat.hear(f"/resolve {found[0]} did-not-happen")
+            chat.hear("/undo")
+    assert world.items == []
+    broken, blocked, diverged, perhaps = err.getvalue().splitlines()
+    assert broken == "Broken off."
+    assert "it is unknown whether an earlier rollback reversed it" in blocked
+    assert diverged.startswith("error: The world has changed")
+    assert perhaps.startswith("error: outcome must be 'happened' or 'did_not_happen'")
+
+
+def test_a_question_of_the_graph_is_answered_by_the_next_line(folder):
+    """C7: what a graph asks is shown, and the next line is the answer, one question after the other."""
+    done = folder.chat("go", "yes", "no", graph="clerk:asking")
+    assert done.out.splitlines() == [
+        "→ add_if_approved(item='a')",
+        '? {"add": "a"}',
+        "→ add_if_approved(item='b')",
+        '? {"add": "b"}',
+        "fine",
+    ]
+    assert folder.world.items == ["a"]
+
+
+def test_c7_wild_text_writes_no_escapes(folder):
+    """C7: names, messages, arguments and errors cannot obey, reorder or overwrite anything in a terminal."""
+    done = folder.chat(
+        f"add {HOSTILE}x", f"fail {HOSTILE}", "/undo", f"/checkpoint create {HOSTILE} {HOSTILE}", f"/{HOSTILE}",
+        f"/branch {HOSTILE}", "/checkpoint list", "/tree", "/diff main#1", f"/rollback {HOSTILE}no",
+    )  # fmt: skip
+    for text in (done.out, done.err):
+        assert "x1b[31mred" in text
+        assert text.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "said"),
+    [
+        ("/checkpont list", NotFound, "/checkpoint list"),
+        ("/checkpoint frob", NotFound, "/checkpoint restore"),
+        ("/rollbak x", NotFound, "/rollback"),
+        ("/", NotFound, "/help"),
+        ("/undo 0", InvalidInput, "from 1"),
+        ("/undo two", InvalidInput, "/undo [N]"),
+        ("/undo " + "9" * 5000, InvalidInput, "from 1"),
+        ("/rollback", InvalidInput, "Usage: /rollback PLACE [--force] [--yes]"),
+        ("/rollback before payment", InvalidInput, "quotes"),
+        ("/rollback 'before", InvalidInput, "quote"),
+        ("/tree --all", InvalidInput, "/tree has no --all"),
+        ("/undo --yes=1", InvalidInput, "--yes=1"),
+        ("/switch main --sync", InvalidInput, "needs a value"),
+    ],
+)
+def test_c7_a_wrong_command_says_what_is_right(line, error, said):
+    """C7, bad input: an unknown command tells the near ones, a wrong one its usage."""
+    with pytest.raises(error, match=re.escape(said)):
+        slash.parse(line).number()
+
+
+def test_c7_commands_have_other_words_too():
+    """C7: `save` is `create`, `/checkpoint` alone lists; case and the place of options do not matter."""
+    assert slash.parse("/Checkpoint SAVE Name").form.name == "checkpoint create"
+    assert slash.parse("/checkpoint").form.name == "checkpoint list"
+    assert slash.parse("/checkpoint create Name 'two words'").words == ["Name", "two words"]
+    order = slash.parse("/switch --sync=world -y main")
+    assert (order.words, dict(order.options)) == (["main"], {"--sync": "world", "--yes": ""})
+
+
+@pytest.mark.parametrize(
+    ("graph", "words", "code", "said"),
+    [
+        ("nowhere:GRAPH", (), NotFound.exit_code, "nowhere:GRAPH cannot be imported"),
+        ("clerk:nothing", (), NotFound.exit_code, "clerk:nothing"),
+        ("clerk:NOTHING", (), InvalidInput.exit_code, "int is no LangGraph graph"),
+        ("clerk:GRAPH", ("--effects", "clerk"), InvalidInput.exit_code, "clerk:NAME"),
+        ("clerk:GRAPH", ("--effects", "clerk:NOTHING"), InvalidInput.exit_code, "no mapping"),
+        ("clerk:GRAPH", ("--branch", "nothing"), NotFound.exit_code, "no branch 'nothing'"),
+        ("scripted", (), NotFound.exit_code, "has no compiled graph"),
+    ],
+)
+def test_what_cannot_be_talked_with_is_one_line(folder, graph, words, code, said):
+    """C7, bad input: a graph, effects or a branch that are not there fail with their codes before anything is said."""
+    wrong = folder.chat("hello", graph=graph, words=words)
+    assert (wrong.out, wrong.code) == ("", code)
+    assert said in wrong.err
+    assert wrong.err.count("\n") == 1
+
+
+def test_the_only_graph_of_a_module_needs_no_name(folder):
+    """C7: a module with one graph is enough, a function is called for it, and two graphs are ambiguous."""
+    assert folder.chat("hello", graph="clerk").out == "hm\n"
+    assert folder.chat("hello", graph="clerk:make").out == "hm\n"
+    folder.clerk.OTHER = tool_node_graph(obedient(), World().tools())
+    assert folder.chat("hello", graph="clerk").code == Ambiguous.exit_code
+
+
+# -- the pieces of a turn
+
+
+async def heard(pieces):
+    """List the pieces of a turn."""
+    return [piece async for piece in pieces]
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+async def test_every_kind_of_graph_is_heard(kind):
+    """C7: with any kind of graph a turn gives its texts and calls once each, also in the second turn."""
+    world = World()
+    with agentgit.open(":memory:") as repo:
+        agent = repo.wrap(GRAPHS[kind](obedient(), world.tools()), "s", effects=world.effects())
+        await heard(chat_turn.say(agent, "hello"))
+        said, *called, done = await heard(chat_turn.say(agent, "add chair; charge 5"))
+        assert (said.text, done.text) == ("hm", "done")
+        assert called == [chat_turn.Called("add", {"item": "chair"}), chat_turn.Called("charge", {"amount": 5})]
+
+
+class Streaming(GenericFakeChatModel):
+    """A model that streams word by word."""
+
+    def bind_tools(self, tools, **options):
+        return self
+
+
+async def test_an_answer_is_heard_while_it_comes():
+    """C7: the pieces of a streamed answer come one by one, of one message, and make up the whole."""
+    model = Streaming(messages=iter([AIMessage("let me see")]))
+    with agentgit.open(":memory:") as repo:
+        agent = repo.wrap(tool_node_graph(model, World().tools()), "s")
+        pieces = await heard(chat_turn.say(agent, "go"))
+        assert [piece.text for piece in pieces] == ["let", " ", "me", " ", "see"]
+        assert len({piece.message for piece in pieces}) == 1
+
+
+async def test_a_form_is_answered_by_json():
+    """C7: an answer that is a JSON object or list reaches the graph as one; anything else as text."""
+    asked = calls(call("add_if_approved", item="a"))
+    for answer, added in (("yes", ["a"]), ('{"not": "yes"}', []), ("{not json", []), ('["yes"]', [])):
+        world = World()
+        with agentgit.open(":memory:") as repo:
+            agent = repo.wrap(tool_node_graph(scripted(asked, "fine"), world.tools()), "s")
+            assert (await heard(chat_turn.say(agent, "go")))[-1] == chat_turn.AskedQuestion({"add": "a"})
+            with pytest.raises(InvalidInput, match="waits for an answer"):
+                await heard(chat_turn.go_on(agent))
+            await heard(chat_turn.say(agent, answer))
+            assert world.items == added
+
+
+def test_a_rollback_that_the_model_asks_for_is_told():
+    """C7, A7: when a tool takes the agent back, the chat shows the report and goes on on the new branch."""
+    world = World()
+    with agentgit.open(":memory:") as repo:
+        replies = [
+            calls(call("add", item="chair")), "ok", calls(call("rollback_to_checkpoint", checkpoint="main#1")), "back",
+            calls(call("rollback_to_checkpoint", checkpoint="main#1")), "not back",
+        ]  # fmt: skip
+        plain = tool_node_graph(scripted(), world.tools())
+        tools = [*world.tools(), *repo.wrap(plain, "s", effects=world.effects()).checkpoint_tools()]
+        agent = repo.wrap(tool_node_graph(scripted(*replies), tools), "s", effects=world.effects())
+        with Chat(repo, agent, carry_out) as chat, redirect_stdout(io.StringIO()) as out:
+            chat.hear("add chair")
+            chat.hear("go back")
+        assert world.items == []
+        assert "Rollback done: branch main-2" in out.getvalue()
+        assert chat.agent.branch.name == "main-2"
+
+
+# -- a terminal
+
+
+class Terminal:
+    """A chat in a process of its own, at a terminal.
+
+    Args:
+        folder: where.
+        graph: with which.
+    """
+
+    def __init__(self, folder: Folder, graph: str) -> None:
+        self.ours, theirs = pty.openpty()
+        # What runs the tests may ignore Ctrl-C, and its children with it.
+        listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+        chat = f"{listens}; from agentgit.cli import main; main()"
+        command = [sys.executable, "-c", chat, "chat", graph, "--effects", "clerk:EFFECTS"]
+        self.process = subprocess.Popen(  # noqa: S603  # our own command
+            command, cwd=folder.path, env=folder.environment() | {"TERM": "dumb"}, stdin=theirs, stdout=theirs,
+            stderr=theirs, start_new_session=True,
+        )  # fmt: skip
+        os.close(theirs)
+        self.shown = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end in the middle of a character
+
+    def until(self, text: str, again: Callable[[], None] = lambda: None) -> None:
+        """Wait until a text is shown, after what was waited for before; do something again every few seconds."""
+        deadline = time.monotonic() + 180
+        while text not in self.shown:
+            ready, _, _ = select.select([self.ours], [], [], 4)
+            if ready:
+                self.shown += self._decoder.decode(os.read(self.ours, 10_000))
+            else:
+                assert time.monotonic() < deadline, f"{text!r} was never shown; there is {self.shown!r}"
+                again()
+        self.shown = self.shown.partition(text)[2]
+
+    def type(self, text: str) -> None:
+        """Write to it."""
+        os.write(self.ours, text.encode())
+
+    def interrupt(self, text: str) -> None:
+        """Press Ctrl-C at the prompt until a text is shown; Python may miss one that comes before it waits for keys."""
+        self.process.send_signal(signal.SIGINT)
+        self.until(text, lambda: self.process.send_signal(signal.SIGINT))
+
+    def end(self) -> int:
+        """Press Ctrl-D, and give the exit code."""
+        self.type("\x04")
+        code = self.process.wait(180)
+        os.close(self.ours)
+        return code
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + 180
+    while not is_so():
+        assert time.monotonic() < deadline, "it was never so"
+        time.sleep(0.05)
+
+
+@pytest.mark.long
+def test_c7_a_terminal_asks_and_remembers(folder):
+    """C7: a terminal has a prompt with the branch; an undo asks; Tab completes; lines are remembered, 0600."""
+    with Terminal(folder, "clerk:GRAPH") as there:
+        there.until("session chat, branch main. /help lists the commands")
+        there.until("main> ")
+        there.type("add chair\n")
+        there.until("main> ")
+        there.type("/undo\n")
+        there.until("reverse  add(item='chair')")
+        there.until("Do it? [y/N] ")
+        there.type("n\n")
+        there.until("Nothing was done.")
+        there.type("/undo\n")
+        there.until("Do it? [y/N] ")
+        there.type("y\n")
+        there.until("1 reversed.")
+        there.until("main-2> ")
+        there.type("/nothing\n")
+        there.until("error: There is no /nothing.")
+        there.until("main-2> ")
+        there.type("/tre\t\n")  # Tab completes it
+        there.until("HEAD -> main-2")
+        there.until("main-2> ")
+        assert there.end() == 0
+        history = folder.path / "agentgit" / "chat_history"
+        assert history.read_text().splitlines() == ["add chair", "/undo", "/nothing", "/tree"]
+        assert history.stat().st_mode & 0o777 == 0o600
+        assert history.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.long
+def test_c7_ctrl_c_breaks_off_the_turn_and_not_the_chat(folder):
+    """C7: Ctrl-C gives a line up, or ends a turn whose node waits; the chat goes on, and the turn can be undone."""
+    with Terminal(folder, "clerk:slow") as there:
+        there.until("main> ")
+        there.type("half a li")
+        there.until("half a li")
+        there.interrupt("main> ")
+        there.type("slow\n")
+        there.until("slow")
+        until(folder.path.joinpath("waits").exists)  # else what is broken off may be the line
+        there.process.send_signal(signal.SIGINT)  # once: what a second one breaks off is the answer to the first
+        there.until("Broken off.")
+        there.until("/undo takes it back.")
+        there.until("main> ")
+        there.type("/undo\n")
+        there.until("main-2> ")
+        there.type("fast\n")
+        there.until("quick")
+        there.until("main-2> ")
+        (folder.path / "go").touch()  # only now the node may end that was broken off
+        assert there.end() == 0
+
+
+@pytest.mark.long
+def test_c7_a_pipe_of_bytes_is_read(folder):
+    """C7, bad input: a byte that is no UTF-8 and a last line without an end stop nothing; no prompt is written."""
+    done = subprocess.run(  # our own command
+        [sys.executable, "-m", "agentgit", "chat", "clerk:GRAPH"],
+        cwd=folder.path, env=folder.environment(), input=b"\xff\r\n\n  \nhello", capture_output=True, check=False,
+        timeout=300,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr, done.returncode) == (b"hm\nhm\n", b"", 0)
+
+
+def test_w7_a_chat_compares_merges_and_picks(folder):
+    """W7, W6: /compare, /merge and /pick do what the agent does; a conflict is named, and the world stays."""
+    out, err, code = folder.chat(
+        "add chair", "/branch retry", "note sofa", "/switch main", "/compare retry", "/merge retry", "/merge retry",
+        "/pick retry", "/merge nowhere", "/merge retry --resolve mine",
+    )  # fmt: skip
+    assert "retry#3 part at main#2" in out
+    assert "4 messages come." in out
+    assert out.count("Nothing comes: it is all here already.") >= 2
+    assert folder.world.items == ["chair"]
+    assert folder.world.notes == ["sofa"]
+    assert code == 3
+    assert "nowhere" in err
+
+
+def test_w11_a_chat_begins_as_a_template(folder):
+    """W11: --template makes the new session as a checkpoint of another one was."""
+    folder.chat("add chair", words=("one", "--yes"))
+    out, _, code = folder.chat("/log", "/track", words=("two", "--template", "one@main#2"))
+    assert code == 0
+    assert "from one@main#2" in out
+    assert "no tool calls yet" in out
+
+
+def test_w9_a_chat_searches_and_tags(folder):
+    """W9: /search finds by words, here or on all branches; a tag is a place at once; what cannot be says why."""
+    out, err, code = folder.chat(
+        "add chair", "/tag good", "/tag main#1 'the beginning'", "/branch retry", "note a sofa", "/switch main",
+        "/search a  sofa", "/search a sofa --all-branches", "/tags", "/rollback good", "/untag good", "/tags",
+        "/search chair --after nothing", "/search", "/tag main#2 main", "/untag nothing", "/tag nowhere x",
+    )  # fmt: skip
+    lines = plainly(out).splitlines()
+    assert lines.count("nothing found") == 1
+    assert "retry#3  <time>  user  note a sofa" in lines
+    assert "good           main#2  <time>" in lines
+    assert lines.count("the beginning  main#1  <time>") == 3
+    assert "Rollback done: branch main-2, 1 tool call replayed from the record." in lines
+    assert "main#2 has that tag no more" in lines
+    whys = ("no cursor", "Usage: /search TEXT...", "a branch main", "no tag 'nothing'", "nowhere")
+    assert len(err.splitlines()) == len(whys)
+    for line, why in zip(err.splitlines(), whys, strict=True):
+        assert why in line
+    assert code == InvalidInput.exit_code
+
+
+@pytest.mark.long
+def test_w9_a_chat_pages_through_what_it_found(folder):
+    """W9: where there is more, the chat says how to go on, and goes on there."""
+    turns = [f"note needle {n}" for n in range(12)]
+    first = folder.chat(*turns, "/search needle").out.splitlines()
+    more = first[-1].removeprefix("more: ")
+    assert more.startswith("--after ")
+    second = folder.chat(f"/search needle {more}").out.splitlines()
+    assert (len(first[-21:-1]), len(second)) == (20, 4)
+    assert not set(second) & set(first)
+
+
+def test_c7_the_newest_of_a_long_log_are_read_alone(folder, monkeypatch):
+    """C7, B2: /log N reads a page, and not every checkpoint of the branch."""
+    monkeypatch.setattr(Session, "checkpoints", None)
+    lines = plainly(folder.chat("hello", "/checkpoint create here", "/log 2", "/log").out).splitlines()
+    assert lines[2:4] == ["main#3  <time>  named  0 calls  here", "main#2  <time>  after  0 calls  hm"]
+    assert [line.split()[0] for line in lines[4:]] == ["main#3", "main#2", "main#1"]
+
+
+def test_c7_tab_completes_commands_and_places(folder):
+    """C7: Tab offers commands, their options, and the places of the session, those with spaces in quotes."""
+    with agentgit.open(folder.path / "agentgit.db") as repo:
+        agent = repo.wrap(folder.clerk.GRAPH, "s", effects=folder.clerk.EFFECTS)
+        agent.run("add chair")
+        agent.checkpoint("before payment")
+        with Chat(repo, agent, carry_out) as talk:
+            assert talk.offer("", "/tre") == ["/tree"]
+            assert talk.offer("", "hello") == talk.offer("say ", "/tr") == []
+            assert talk.offer("/checkpoint ", "") == ["create", "list", "restore", "undo", "save"]
+            assert talk.offer("/switch main ", "--") == ["--sync", "--force", "--yes"]
+            assert talk.offer("/rollback ", "") == ["HEAD", "main", "'before payment'"]
+            assert talk.offer("/checkpoint restore ", "bef") == ["'before payment'"]

@@ -1,0 +1,129 @@
+"""The commands that tell: what they write, and how they end (W12)."""
+
+import json
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+from contextlib import closing
+from datetime import timedelta
+
+import pytest
+from receivers import allowed, receiver  # noqa: F401  # fixtures
+from test_cli_maintenance import _run
+from typer.testing import CliRunner
+
+from agentgit.cli.app import app
+from agentgit.errors import AgentGitError
+from agentgit.sessions.webhooks import verify
+from agentgit.store.audit import outbox
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """The database of `agentgit demo`."""
+    folder = tmp_path_factory.mktemp("demo")
+    _run(folder, "demo")
+    return folder
+
+
+@pytest.fixture
+def at(played, tmp_path, monkeypatch):
+    """Run commands on a copy of it; gives the exit code, and what was written to both outputs."""
+    shutil.copy(played / "agentgit.db", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("AGENTGIT_DATABASE_URL", raising=False)
+
+    def run(*words):
+        done = CliRunner().invoke(app, words)
+        if isinstance(done.exception, AgentGitError):
+            return done.exception.exit_code, done.stdout, str(done.exception)
+        return done.exit_code, done.stdout, done.stderr
+
+    return run
+
+
+@pytest.mark.long
+def test_w12_events_for_people_and_for_programs(at):
+    """W12: the newest are shown; kinds, a session, a time and the event before choose; what is unknown is refused."""
+    code, out, err = at("events", "demo", "--kind", "rollback.*")
+    assert (code, err) == (0, "")
+    assert [line.split()[2:4] for line in out.splitlines()] == [
+        ["rollback.begun", "demo@main-2"], ["rollback.done", "demo@main-2"],
+    ]  # fmt: skip
+    every = json.loads(at("events", "-n", "1000", "--json")[1])
+    assert [event["number"] for event in every] == list(range(1, len(every) + 1))
+    later = json.loads(at("events", "--after", str(every[-3]["id"]), "--json")[1])
+    assert later == every[-2:]
+    assert at("events", "--since", "2100-01-01")[1] == "nothing happened\n"
+    code, _, err = at("events", "--kind", "rolback.*")
+    assert code == 2
+    assert "Did you mean rollback" in err
+
+
+@pytest.mark.long
+def test_w12_events_are_followed(at, tmp_path):
+    """W12: --follow writes what another process does, a line of JSON each, until it is stopped."""
+    command = [sys.executable, "-m", "agentgit", "events", "--follow", "--json", "-n", "1"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:  # noqa: S603  # our own command
+        first = json.loads(follower.stdout.readline())
+        at("tag", "HEAD", "v1")
+        second = json.loads(follower.stdout.readline())
+        follower.terminate()
+        _, err = follower.communicate(timeout=120)
+    assert (first["kind"], second["kind"], second["detail"]["name"]) == ("turn.done", "tag.created", "v1")
+    assert (follower.returncode, err) == (0, "")
+
+
+def test_w12_the_trail_is_verified_against_what_was_kept(at, tmp_path):
+    """W12: a whole trail is said to be whole; one that was cut is found by an earlier answer."""
+    code, out, _ = at("audit", "verify")
+    assert (code, out.startswith("the trail is as it was written")) == (0, True)
+    (tmp_path / "tips.json").write_text(at("audit", "tips")[1])
+    with closing(sqlite3.connect(tmp_path / "agentgit.db")) as connection:
+        connection.execute("DROP TRIGGER audit_event_no_delete")
+        connection.execute("DELETE FROM audit_event WHERE seq = (SELECT max(seq) FROM audit_event)")
+        connection.commit()
+    assert at("audit", "verify")[0] == 0
+    code, out, _ = at("audit", "verify", "--tips", "tips.json")
+    assert (code, "is not there now" in out) == (12, True)
+    (tmp_path / "tips.json").write_text("[]")
+    assert at("audit", "verify", "--tips", "tips.json")[0] == 2
+    assert at("audit", "verify", "--tips", "nothing.json")[0] == 3
+
+
+def test_w12_a_webhook_from_the_command_line(at, tmp_path, receiver, monkeypatch):  # noqa: F811  # the fixture
+    """W12: added with a secret in a file, listed, delivered, retried, removed; the secret is never shown."""
+    monkeypatch.setattr(outbox, "FIRST_PAUSE", timedelta(hours=1))  # until the test says otherwise
+    code, _, err = at("webhooks", "add", receiver.url)
+    assert (code, "--secret-env" in err) == (2, True)
+    made = json.loads(at("webhooks", "add", receiver.url, "-k", "tag.*", "--secret-file", "key", "--json")[1])
+    secret = (tmp_path / "key").read_text().strip()
+    assert stat.S_IMODE(os.stat(tmp_path / "key").st_mode) == 0o600
+    at("tag", "HEAD", "v1")
+    receiver.answers.append(500)
+    assert at("webhooks", "deliver")[1] == "0 sent; 1 failed, and will be tried again; 1 waiting\n"
+    shown = at("webhooks", "list")[1]
+    assert "1 to be sent; the receiver" in shown
+    assert at("webhooks", "retry", str(made["id"]))[1] == "1 to be sent\n"
+    assert json.loads(at("webhooks", "deliver", "--json")[1])["sent"] == 1
+    verify(secret, *receiver.got[-1])
+    assert at("webhooks", "remove", str(made["id"]))[0] == 0
+    assert at("webhooks", "remove", str(made["id"]))[0] == 3
+    assert at("webhooks", "list")[1].startswith("no webhooks yet")
+    assert secret not in shown + json.dumps(made) + at("events")[1]
+
+
+@pytest.mark.long
+def test_w12_a_worker_goes_on_until_it_is_stopped(at, tmp_path, receiver):  # noqa: F811  # the fixture
+    """W12: --follow delivers what comes later, and ends well when it is told to."""
+    at("webhooks", "add", receiver.url, "-k", "tag.*", "--secret-file", "key")
+    command = [sys.executable, "-m", "agentgit", "webhooks", "deliver", "--follow", "--json"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as worker:  # noqa: S603  # our own command
+        at("tag", "HEAD", "v1")
+        said = json.loads(worker.stdout.readline())
+        worker.terminate()
+        _, err = worker.communicate(timeout=120)
+    assert (said["sent"], worker.returncode, err) == (1, 0, "")

@@ -1,0 +1,68 @@
+"""Several futures from the command line: explore goes them, promote continues on one (W10)."""
+
+import json
+
+import processes
+import pytest
+
+from agentgit.demo import orders
+
+WITH = ("agentgit.demo:build", "s", "--effects", "agentgit.demo:EFFECTS")
+
+JUDGE = """
+def cheap(leaf):
+    return -int(leaf.answer.split(" for ")[1].split()[0])
+
+NUMBER = 7
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run commands in a folder with a module that judges; gives the exit code, and what was written to both outputs."""
+    (tmp_path / "judge.py").write_text(JUDGE)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        done = processes.agentgit(*words, cwd=tmp_path, COLUMNS="100", NO_COLOR="1")
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+def open_orders(folder) -> list[str]:
+    """What is really ordered in the shop."""
+    return [order.item for order in orders(folder / "shop.db") if order.status == "open"]
+
+
+@pytest.mark.long
+def test_w10_ways_are_gone_judged_and_one_is_promoted(run, tmp_path):
+    """W10: each way is a branch, the best is first, the world is as before; a promoted one is brought to the world."""
+    ways = ("--choice", "order a sofa", "--choice", "order a lamp", "--score", "judge:cheap")
+    code, out, err = run("explore", *WITH, *ways)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0] == "explore, from main: 2 turns, 2 leaves"
+    assert out.splitlines()[1].startswith("  explore/2  score -25  ")
+    assert open_orders(tmp_path) == []
+    found = json.loads(run("explore", *WITH, "--step", "order a chair", "--choices", "1", "--json")[1])
+    assert [one["name"] for one in found["branches"]] == ["explore-2/1"]
+    assert run("promote", "s", "explore/2", "--json", "--trust", "agentgit.demo:build")[0] == 2  # it needs --yes
+    code, out, _ = run("promote", "s", "explore/2", "--yes", "--trust", "agentgit.demo:build")
+    assert (code, out.splitlines()[0]) == (0, "Switch done: branch explore/2.")
+    assert open_orders(tmp_path) == ["lamp"]
+    assert "branch   explore/2" in run("status")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "Write what each step says"),
+        (["--step", "a", "--choice", "b"], "Write what each step says"),
+        (["--choices", "2"], "Write what each step says"),
+        (["--step", "a", "--score", "judge:NUMBER"], "judge:NUMBER cannot be called"),
+    ],
+)
+def test_w10_what_cannot_be_meant_is_said(run, words, said):
+    """Bad input: one line says what to write, and nothing is gone."""
+    code, out, err = run("explore", *WITH, *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err

@@ -1,0 +1,131 @@
+"""The commands that keep a database in order: what they write, and how they end (B4, B6, W12, W13)."""
+
+import json
+import shutil
+
+import processes
+import pytest
+from sqlalchemy import create_engine, text
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """The database of `agentgit demo`."""
+    folder = tmp_path_factory.mktemp("demo")
+    _run(folder, "demo")
+    return folder
+
+
+@pytest.fixture
+def at(told, tmp_path):
+    """Run commands on a copy of it; gives the exit code, and what was written to both outputs."""
+    shutil.copy(told / "agentgit.db", tmp_path)
+    return lambda *words: _run(tmp_path, *words)
+
+
+def _run(folder, *words):
+    done = processes.agentgit(*words, cwd=folder, COLUMNS="100", NO_COLOR="1", AGENTGIT_DATABASE_URL="")
+    return done.returncode, done.stdout, done.stderr
+
+
+def _json(at, *words):
+    code, out, err = at(*words, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+@pytest.mark.long
+def test_b6_stats_as_json_and_as_text(at):
+    """B6, W12: the same figures for a program and for a person, of a session, a branch and all sessions."""
+    found = _json(at, "stats", "demo", "--price", "*=1,2", "--storage")
+    assert (found["checkpoints"], found["rollbacks"], found["reversal_success"], found["cost"]) == (11, 1, 1.0, 0.0)
+    assert found["storage"]["own"] > 1000
+    assert _json(at, "stats", "demo@main")["checkpoints"] == 5
+    assert _json(at, "stats", "--all")["sessions"] == 1
+    code, out, _ = at("stats")
+    assert code == 0
+    assert "reversals    2, 100% succeeded" in out
+
+
+@pytest.mark.long
+def test_b4_a_session_is_erased_only_after_a_yes(at):
+    """B4: nobody there, or a program without --yes, erases nothing; a program hears it as any failure."""
+    code, out, err = at("delete", "demo")
+    assert (code, out, err) == (1, "", "Erase demo for good? [y/N] Nothing was done.\n")
+    code, out, err = at("delete", "demo", "--json")
+    assert (code, out) == (2, "")
+    assert err == "error: With --json nobody is asked. Write --yes if it is to be done.\n"
+    assert _json(at, "delete", "demo", "--yes")["rows"]["checkpoint"] == 11
+    assert _json(at, "sessions") == []
+
+
+@pytest.mark.long
+def test_b4_retention_is_said_shown_tried_and_taken_back(at):
+    """B4, P7: a dry run stores nothing; what is said is stored, and said again only in part stays in the rest."""
+    assert "keeps everything" in at("retention")[1]
+    tried = _json(at, "retention", "demo", "--compress-after", "3", "--keep-last", "2", "--dry-run")
+    assert [one["reference"] for one in tried["gone"]] == ["main#2", "main#4", "main-2#2", "main-2#3"]
+    assert _json(at, "retention", "demo")["retention"] is None
+    at("retention", "demo", "--max", "0", "--compress-after", "3")
+    kept = _json(at, "retention", "demo", "--max-age", "7", "--keep-last", "2")["retention"]
+    assert kept.pop("max_bytes") is None
+    assert kept == {"compress_after": 3, "keep_last": 2, "max_checkpoints": None, "max_age": 604800.0}
+    assert len(_json(at, "retention", "demo", "--now")["gone"]) == 4
+    assert _json(at, "stats", "demo")["checkpoints"] == 7
+    assert _json(at, "retention", "demo", "--off")["retention"] is None
+
+
+@pytest.mark.long
+def test_w13_gc_and_fsck(at, tmp_path):
+    """W13: gc tells what went, fsck ends with code 0 where all is whole and with 12 where it is not."""
+    would, done = _json(at, "gc", "--dry-run", "--keep-steps"), _json(at, "gc")
+    assert (would["steps"], would["dry_run"]) == (0, True)
+    assert done["steps"] > 0
+    assert done["disk_after"] <= done["disk_before"]
+    assert "there is nothing that nobody needs" in at("gc", "--no-shrink", "--imports")[1]
+    assert _json(at, "fsck", "--level", "3")["is_sound"] is True
+    engine = create_engine(f"sqlite:///{tmp_path / 'agentgit.db'}")
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE checkpoint SET kind = 'odd' || char(27) WHERE number = 2"))
+    engine.dispose()
+    code, out, _ = at("fsck", "--level", "1")
+    assert code == 12
+    assert "its kind is 'odd" in out
+    assert "\x1b" not in out
+    assert "Restore the database from a copy." in out
+    assert "2 findings: " in out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["fsck", "--level", "9"], 2, "no level"),
+        (["retention", "--off", "--on"], 2, "write it alone"),
+        (["retention", "--off", "--now"], 2, "nothing would go"),
+        (["retention", "--now"], 2, "keeps everything"),
+        (["retention", "nobody"], 3, "nobody"),
+        (["retention", "--max-age", "1e300"], 2, "no age"),
+        (["retention", "--max", "99999999999"], 2, "no number of checkpoints"),
+        (["stats", "--all", "demo"], 2, "name none"),
+        (["stats", "--price", "m=1"], 2, "no price"),
+        (["stats", "--price", "m=1,-1"], 2, "1.25"),
+        (["stats", "demo@nobody"], 3, "no branch"),
+    ],
+)
+def test_bad_input_what_cannot_be_meant(at, words, code, said):
+    """Bad input: one line on standard error says what to do, and the exit code is that of the failure."""
+    ended, out, err = at(*words)
+    assert (ended, out) == (code, "")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_b4_a_size_is_said_in_words_of_people(at):
+    """B4: a session is held to a size; the dry run says how large it is, would be, and that it cannot be so small."""
+    assert _json(at, "retention", "demo", "--max-size", "1.5MB")["retention"]["max_bytes"] == 1_500_000
+    assert _json(at, "retention", "demo", "--max-size", "0")["retention"]["max_bytes"] is None
+    code, out, _ = at("retention", "demo", "--max-size", "1k", "--keep-last", "1", "--dry-run")
+    assert code == 0
+    assert "KB of its own; it would take " in out
+    assert out.splitlines()[-1] == "that is more than 1.0 KB: what is left is needed"
+    assert at("retention", "demo", "--max-size", "much")[0] == 2

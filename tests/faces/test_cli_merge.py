@@ -1,0 +1,145 @@
+"""`agentgit merge` and `agentgit cherry-pick`: carrying from the command line, with the graph of a module (W7)."""
+
+import json
+import sys
+
+import backend
+import pytest
+from merging import said, state_graph, told
+from scripted import World, obedient, tool_node_graph
+
+import agentgit
+from agentgit import cli
+from agentgit.errors import MergeConflict
+
+CLERK = """
+from scripted import World, obedient, tool_node_graph
+from merging import state_graph
+
+WORLD = World()
+GRAPH = state_graph()
+
+def make():
+    return tool_node_graph(obedient(), WORLD.tools())
+"""
+
+
+@pytest.fixture
+def run(repo, tmp_path, monkeypatch, capsys):
+    """Run a command on the database, in a folder with a module that has the graphs."""
+    (tmp_path / "clerk.py").write_text(CLERK)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "clerk", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    where = backend.address(repo)
+
+    def command(*words):
+        monkeypatch.setattr(sys, "argv", ["agentgit", *words, "--db", where])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        return (*capsys.readouterr(), int(stopped.value.code or 0))
+
+    return command
+
+
+@pytest.fixture
+def pair(repo):
+    """Two branches that parted, and both changed the note."""
+    agent = repo.wrap(state_graph(), "s")
+    told(agent, "start", note="a", total=1)
+    retry = agent.fork(name="retry")
+    told(agent, "ours", note="mine", total=10)
+    told(retry, "theirs", note="yours", total=20)
+    return agent, retry
+
+
+def test_w7_a_branch_is_merged_from_the_command_line(repo, pair, run):
+    """W7: the plan is shown, conflicts are named and refused until they are resolved, key by key or all at once."""
+    before = repo.session("s").get_checkpoint("HEAD").id
+    out, err, code = run("merge", "clerk:GRAPH", "retry")
+    assert (code, repo.session("s").get_checkpoint("HEAD").id) == (MergeConflict.exit_code, before)
+    assert "conflict  note" in out
+    assert "On the command line: --resolve ours" in err
+    out, err, code = run("merge", "clerk:GRAPH", "s@main", "retry", "--resolve", "note=theirs", "--dry-run")
+    assert (err, code, repo.session("s").get_checkpoint("HEAD").id) == ("", 0, before)
+    assert "conflict  total" in out
+    chosen = ("--resolve", "note=theirs", "--resolve", "ours")
+    out, err, code = run("merge", "clerk:GRAPH", "s@main", "retry", *chosen, "--name", "both")
+    assert (err, code) == ("", 0)
+    assert "1 value and 2 messages come." in out
+    assert out.splitlines()[-1].startswith("main#5 ")
+    found = repo.session("s").get_checkpoint("both")
+    assert (found.session_state["note"], found.session_state["total"]) == ("yours", 11)
+    out, _, code = run("merge", "clerk:GRAPH", "retry", "--json")
+    assert (code, json.loads(out)["plan"]["messages"]) == (0, [])
+    assert repo.session("s").get_checkpoint("HEAD").id == found.id
+
+
+def test_w7_a_branch_that_is_not_the_current_one_is_merged_into(repo, pair, run):
+    """W7: SESSION@BRANCH says where to; the session's current branch stays, and JSON has plan and checkpoint."""
+    out, err, code = run("merge", "clerk:GRAPH", "s@retry", "main", "--resolve", "theirs", "--json")
+    assert (err, code) == ("", 0)
+    data = json.loads(out)
+    assert data["plan"]["source"] == "main#4"
+    assert repo.session("s").get_checkpoint(data["checkpoint"]["id"]).metadata["branch"] == "retry"
+    assert repo.session("s").branch().name == "main"
+    assert repo.session("s").get_checkpoint("retry").session_state["note"] == "mine"
+
+
+@pytest.fixture
+def shop(repo):
+    """Two branches, of which one has called two tools in one message."""
+    agent = repo.wrap(tool_node_graph(obedient(), World().tools()), "s")
+    agent.run("add chair")
+    retry = agent.fork(name="retry")
+    retry.run("add sofa; look")
+    return agent, retry
+
+
+def test_w7_messages_and_calls_are_picked_from_the_command_line(repo, shop, run):
+    """W7: a place, messages by their ids, or one tool call with its result; picked again nothing comes."""
+    agent, retry = shop
+    look = next(one for one in retry.tool_track() if one.tool_name == "look")
+    user = retry.history()[4]["id"]
+    out, err, code = run("cherry-pick", "clerk:make", "--call", str(look.id), "--dry-run")
+    assert (err, code) == ("", 0)
+    assert "2 messages come." in out
+    assert run("cherry-pick", "clerk:make", "s@main", "--call", str(look.id), "--name", "looked")[2] == 0
+    picked = repo.session("s").get_checkpoint("looked").conversation_history[4:]
+    assert [one["name"] for one in picked[0]["tool_calls"]] == ["look"]
+    assert run("cherry-pick", "clerk:make", "s", "--message", user)[2] == 0
+    assert repo.session("s").get_checkpoint("HEAD").conversation_history[-1]["id"] == user
+    head = repo.session("s").get_checkpoint("HEAD").id
+    assert "Nothing comes" in run("cherry-pick", "clerk:make", "s", "--message", user)[0]
+    assert repo.session("s").get_checkpoint("HEAD").id == head
+    out, _, code = run("cherry-pick", "clerk:make", "retry", "--json")
+    assert (code, len(json.loads(out)["plan"]["messages"])) == (0, 3)
+    assert len(said(agent.switch("main"))) == 4 + 2 + 1 + 3
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
+        (("merge", "clerk:GRAPH", "nowhere"), 3, "nowhere"),
+        (("merge", "clerk:NOTHING", "retry"), 3, "NOTHING"),
+        (("merge", "nomodule:x", "retry"), 3, "nomodule"),
+        (("merge", "clerk:GRAPH", "retry", "--resolve", "mine"), 2, "mine"),
+        (("merge", "clerk:GRAPH", "nosession", "retry"), 3, "nosession"),
+        (("cherry-pick", "clerk:GRAPH"), 2, "Say what is to come"),
+        (("cherry-pick", "clerk:GRAPH", "s", "retry", "--call", "1"), 2, "one thing"),
+        (("cherry-pick", "clerk:GRAPH", "s", "--call", "1", "--message", "x"), 2, "one thing"),
+        (("cherry-pick", "clerk:GRAPH", "s", "--call", "1"), 3, "no tool call 1"),
+        (("cherry-pick", "clerk:GRAPH", "s", "--message", "\x1b[31m"), 3, "\\x1b[31m"),
+    ],
+)
+def test_w7_what_cannot_be_carried_says_why(repo, pair, run, words, code, why):
+    """Bad input: each failure is one line with its exit code, nothing is made, and no session either."""
+    before = repo.session("s").get_checkpoint("HEAD").id
+    out, err, found = run(*words)
+    assert (out, found) == ("", code)
+    assert why in err
+    assert len(err.splitlines()) == 1
+    assert (repo.session("s").get_checkpoint("HEAD").id, len(repo.sessions())) == (before, 1)
+    with agentgit.open(backend.url(repo)) as later:
+        assert len(later.session("s").log(which="all")) == len(repo.session("s").log(which="all"))

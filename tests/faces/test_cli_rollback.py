@@ -1,0 +1,343 @@
+"""The commands that move the world, where nothing is left but what was recorded (W1, W2, W5)."""
+
+import importlib
+import io
+import json
+import re
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import NamedTuple
+
+import processes
+import pytest
+from banking import says
+from scripted import call, tool_node_graph
+
+import agentgit
+from agentgit import cli
+from agentgit.errors import InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden"
+
+SHELF = '''
+import json, pathlib
+from langchain_core.tools import tool
+from agentgit import effect, reversible
+
+FILE = pathlib.Path(__file__).with_name("shelf.json")
+
+def items():
+    return json.loads(FILE.read_text()) if FILE.exists() else []
+
+def take(args, result):
+    left = items()
+    if args["item"] == "stuck":
+        raise RuntimeError("it does not move")
+    left.remove(result["item"] if result else args["item"])
+    FILE.write_text(json.dumps(left))
+
+@tool
+@reversible(take)
+def put(item: str) -> dict:
+    """Put an item on the shelf."""
+    FILE.write_text(json.dumps([*items(), item]))
+    return {"item": item}
+
+@tool
+@effect("irreversible")
+def shout(text: str) -> str:
+    """Say something that cannot be unsaid."""
+    return "heard"
+
+@tool
+@reversible(take)
+def drop(item: str) -> dict:
+    """Put an item down, and die."""
+    put.func(item)
+    raise KeyboardInterrupt
+'''
+
+
+class Answer(NamedTuple):
+    """What a command wrote, and its exit code."""
+
+    stdout: str
+    stderr: str
+    returncode: int
+
+
+class Folder:
+    """A folder with a module of tools, their world in a file, and a database of agentgit.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        (path / "shelf.py").write_text(SHELF)
+        self.shelf = importlib.import_module("shelf")
+
+    @property
+    def items(self) -> list[str]:
+        """What is on the shelf."""
+        return self.shelf.items()
+
+    def play(self, *wanted) -> None:
+        """Make the calls, one a turn, in session `s`."""
+        replies = [reply for one in wanted for reply in (one, "ok")]
+        with agentgit.open(self.path / "agentgit.db") as repo:
+            tools = [self.shelf.put, self.shelf.shout, self.shelf.drop]
+            agent = repo.wrap(tool_node_graph(says(*replies), tools), "s")
+            for one in wanted:
+                agent.run(str(one["args"]))
+
+    def run(self, *words: str, trust: str = "shelf") -> Answer:
+        """Run a command in this process, in which a module is trusted, and say nothing to what it asks."""
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+            patch.chdir(self.path)
+            patch.setattr(sys, "argv", ["agentgit", *words])
+            patch.setattr(sys, "stdin", io.StringIO())
+            patch.setenv("COLUMNS", "100")
+            patch.setenv("AGENTGIT_TRUST", trust)
+            with redirect_stderr(io.StringIO()) as err, pytest.raises(SystemExit) as stopped:
+                cli.main()
+        return Answer(out.getvalue(), err.getvalue(), int(stopped.value.code or 0))
+
+    def process(self, *words: str, say: str = "") -> str:
+        """Run a command in a process of its own; give the command, what it wrote, and its exit code."""
+        done = processes.agentgit(*words, cwd=self.path, say=say, COLUMNS="100", NO_COLOR="1")
+        return f"$ {' '.join(words)}\n{done.stdout}{done.stderr}[{done.returncode}]\n"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder whose module of tools can be imported here while it is filled."""
+    monkeypatch.syspath_prepend(tmp_path)
+    yield Folder(tmp_path)
+    sys.modules.pop("shelf", None)
+
+
+def plainly(text: str) -> str:
+    """Replace what differs from run to run: ids and times."""
+    return re.sub(r"\b\d{13,16}\b", "<id>", re.sub(r"\b\d{4}-\d\d-\d\d \d\d:\d\d\b", "<time>", text))
+
+
+def golden(name: str) -> str:
+    return (GOLDEN / name).read_text(encoding="utf-8")
+
+
+def test_w1_a_rollback_from_the_command_line(folder):
+    """W1, W2, W5: other processes that trust the module plan, ask and reverse; another brings the world back."""
+    folder.play(call("put", item="a book"), call("put", item="a vase"), call("put", item="a lamp"))
+    said = [
+        folder.process("plan", "main#2"),
+        folder.process("plan", "main#2", "--trust", "shelf"),
+        folder.process("rollback", "main#2", "--name", "retry", "--trust", "shelf", say="n\n"),
+        folder.process("rollback", "s@main", "main#2", "--name", "retry", "--trust", "shelf", say="y\n"),
+        folder.process("track", "s@main"),
+        folder.process("operations", "s"),
+        folder.process("switch", "main", "--sync", "world", "--yes"),
+        folder.process("switch", "main", "--sync", "world", "--trust", "shelf", say="y\n"),
+        folder.process("switch", "retry"),
+    ]
+    assert plainly("".join(said)) == golden("cli-world.txt")
+    assert folder.items == ["a book", "a vase", "a lamp"]
+
+
+def test_what_blocks_is_shown_and_not_asked_about(folder):
+    """W2: a blocked rollback writes its plan, fails with its code, and does nothing; --force does what can be done."""
+    folder.play(call("put", item="a book"), call("shout", text="hello"))
+    blocked = folder.run("rollback", "main#1")
+    assert blocked.returncode == RollbackBlocked.exit_code
+    assert "block    shout(text='hello')" in blocked.stdout
+    assert "main#4" in blocked.stderr  # the nearest place that can be gone back to
+    assert blocked.stderr.count("\n") == 1
+    assert folder.items == ["a book"]
+    plan = json.loads(folder.run("rollback", "main#1", "--yes", "--json").stdout)
+    assert plan["is_admissible"] is False
+    forced = json.loads(folder.run("rollback", "main#1", "--force", "--yes", "--json").stdout)
+    assert (len(forced["reversed"]), len(forced["kept"]), folder.items) == (1, 1, [])
+
+
+def test_a_rollback_that_stopped_is_resumed(folder):
+    """W1: the report is written before the failure; what was mended by hand is told, and the rest is done once."""
+    folder.play(call("put", item="a book"), call("put", item="stuck"), call("put", item="a lamp"))
+    stopped = folder.run("rollback", "main#1", "--yes", "--json")
+    assert stopped.returncode == RollbackIncomplete.exit_code
+    report = json.loads(stopped.stdout)
+    operation, failed = str(report["operation_id"]), str(report["failed"][0]["invocation"]["id"])
+    assert f"agentgit resume {operation}" in stopped.stderr
+    assert re.search(rf"^{operation} .* partial  1 reversed, 1 failed, 1 remai", folder.run("operations").stdout)
+    assert f"1  {failed}  reversible  reverse_failed  put(item='stuck')" in folder.run("track", "s@main").stdout
+    assert folder.items == ["a book", "stuck"]
+    assert f"stopped  rollback {operation}; agentgit resume {operation} finishes it" in folder.run("status").stdout
+    (folder.path / "shelf.json").write_text('["a book"]')
+    assert folder.run("resolve", failed, "happened").returncode == 0
+    done = folder.run("resume", operation)
+    assert (done.returncode, folder.items) == (0, [])
+    assert "3 reversed." in done.stdout
+    assert json.loads(folder.run("resume", operation, "--json").stdout)["status"] == "done"
+
+
+def test_a_call_that_was_broken_off_is_told_about(folder):
+    """W1: the track says what is unknown and how to tell; the result that is told reaches the undo function."""
+    with pytest.raises(KeyboardInterrupt):
+        folder.play(call("drop", item="a safe"))
+    assert "block" in folder.run("plan", "main#1").stdout
+    (lost,) = json.loads(folder.run("track", "--json").stdout)
+    assert lost["status"] == "unknown"
+    wrong = folder.run("resolve", str(lost["id"]), "happened", "--result", "{")
+    assert (wrong.returncode, wrong.stdout) == (InvalidInput.exit_code, "")
+    assert folder.run("resolve", str(lost["id"]), "perhaps").returncode == InvalidInput.exit_code
+    told = folder.run("resolve", str(lost["id"]), "happened", "--result", '{"item": "a safe"}', "--json")
+    assert json.loads(told.stdout)["result"] == {"item": "a safe"}
+    assert folder.run("rollback", "main#1", "--yes").returncode == 0
+    assert folder.items == []
+
+
+@pytest.mark.long
+def test_only_the_world_and_only_the_plan(folder):
+    """W8: --world-only makes no branch; --tools keep leaves the world; the same --request-id gives the same branch."""
+    folder.play(call("put", item="a book"))
+    kept = json.loads(
+        folder.run("rollback", "main#1", "--tools", "keep", "--yes", "--json", "--request-id", "r").stdout
+    )
+    asked = ("rollback", "@main", "main#1", "--yes", "--json", "--request-id", "r")
+    assert (json.loads(folder.run(*asked, "--tools", "keep").stdout), folder.items) == (kept, ["a book"])
+    assert folder.run(*asked).returncode == InvalidInput.exit_code
+    folder.run("switch", "main", "--sync", "ignore")
+    world = json.loads(folder.run("rollback", "main#1", "--world-only", "--yes", "--json").stdout)
+    assert (world["kind"], world["branch"], folder.items) == ("world_only", "main", [])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["rollback", "main#1", "--json"], 2, "--yes"),
+        (["rollback", "main#1", "--yes", "--tools", "x"], 2, "require_clean"),
+        (["rollback", "main#99", "--yes"], NotFound.exit_code, "main#99"),
+        (["rollback", "s@nothing", "main#1", "--yes"], NotFound.exit_code, "nothing"),
+        (["rollback", "a", "b", "c"], 2, "quotes"),
+        (["plan", "main#1", "--trust", "no.such"], NotFound.exit_code, "no.such"),
+        (["plan", "main#1", "--trust", "shelf:nothing"], NotFound.exit_code, "shelf:nothing"),
+        (["switch", "nothing"], NotFound.exit_code, "nothing"),
+        (["switch", "main", "--sync", "x"], 2, "world, note, ignore"),
+        (["resume", "1"], NotFound.exit_code, "no operation"),
+        (["resolve", "1", "happened"], NotFound.exit_code, "no tool invocation"),
+    ],
+)
+def test_wrong_arguments_fail_with_their_codes(folder, words, code, said):
+    """Bad input: one line says what is wrong, nothing is written to standard output, and nothing is done."""
+    folder.play(call("put", item="a book"))
+    wrong = folder.run(*words)
+    assert (wrong.returncode, wrong.stdout) == (code, "")
+    assert said in wrong.stderr
+    assert wrong.stderr.count("\n") == 1
+    assert folder.items == ["a book"]
+
+
+def test_nobody_there_to_answer_is_a_no(folder):
+    """A rollback whose question meets the end of the input does nothing, and fails."""
+    folder.play(call("put", item="a book"))
+    asked = folder.run("rollback", "main#1")
+    assert asked.returncode == 1
+    assert "1 will be reversed" in asked.stdout
+    assert folder.items == ["a book"]
+
+
+@pytest.mark.parametrize("path", ["shelf", "shelf:put", "more:GRAPH", "more:make", "more:TOOLS", "more"])
+def test_tools_are_found_in_a_module(folder, path):
+    """W5: tools, lists of tools, graphs, and functions that make them; each can be undone and run again then."""
+    (folder.path / "more.py").write_text(
+        "import shelf\nfrom langgraph.graph import MessagesState, StateGraph\nfrom langgraph.prebuilt import ToolNode\n"
+        "TOOLS = [shelf.put]\n"
+        "def make():\n    graph = StateGraph(MessagesState).add_node('tools', ToolNode(TOOLS))\n"
+        "    return graph.set_entry_point('tools').compile()\n"
+        "GRAPH = make()\n"
+    )
+    sys.modules.pop("more", None)
+    folder.play(call("put", item="a book"))
+    with agentgit.open(folder.path / "agentgit.db") as repo:
+        assert repo.session("s").plan_rollback("main#1").blockers
+        repo.trust(path)
+        repo.session("s").rollback("main#1")
+        assert folder.items == []
+        repo.session("s").switch("main", sync="world")
+    assert folder.items == ["a book"]
+
+
+def test_w5_tools_of_trusted_modules_are_there_for_every_session_and_user(folder):
+    """W5: what a server was told to trust can be run again by any handle of it."""
+    folder.play(call("put", item="a book"))
+    for wrong, said in (("nowhere", "nowhere cannot be imported"), ("json", "json has no tools")):
+        with pytest.raises(NotFound, match=said):
+            agentgit.open(folder.path / "agentgit.db", trust=[wrong])
+    with agentgit.open(folder.path / "agentgit.db", trust=["shelf"]) as repo:
+        repo.session("s").rollback("main#1")
+        repo.as_user(repo.user).session("s").switch("main", sync="world")
+    assert folder.items == ["a book"]
+
+
+def test_a_decorated_function_is_a_tool_too(folder):
+    """W3: what a graph would make a tool of is one here as well."""
+    (folder.path / "plain.py").write_text(
+        'from agentgit import effect\n\n\n@effect("irreversible")\n'
+        'def ring(bell: str) -> str:\n    """Ring a bell."""\n    return bell\n'
+    )
+    sys.modules.pop("plain", None)
+    with agentgit.open(":memory:", trust=["plain"]) as repo:
+        session = repo.session("s", create=True)
+        ring = agentgit.ToolInvocation(id=1, internal_session_id=1, position=0, tool_name="ring")
+        assert repo.context.registry.runner(session.id, ring)({"bell": "loud"}, "thread") == "loud"
+
+
+@pytest.mark.long
+def test_c4_undo_and_points_from_another_process(folder):
+    """C1, C4: points, branches, undo and redo need no graph; nobody is asked in JSON, and a no does nothing."""
+    folder.play(call("put", item="cup"), call("put", item="jug"))
+    assert json.loads(folder.run("checkpoint", "create", "two", "--json").stdout)["reference"] == "main#5"
+    assert folder.run("undo").returncode == 1
+    assert folder.run("undo", "--json").returncode == InvalidInput.exit_code
+    assert folder.items == ["cup", "jug"]
+    assert json.loads(folder.run("undo", "--json", "--yes").stdout)["branch"] == "main-2"
+    assert folder.items == ["cup"]
+    assert folder.run("redo", "--yes", "--trust", "shelf").returncode == 0
+    assert folder.items == ["cup", "jug"]
+    assert json.loads(folder.run("fork", "two", "--name", "side", "--json").stdout)["name"] == "side"
+    assert folder.run("checkpoint", "delete", "two").returncode == 1
+    assert json.loads(folder.run("checkpoint", "cleanup", "--keep", "1", "--json").stdout) == {"deleted": 2}
+    assert json.loads(folder.run("rename", "@side", "aside", "--json").stdout)["name"] == "aside"
+    (session,) = json.loads(folder.run("sessions", "--json").stdout)
+    renamed = folder.run("rename", session["session_name"], "second")
+    assert renamed.stdout == f"{session['session_name']} is called second now\n"
+    assert json.loads(folder.run("status", "second", "--json").stdout)["session"]["id"] == session["id"]
+    erased = folder.run("delete", "second", "--yes")
+    assert (erased.returncode, "second" in erased.stdout) == (0, True)
+
+
+def test_t2_a_path_is_made_again_from_another_process(folder):
+    """T2: the command line obeys the same rules: no tools here, no second run; what stands is reversed first."""
+    folder.play(call("put", item="cup"), call("put", item="jug"))
+    again = ("rollback", "main#3", "--replay", "execute", "--yes")
+    assert folder.run(*again, trust="").returncode == RollbackBlocked.exit_code
+    assert folder.run(*again, "--tools", "keep").returncode == InvalidInput.exit_code
+    assert folder.items == ["cup", "jug"]
+    report = json.loads(folder.run(*again, "--trust", "shelf", "--json", trust="").stdout)
+    assert [item["invocation"]["args"]["item"] for item in report["reversed"]] == ["jug", "cup"]
+    assert [item["invocation"]["args"]["item"] for item in report["redone"]] == ["cup"]
+    assert folder.items == ["cup"]
+    folder.play(call("shout", text="hi"))
+    again = ("rollback", "HEAD", "--replay", "execute", "--yes")
+    assert folder.run(*again).returncode == RollbackBlocked.exit_code
+    report = json.loads(folder.run(*again, "--force", "--json").stdout)
+    assert [item["invocation"]["tool_name"] for item in report["answered"]] == ["shout"]
+    assert folder.items == ["cup"]
+
+
+def test_a_function_that_needs_arguments_is_no_source_of_tools(folder):
+    """Bad input: `--trust MODULE:NAME` of a function that cannot be called is said, not raised."""
+    folder.play(call("put", item="cup"))
+    assert folder.run("plan", "main#1", "--trust", "shelf:take").returncode == InvalidInput.exit_code

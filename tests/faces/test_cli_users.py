@@ -1,0 +1,157 @@
+"""The commands of who may: two people on one database, as a shell uses them (D5, W9)."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from agentgit import cli
+from agentgit.demo import story
+
+
+@pytest.fixture
+def agentgit(tmp_path, monkeypatch, capsys):
+    """Run the command line in an empty folder, after the demo; give its exit code and what it wrote."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("AGENTGIT_USER", "AGENTGIT_TENANT", "AGENTGIT_DATABASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    story("agentgit.db", "shop.db", lambda _: None)
+
+    def run(*words, said=""):
+        monkeypatch.setattr(sys, "argv", ["agentgit", *words])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(said))
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        found = capsys.readouterr()
+        return ended.value.code or 0, found.out + found.err
+
+    return run
+
+
+@pytest.mark.long
+def test_d5_two_people_share_a_session_on_the_command_line(agentgit, monkeypatch):
+    """D5: what is not shared is not found, what is shared has its owner's name, what one may not is refused."""
+    for name in ("ada", "bob"):
+        assert agentgit("users", "add", name) == (0, f"user {name} is made\n")
+    assert agentgit("--user", "bob", "tree", "local/demo")[0] == 3
+    assert agentgit("share", "demo", "bob", "--expires", "7d") == (0, "bob is viewer of demo\n")
+    assert "local/demo" in agentgit("--user", "bob", "sessions")[1]
+    code, said = agentgit("--user", "bob", "rollback", "local/demo", "main#1")
+    assert (code, "takes editor" in said) == (5, True)
+    token = agentgit("link", "create", "demo", "--role", "editor")[1].strip()
+    monkeypatch.setenv("AGENTGIT_USER", "ada")
+    assert agentgit("accept", token) == (0, "you are editor of local/demo\n")
+    assert json.loads(agentgit("accept", token, "--json")[1])["session_name"] == "demo"
+    assert agentgit("whoami") == (0, "ada\n")
+    assert agentgit("users", "list")[0] == 5
+    monkeypatch.delenv("AGENTGIT_USER")
+    links = json.loads(agentgit("link", "list", "demo", "--json")[1])
+    assert agentgit("link", "revoke", str(links[0]["id"]))[0] == 0
+    assert agentgit("members", "demo")[1].split()[:2] == ["bob", "viewer"]
+    assert agentgit("unshare", "demo", "bob")[0] == 0
+    assert agentgit("members", "demo")[1] == "shared with nobody\n"
+    assert agentgit("share", "demo", "bob", "--expires", "soon")[0] == 2
+
+
+@pytest.mark.long
+def test_d5_keys_and_passwords_on_the_command_line(agentgit):
+    """D5: a key is shown once, a password comes from a pipe and is no argument, and both are told in the trail."""
+    agentgit("users", "add", "ada", "--password", said="correct horse\n")
+    made = json.loads(agentgit("keys", "create", "ci", "--for", "ada", "--scope", "read", "--json")[1])
+    assert made["secret"].startswith("agit_")
+    assert made["scopes"] == ["read"]
+    listed = agentgit("keys", "list", "--for", "ada", "--json")[1]
+    assert made["secret"] not in listed
+    assert agentgit("keys", "revoke", str(made["id"]))[0] == 0
+    assert "revoked" in agentgit("keys", "list", "--for", "ada")[1]
+    assert agentgit("users", "password", "ada", said="short\n")[0] == 2
+    assert agentgit("users", "disable", "ada")[0] == 0
+    assert agentgit("users", "enable", "ada")[0] == 0
+    assert agentgit("users", "revoke-tokens")[0] == 0
+    kinds = [one["kind"] for one in json.loads(agentgit("audit", "show", "--json")[1])]
+    assert kinds == ["user.added", "key.created", "key.revoked", "user.disabled", "user.enabled", "tokens.revoked"]
+
+
+def test_d5_who_is_shut_out_is_no_user_of_the_command_line_either(agentgit):
+    """D5: a database is not opened for a disabled user, in Python or in a shell; the refusal names the way back."""
+    agentgit("users", "add", "ada")
+    agentgit("users", "disable", "ada")
+    code, said = agentgit("--user", "ada", "sessions")
+    assert (code, "disabled" in said, "repo.users.enable('ada')" in said) == (5, True, True)
+    agentgit("users", "enable", "ada")
+    assert agentgit("--user", "ada", "sessions")[0] == 0
+
+
+def test_q6_a_key_of_the_command_line_reads_only_and_ends_unless_asked_otherwise(agentgit):
+    """Q6: without options a key reads for 90 days; --expires never and --scope say otherwise."""
+    agentgit("users", "add", "ada")
+    made = json.loads(agentgit("keys", "create", "ci", "--for", "ada", "--json")[1])
+    assert (made["scopes"], made["expires_at"] is None) == (["read"], False)
+    words = ("--scope", "write", "--expires", "never")
+    made = json.loads(agentgit("keys", "create", "ci", "--for", "ada", *words, "--json")[1])
+    assert (made["scopes"], made["expires_at"]) == (["fork", "read", "write"], None)
+
+
+def test_w12_the_trail_says_who_did_it(agentgit):
+    """W12: in what an admin reads each event has the name of who did it and of whom it concerns; erased ones an id."""
+    for name in ("ada", "bob"):
+        agentgit("users", "add", name)
+    agentgit("keys", "create", "ci", "--for", "bob")
+    agentgit("--user", "ada", "users", "disable", "bob")
+    lines = [line.split()[2:] for line in agentgit("audit", "show")[1].splitlines()]
+    assert lines[0][:4] == ["user.added", "local", "user", "ada"]
+    assert "of bob" in " ".join(lines[2])
+    assert lines[-1] == ["access.denied", "ada", "needs", "admin", "verb", "users.disable"]
+    ada = json.loads(agentgit("users", "list", "--json")[1])[0]["id"]
+    agentgit("users", "delete", "ada", "--yes")
+    assert f"access.denied  {ada}" in agentgit("audit", "show")[1]
+
+
+@pytest.mark.long
+def test_d5_a_user_is_deleted_on_the_command_line(agentgit):
+    """D5: after a yes a user goes with all sessions; the words tell what went, and the trail has it by id."""
+    agentgit("users", "add", "ada")
+    assert agentgit("users", "delete", "ada", said="n\n")[0] == 1
+    assert agentgit("users", "delete", "ada", "--json", said="y\n")[0] == 2  # a program is not asked: it says --yes
+    code, said = agentgit("users", "delete", "ada", said="y\n")
+    assert (code, "erased user ada: " in said) == (0, True)
+    assert agentgit("users", "delete", "ada", "--yes")[0] == 3
+    assert agentgit("users", "delete", "local", "--yes")[0] == 2
+    assert "user.erased" in agentgit("audit", "show")[1]
+
+
+def test_w9_tenants_are_apart_on_the_command_line(agentgit):
+    """W9: another tenant of the same database has sessions of its own."""
+    assert agentgit("--tenant", "acme", "users", "add", "ada")[0] == 0
+    assert agentgit("--tenant", "acme", "sessions")[1].startswith("no sessions yet")
+    assert "demo" in agentgit("sessions")[1]
+    assert agentgit("--user", "a/b", "sessions")[0] == 2
+
+
+@pytest.mark.long
+def test_d5_who_is_not_there_is_refused_by_every_command(agentgit, monkeypatch):
+    """D5: a mistyped user or tenant is told with the near ones and never made; every command acts for who is named."""
+    agentgit("users", "add", "ada")
+    rest = (
+        ["sessions"],
+        ["demo"],
+        ["chat", "agentgit.demo:build"],
+        ["import-langgraph", "x.db"],
+        ["mcp"],
+        ["db", "keys"],
+    )
+    for words in rest:
+        code, said = agentgit("--user", "adda", *words)
+        assert (code, "There is no user 'adda'" in said, "ada" in said) == (3, True, True), words
+    assert agentgit("--tenant", "locl", "sessions")[0] == 3
+    assert agentgit("users", "list")[1].split()[0::2].count("adda") == 0
+    monkeypatch.setenv("AGENTGIT_USER", "ada")
+    assert agentgit("demo")[0] == 0
+    assert agentgit("sessions", "--json")[1].count("session_name") == 1
+    agentgit("chat", "agentgit.demo:build", "talk", said="order two chairs\n")
+    assert agentgit("tree", "talk")[0] == 0
+    monkeypatch.delenv("AGENTGIT_USER")
+    assert agentgit("tree", "talk")[0] == 3
+    assert agentgit("--db", "new.db", "users", "add", "bob")[0] == 0
+    assert agentgit("--db", "newer.db", "--user", "bob", "users", "add", "eve")[0] == 3

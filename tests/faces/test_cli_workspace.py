@@ -1,0 +1,214 @@
+"""`agentgit workspace`: what it writes, its exit codes, and that nothing is touched unasked (P1-P7, C8)."""
+
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import NamedTuple
+
+import processes
+import pytest
+
+from agentgit import Workspace, cli
+from agentgit.errors import Ambiguous, InvalidInput, NotFound, WorkspaceChanged
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden"
+
+
+class Answer(NamedTuple):
+    """What a command wrote, and its exit code."""
+
+    out: str
+    err: str
+    code: int
+
+
+class Folder:
+    """A folder of files, and where its snapshots are.
+
+    Args:
+        path: what holds both.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.work, self.store = path / "work", path / "store"
+        self.work.mkdir()
+
+    def write(self, **texts: str) -> None:
+        """Write files by their names."""
+        for name, text in texts.items():
+            (self.work / name).write_text(text)
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The files."""
+        return {path.name: path.read_text() for path in sorted(self.work.iterdir())}
+
+    def words(self, *words: str) -> list[str]:
+        """Give the words of a command."""
+        return ["workspace", *words, "--dir", str(self.work), "--store", str(self.store)]
+
+    def run(self, *words: str, say: str = "") -> Answer:
+        """Run a command in this process."""
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+            patch.setattr(sys, "argv", ["agentgit", *self.words(*words)])
+            patch.setattr(sys, "stdin", io.StringIO(say))
+            patch.setenv("COLUMNS", "100")
+            with redirect_stderr(io.StringIO()) as err, pytest.raises(SystemExit) as stopped:
+                cli.main()
+        return Answer(out.getvalue(), err.getvalue(), int(stopped.value.code or 0))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """An empty folder."""
+    return Folder(tmp_path)
+
+
+def plainly(text: str) -> str:
+    """Replace what differs from run to run: times and ids."""
+    text = re.sub(r"\b[0-9a-f]{16}\b", "<id>", re.sub(r"\b[0-9a-f]{10}\b", "<short id>", text))
+    return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?", "<time>", text)
+
+
+def test_p21_a_story_of_files(folder):
+    """P5: saving, listing, showing, comparing and restoring write what is wanted, and the files come back."""
+    told = []
+
+    def tell(*words: str, say: str = "") -> None:
+        done = folder.run(*words, say=say)
+        told.append(f"$ agentgit workspace {' '.join(words)}\n{done.out}{done.err}")
+
+    tell("list")
+    folder.write(a="one\n", b="same\n")
+    tell("save", "a first draft", "--name", "draft")
+    folder.write(a="two\n", c="new\n")
+    (folder.work / "b").unlink()
+    tell("diff")
+    tell("show", "draft")
+    tell("save", "a second one")
+    tell("diff", "draft", "last", "a", "c")
+    tell("restore", "draft", say="y\n")
+    assert folder.texts == {"a": "one\n", "b": "same\n"}
+    tell("list", "-n", "2")
+    tell("restore", "latest", "--yes")
+    assert folder.texts == {"a": "two\n", "c": "new\n"}
+    tell("delete", "draft", "--yes")
+    tell("list")
+    assert plainly("".join(told)) == (GOLDEN / "cli-workspace.txt").read_text(encoding="utf-8")
+
+
+def test_p4_nothing_is_restored_unasked(folder):
+    """P4: without a yes nothing is touched; a path alone leaves the others."""
+    folder.write(a="one", b="one")
+    folder.run("save", "--name", "first")
+    folder.write(a="two", b="two")
+    folder.run("save")
+    for say in ("", "n\n"):
+        asked = folder.run("restore", "first", say=say)
+        assert (asked.code, asked.err) == (1, "Restore? [y/N] Nothing was done.\n")
+        assert "2 files to restore, 0 to delete" in asked.out
+    assert folder.run("restore", "first", "b", "--yes").code == 0
+    assert folder.texts == {"a": "two", "b": "one"}
+    assert folder.run("delete", "first").code == 1
+    assert folder.run("delete", "first", "--json").code == InvalidInput.exit_code
+    assert len(json.loads(folder.run("list", "--json").out)) >= 2
+
+
+def test_s6_unsaved_changes_are_not_overwritten(folder):
+    """S6, P4: a file that changed since the last snapshot stops a restore; --force goes on, and it is not lost."""
+    folder.write(a="one")
+    folder.run("save", "--name", "first")
+    folder.write(a="unsaved")
+    stopped = folder.run("restore", "first", "--yes")
+    assert (stopped.out, stopped.code) == ("", WorkspaceChanged.exit_code)
+    assert "Changed since the last snapshot: a." in stopped.err
+    assert folder.texts == {"a": "unsaved"}
+    done = json.loads(folder.run("restore", "first", "--yes", "--force", "--json").out)
+    assert folder.texts == {"a": "one"}
+    folder.run("restore", done["safety"], "--yes")
+    assert folder.texts == {"a": "unsaved"}
+
+
+def test_c8_the_undo_stack_is_reached(folder):
+    """C8, C4: undo takes back what calls did to files; --last goes to the newest snapshot."""
+    assert folder.run("undo").out == "There is nothing to undo.\n"
+    assert folder.run("undo", "--last").code == NotFound.exit_code
+    folder.write(a="one")
+    folder.run("save")
+    with Workspace(folder.work, folder.store) as workspace:
+        workspace.undo_stack.snapshot("edit_file: a", ["a"])
+    folder.write(a="two")
+    assert folder.run("undo").out == "undone  edit_file: a\n  restored  a\n"
+    folder.write(a="three")
+    assert folder.run("undo", "--last").out.startswith("restored  a\n")
+    assert folder.texts == {"a": "one"}
+
+
+def test_p8_names_that_are_wrong_tell_the_near_ones(folder, tmp_path):
+    """P8, bad input: an unknown or ambiguous snapshot, a path outside and a folder that is none have their codes."""
+    folder.write(a="one")
+    for number in range(17):  # two of them begin alike
+        folder.run("save", "--name", f"draft-{number}")
+    firsts = [one["id"][0] for one in json.loads(folder.run("list", "--json").out)]
+    twice = next(first for first in firsts if firsts.count(first) > 1)
+    assert folder.run("show", twice).code == Ambiguous.exit_code
+    unknown = folder.run("show", "drft-1")
+    assert unknown.code == NotFound.exit_code
+    assert "Did you mean draft-1" in unknown.err
+    assert folder.run("restore", "last", "../x", "--yes").code == InvalidInput.exit_code
+    assert folder.run("undo", "0").code == 2
+    wrong = Folder.__new__(Folder)
+    wrong.work, wrong.store = tmp_path / "nowhere", tmp_path / "store-2"
+    assert wrong.run("save").code == InvalidInput.exit_code
+
+
+def test_wild_names_of_files_write_no_escapes(folder):
+    """P3: names and contents of files, messages and names cannot obey anything in a terminal."""
+    wild = "\x1b[31mred\u202e"
+    folder.write(**{wild: f"{wild}\r\n"})
+    for words in (["save", wild, "--name", wild], ["show", wild], ["list"]):
+        done = folder.run(*words)
+        assert done.out.replace("\n", "").isprintable()
+    folder.write(**{wild: "other"})
+    assert "x1b[31mred" in folder.run("diff").out
+    assert folder.run("diff").out.replace("\n", "").isprintable()
+
+
+def test_a_terminal_shows_how_far_it_is(folder):
+    """P1: on a terminal a snapshot shows a bar that goes away; standard output is as elsewhere."""
+    folder.write(**{f"file-{number}": str(number) for number in range(30)})
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    try:
+        done = subprocess.run(  # noqa: S603  # our own command
+            [sys.executable, "-m", "agentgit", *folder.words("save", "all")],
+            env=env, stdout=subprocess.PIPE, stderr=theirs, text=True, check=True, timeout=300,
+        )  # fmt: skip
+    finally:
+        os.close(theirs)
+    assert b"saving" in processes.shown_on(ours)
+    assert plainly(done.stdout) == "<short id>  <time>  manual  30 changed  all\n"
+
+
+def test_s6_what_changes_while_the_question_stands_is_not_overwritten(folder, monkeypatch):
+    """S6, P4: a file that a person changes before saying yes stops the restore."""
+    folder.write(a="one")
+    folder.run("save", "--name", "first")
+    folder.write(a="two")
+    folder.run("save", "--name", "second")
+
+    def think(_):
+        folder.write(a="a person's")
+        return True
+
+    monkeypatch.setattr(cli.output, "ask", think)
+    stopped = folder.run("restore", "first")
+    assert stopped.code == WorkspaceChanged.exit_code
+    assert folder.texts == {"a": "a person's"}

@@ -1,0 +1,317 @@
+"""The demo: the scripted model, the shop whose orders are real, and the story."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command
+from scripted import GRAPHS, World, call, calls, scripted, tool_node_graph
+
+import agentgit
+from agentgit import demo
+from agentgit.effects.effects import as_effect, resolve
+from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
+
+THREAD = {"configurable": {"thread_id": "1"}}
+
+
+def ask(graph: Any, text: str) -> str:
+    """Say something to a graph and give its answer."""
+    result = graph.invoke({"messages": [("user", text)]}, THREAD)
+    return str(result["messages"][-1].content)
+
+
+def read(shop: str | Path, query: str) -> list[tuple[Any, ...]]:
+    """Ask the shop's database, past all code of the demo."""
+    with closing(sqlite3.connect(shop)) as connection:
+        return connection.execute(query).fetchall()
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> str:
+    """A new shop."""
+    return demo.open_shop(tmp_path / "shop.db")
+
+
+@pytest.fixture
+def clerk(shop: str) -> Any:
+    """The demo's agent with a memory of its own."""
+    return demo.build(shop).copy({"checkpointer": InMemorySaver()})
+
+
+# -- the model
+
+
+def test_the_model_answers_by_the_conversation_not_by_a_counter():
+    """Two branches of one conversation get the same next reply, in whatever order they ask."""
+    model = demo.ScriptedModel(replies=["one", "two", "three"])
+    start = [HumanMessage("a"), AIMessage("one"), HumanMessage("b")]
+    further = [*start, AIMessage("two"), HumanMessage("c")]
+    assert [model.invoke(m).content for m in (start, further, start)] == ["two", "three", "two"]
+
+
+def test_every_answer_and_every_tool_call_has_an_id_of_its_own():
+    """A message never replaces an earlier one, though the script is the same."""
+    model = scripted(calls(call("add", item="a"), call("add", "mine", item="b")))
+    first, second = model.invoke("x"), model.invoke("x")
+    assert first.id != second.id
+    assert first.tool_calls[0]["id"] != second.tool_calls[0]["id"]
+    assert first.tool_calls[1]["id"] == "mine"
+
+
+def test_a_script_that_is_over_says_so():
+    """Asking for more than was written is a typed error, not an invented answer."""
+    with pytest.raises(InvalidInput, match="has 1 replies"):
+        scripted("one").invoke([HumanMessage("a"), AIMessage("one"), HumanMessage("b")])
+
+
+# -- the shop
+
+
+def test_two_wishes_become_two_parallel_orders_in_the_shop(clerk: Any, shop: str):
+    """What the clerk says he ordered is in the shop's table."""
+    said = ask(clerk, "a table and two lamps please")
+    assert said == "Ordered 1 table for 120 euros (table-1). Ordered 2 lamps for 50 euros (lamp-1)."
+    assert demo.orders(shop) == [("lamp-1", "lamp", 2, 50, "open"), ("table-1", "table", 1, 120, "open")]
+
+
+def test_the_clerk_searches_charges_mails_and_notes(clerk: Any, shop: str):
+    """Each kind of effect can be tried by saying one sentence."""
+    ask(clerk, "order three chairs")
+    assert "sofa (300)" in ask(clerk, "what do you have?")
+    assert ask(clerk, "pay, and mail the receipt").startswith("Charged 120 euros")
+    assert ask(clerk, "pay").startswith("Charged 0 euros")
+    assert ask(clerk, "note that I am in a hurry") == "Noted."
+    assert ask(clerk, "hello") == demo.HELP
+    assert read(shop, "SELECT amount FROM payments") == [(120,), (0,)]
+    assert read(shop, "SELECT text FROM outbox") == [("You pay 120 euros.",)]
+    assert read(shop, "SELECT text FROM notes") == [("note that I am in a hurry",)]
+
+
+def test_a_tool_that_raises_is_told_and_changes_nothing(clerk: Any, shop: str):
+    """The clerk passes on why the shop refused."""
+    assert "at least one" in ask(clerk, "order 0 chairs")
+    assert demo.orders(shop) == []
+
+
+def test_undo_needs_only_the_record_and_happens_once(shop: str):
+    """W1: an order is cancelled from its recorded result by its declared function; a second time raises."""
+    order = demo.tools(shop)[1].invoke({"item": "chair", "quantity": 2})
+    effect = as_effect(demo.EFFECTS["create_order"])
+    assert effect.undo_path is not None
+    undo = resolve(effect.undo_path)
+    undo({"item": "chair", "quantity": 2}, order)
+    assert demo.orders(shop)[0].status == "cancelled"
+    with pytest.raises(Conflict, match="taken back before"):
+        undo({"item": "chair", "quantity": 2}, order)
+    assert resolve("agentgit.demo:cancel_order") is undo
+    assert resolve("agentgit.demo:refund") is demo.refund
+
+
+def test_a_shop_that_moved_is_found_by_the_environment(shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """W1: the undo works after the file was moved, and says what to set if it was."""
+    payment = demo.tools(shop)[2].invoke({"amount": 7})
+    moved = Path(shop).rename(tmp_path / "elsewhere.db")
+    with pytest.raises(NotFound, match="AGENTGIT_DEMO_SHOP"):
+        demo.refund({"amount": 7}, payment)
+    monkeypatch.setenv("AGENTGIT_DEMO_SHOP", str(moved))
+    demo.refund({"amount": 7}, payment)
+    with pytest.raises(Conflict):
+        demo.refund({"amount": 7}, payment)
+
+
+def test_a_file_that_is_no_shop_is_left_alone(tmp_path: Path):
+    """Another program's file is never written to."""
+    text, other = tmp_path / "text.db", tmp_path / "other.db"
+    text.write_text("not a database, but long enough to look at" * 9)
+    connection = sqlite3.connect(other)
+    connection.execute("CREATE TABLE t (x)")
+    connection.close()
+    before = [text.read_bytes(), other.read_bytes()]
+    for path in (text, other):
+        with pytest.raises(InvalidInput):
+            demo.open_shop(path)
+    assert [text.read_bytes(), other.read_bytes()] == before
+    with pytest.raises(Unavailable):
+        demo.open_shop(tmp_path / "no folder" / "shop.db")
+
+
+# -- the story
+
+
+class Told:
+    """A story that was told, and the files that it left."""
+
+    def __init__(self, folder: Path) -> None:
+        self.database, self.shop = folder / "agentgit.db", folder / "shop.db"
+        self.lines: list[str] = []
+        self.again()
+
+    def again(self) -> str:
+        """Tell it once more on the same files, and give what was said."""
+        said: list[str] = []
+        demo.story(self.database, self.shop, said.append)
+        self.lines += said
+        return "\n".join(said)
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Told:
+    """The story, told in an empty folder."""
+    return Told(tmp_path)
+
+
+def steady(text: str, folder: Path) -> str:
+    """Take out of a story what may differ between two runs: the folder, and which of two parallel calls was first."""
+    text = text.replace(str(folder), "FOLDER")
+    runs = re.split(r"((?:^ {4}(?:reverse|reversed|block) .*\n)+)", text, flags=re.MULTILINE)
+    runs[1::2] = ["".join(sorted(run.splitlines(keepends=True))) for run in runs[1::2]]
+    return "".join(runs)
+
+
+def test_the_story_reads_as_it_should(told: Told, tmp_path: Path):
+    """What a newcomer sees is reviewed as text, and fits a screen and a half."""
+    text = steady("\n".join(told.lines) + "\n", tmp_path)
+    assert text == (Path(__file__).parents[1] / "golden" / "demo.txt").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 70
+    assert max(map(len, text.splitlines())) <= 112
+
+
+def test_w1_what_the_story_says_of_the_shop_is_so(told: Told):
+    """W1: after the story, exactly the orders that were rolled back are cancelled, and the mail stands once."""
+    assert read(told.shop, "SELECT id, status FROM orders ORDER BY id") == [
+        ("chair-1", "open"),
+        ("lamp-1", "cancelled"),
+        ("sofa-1", "open"),
+        ("table-1", "cancelled"),
+    ]
+    assert read(told.shop, "SELECT amount, status FROM payments") == [(380, "charged")]
+    assert read(told.shop, "SELECT recipient, text FROM outbox") == [("you@example.org", "You pay 380 euros.")]
+    tables = [block for block in told.lines if "  chair-1 " in block and "euros " in block]
+    assert [block.count("open") for block in tables] == [3, 1]
+    assert [block.count("cancelled") for block in tables] == [0, 2]
+    assert all(str(order) in tables[-1] for order in demo.orders(told.shop) if order.id != "sofa-1")
+
+
+def test_d2_the_story_leaves_both_branches_readable(told: Told):
+    """D2: another process finds the session with both branches, each with its own conversation and track."""
+    with agentgit.open(told.database, create=False) as repo:
+        assert [session.session_name for session in repo.sessions()] == ["demo"]
+        branches = {branch.name: branch for branch in repo.session("demo").branches()}
+        assert {name: branch.is_current for name, branch in branches.items()} == {"main": False, "main-2": True}
+        said = {
+            name: [m["content"] for m in branch.conversation_history if m["role"] == "user"]
+            for name, branch in branches.items()
+        }
+        tracks = {
+            name: [(c.tool_name, c.status) for c in repo.session("demo").tool_track(branch=name)] for name in branches
+        }
+    assert said == {
+        "main": ["order two chairs", "a table and two lamps, please"],
+        "main-2": ["order two chairs", "rather a sofa", "pay, and mail the receipt"],
+    }
+    assert tracks["main"] == [("create_order", "done"), ("create_order", "reversed"), ("create_order", "reversed")]
+    assert [name for name, _ in tracks["main-2"]] == ["create_order", "create_order", "charge_card", "send_mail"]
+
+
+@pytest.mark.long
+def test_w1_after_a_restart_the_undo_functions_are_those_of_a_trusted_module(told: Told):
+    """W1: an agent that was told of no effects goes back behind the story's second half, as the module declares."""
+    with agentgit.open(told.database, trust=["agentgit.demo"]) as repo:
+        agent = repo.wrap(demo.build(told.shop), session="demo")
+        with pytest.raises(agentgit.RollbackBlocked):
+            agent.rollback("before the table")
+        retry = agent.rollback("before the table", force=True)
+        assert retry.report is not None
+        assert [item.invocation.tool_name for item in retry.report.kept] == ["send_mail"]
+    assert [order.id for order in demo.orders(told.shop) if order.status == "open"] == ["chair-1"]
+    assert read(told.shop, "SELECT status FROM payments") == [("refunded",)]
+
+
+def test_the_story_can_be_told_again_on_the_same_files(told: Told):
+    """Each time it makes a session of its own, shows the orders of that session only, and leaves the earlier ones."""
+    before = read(told.shop, "SELECT * FROM orders")
+    text = told.again()
+    assert text.startswith("Session demo-2.")
+    assert "agentgit tree demo-2" in text
+    assert "chair-1" not in text
+    assert set(before) <= set(read(told.shop, "SELECT * FROM orders"))
+    assert told.again().startswith("Session demo-3.")
+    with agentgit.open(told.database) as repo:
+        assert {session.session_name for session in repo.sessions()} == {"demo", "demo-2", "demo-3"}
+
+
+@pytest.mark.long
+def test_the_story_names_the_database_only_where_it_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told):
+    """The commands to try can be copied as they are."""
+    folder = tmp_path / "with space"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("AGENTGIT_DATABASE_URL", raising=False)
+    said: list[str] = []
+    demo.story(None, "shop.db", said.append)
+    assert "--db" not in "\n".join(said)
+    assert f"agentgit tree demo --db {told.database}" in "\n".join(told.lines)
+    demo.story(folder / "x.db", "shop.db", said.append)
+    assert f"--db '{folder}/x.db'" in "\n".join(said)
+
+
+# -- the graphs that other tests use
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_every_kind_of_graph_runs_tools_and_remembers(kind: str):
+    """Parallel calls act on the world, and a second turn continues the first."""
+    world = World()
+    model = scripted(calls(call("add", item="a"), call("charge", amount=3)), "first", call("add", item="b"), "second")
+    graph = GRAPHS[kind](model, world.tools(), InMemorySaver())
+    assert [ask(graph, "x"), ask(graph, "y")] == ["first", "second"]
+    assert (world.items, world.charges) == (["a", "b"], [3])
+
+
+@pytest.mark.parametrize("kind", ["tool_node", "create_agent", "nested"])
+async def test_async_tools_run_in_async_graphs(kind: str):
+    """The same builders serve tests of ainvoke."""
+    world = World()
+    graph = GRAPHS[kind](scripted(call("add_later", item="a"), "done"), world.tools(), InMemorySaver())
+    result = await graph.ainvoke({"messages": [("user", "x")]}, THREAD)
+    assert (result["messages"][-1].content, world.items) == ("done", ["a"])
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_a_tool_can_ask_a_person(kind: str):
+    """The world changes only after the answer."""
+    world = World()
+    graph = GRAPHS[kind](scripted(call("add_if_approved", item="a"), "done"), world.tools(), InMemorySaver())
+    graph.invoke({"messages": [("user", "x")]}, THREAD)
+    assert world.items == []
+    result = graph.invoke(Command(resume="yes"), THREAD)
+    assert (result["messages"][-1].content, world.items) == ("done", ["a"])
+
+
+def test_a_failing_tool_raises_and_its_undo_can_be_broken():
+    """Failures happen when a test asks for them."""
+    world = World()
+    with pytest.raises(RuntimeError, match="why not"):
+        ask(tool_node_graph(scripted(call("fail", why="why not")), world.tools()), "x")
+    world.tool("add").invoke({"item": "a"})
+    world.broken.add("a")
+    with pytest.raises(RuntimeError, match="stuck"):
+        world.remove({"item": "a"}, None)
+    world.broken.clear()
+    world.remove({"item": "a"}, {"item": "a", "number": 1})
+    assert world.happened("remove") == [{"item": "a"}, {"item": "a"}]
+    assert (world.items, len(world.undone)) == ([], 1)
+
+
+def test_every_tool_of_the_world_but_one_is_declared():
+    """`note` stays undeclared, for the tests of W3."""
+    world = World()
+    assert {made.name for made in world.tools()} - set(world.effects()) == {"note"}

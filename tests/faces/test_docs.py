@@ -1,0 +1,263 @@
+"""The documents: they are complete, their links resolve, and what they show is what happens."""
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+import agentgit
+from agentgit import errors
+from agentgit.cli import slash
+from agentgit.cli.app import app
+from agentgit.cli.options import GROUPS
+from agentgit.errors import AgentGitError
+from agentgit.notebook.commands import FORMS
+from agentgit.store.sql.tables import METADATA
+from bench.__main__ import SUBJECTS
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Visit a command and those below it, each with the words that call it."""
+    yield path, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands(below, f"{path} {name}")
+
+
+COMMANDS = list(commands(get_command(app), "agentgit"))
+
+
+@pytest.fixture(scope="module")
+def reference() -> dict[str, str]:
+    """The sections of docs/reference/cli.md by their commands, as docs/build.py generates them."""
+    text = runpy.run_path(str(DOCS / "build.py"))["commands"]()
+    parts = re.split(r"^#{2,4} `(.+)`\n", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[path for path, _ in COMMANDS])
+def test_d6_every_command_and_option_is_documented(path, command, reference):
+    """D6: the reference has each command, option and argument, each with a sentence that says what it does."""
+    section = reference[path]
+    assert command.help.endswith("."), f"{path} has no help"
+    assert section.strip().startswith(command.help)
+    rows = re.findall(r"^\* `([^`]+)`: (.+)$", section, flags=re.MULTILINE)
+    for parameter in command.params:
+        assert (parameter.help or "").endswith("."), f"{parameter.name} of {path} has no help"
+        is_option = parameter.param_type_name == "option"
+        names = {*parameter.opts, *parameter.secondary_opts} if is_option else {parameter.metavar}
+        found = [row for row, text in rows if text.startswith(parameter.help)]
+        assert any(names <= {row, *re.split(r"[ ,/]+", row)} for row in found), f"{names} of {path}: {rows}"
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[path for path, _ in COMMANDS])
+def test_every_command_answers_programs(path, command):
+    """A script can read what each command says: all take --json but those that talk or write SQL."""
+    talk = {"agentgit chat", "agentgit mcp", "agentgit serve"}
+    talk |= {"agentgit db sql", "agentgit db grant", "agentgit db partition"}  # these write SQL
+    talk |= {"agentgit audit tips"}  # it writes nothing else
+    assert path in talk or hasattr(command, "commands") or "--json" in {o for p in command.params for o in p.opts}
+
+
+def test_d6_commands_without_json_are_named():
+    """D6: docs/cli.md says which commands do not answer programs."""
+    named = re.search(r"Every command takes `--json` except ([^.]+)\.", (DOCS / "cli.md").read_text())
+    silent = {
+        path.removeprefix("agentgit ")
+        for path, command in COMMANDS
+        if not hasattr(command, "commands") and "--json" not in {o for p in command.params for o in p.opts}
+    }
+    assert named is not None
+    assert set(re.findall("`([^`]+)`", named[1])) == silent
+
+
+def test_the_help_has_a_heading_for_each_command():
+    """A newcomer finds a command by what it is for: each stands under a heading, and under one only."""
+    placed = [name for names in GROUPS.values() for name in names]
+    assert len(placed) == len(set(placed))
+    assert set(get_command(app).commands) <= set(placed), "add it to GROUPS in agentgit/cli/options.py"
+
+
+def test_the_help_says_whole_clauses():
+    """A newcomer reads what each command does, and no sentence that breaks off, in a terminal of 80 columns."""
+    for path, command in COMMANDS:
+        if hasattr(command, "commands"):
+            with command.make_context(path, [], resilient_parsing=True, terminal_width=80) as context:
+                lines = command.get_help(context).splitlines()
+            assert not [line for line in lines[1:] if line.endswith(("…", "..."))]
+            assert path != "agentgit" or "  rollback          Roll back to a checkpoint, on a new branch" in lines
+
+
+def test_d6_no_command_or_option_is_documented_that_is_not_there():
+    """D6: every command that a page of docs/ names exists, and so does every option that docs/cli.md names."""
+    known = dict(COMMANDS)
+    for page in DOCS.glob("*.md"):
+        for words in re.findall(r"`agentgit ([a-z][a-z-]*(?: [a-z][a-z-]*)?)", page.read_text()):
+            group = known.get(f"agentgit {words.split()[0]}")
+            assert group is not None, f"{page.name}: {words}"
+            assert not hasattr(group, "commands") or " " not in words or f"agentgit {words}" in known, words
+    options = {option for _, one in COMMANDS for p in one.params for option in (*p.opts, *p.secondary_opts)}
+    named = set(re.findall(r"`[^`\n]*?(--[a-z-]+)", (DOCS / "cli.md").read_text()))
+    assert named <= options | {"--help"}
+
+
+@pytest.mark.parametrize("name", agentgit.__all__)
+def test_d6_every_public_name_is_in_the_reference(name):
+    """D6: each name that `import agentgit` gives has its place in docs/reference, made from its docstring."""
+    pages = "".join(page.read_text() for page in DOCS.glob("reference/*.md"))
+    assert re.search(rf"^::: agentgit\.([a-z_.]+\.)?{name}$", pages, flags=re.MULTILINE)
+
+
+ERRORS = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, AgentGitError)]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+def test_d6_every_error_is_documented_with_its_exit_code(error):
+    """D6: a script can read in docs/reference/errors.md which failure ends with which code."""
+    page = (DOCS / "reference/errors.md").read_text()
+    assert f"| [`{error.__name__}`][agentgit.{error.__name__}] | {error.exit_code} |" in page
+
+
+def test_d6_the_picture_in_the_readme_is_what_its_quick_start_draws():
+    """D6: the tree on the first screen is not made up; the quick start, which is run, prints the same."""
+    picture, *others = re.findall(r"^```text\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.M | re.S)
+    assert others[0].endswith(picture)
+
+
+def test_d6_the_picture_of_the_rooms_is_what_the_contract_says():
+    """D6: docs/images/rooms.svg has each room of pyproject.toml in its place; `python docs/build.py` draws it anew."""
+    code = "import build; assert build.rooms() == build.PICTURE.read_text()"
+    subprocess.run([sys.executable, "-c", code], cwd=DOCS, check=True)  # noqa: S603  # our own command
+
+
+def test_d6_every_table_is_in_the_architecture():
+    """D6: docs/architecture.md says of each table what one row of it is."""
+    page = (DOCS / "architecture.md").read_text()
+    assert [name for name in METADATA.tables if f"| `{name}` |" not in page] == []
+
+
+def test_d6_the_readme_is_short():
+    """D6: the README is read in one go; what is longer belongs into docs/."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_d6_links_of_the_readme_lead_somewhere():
+    """D6: what README.md and CONTRIBUTING.md link to is in the repository."""
+    for page in ("README.md", "CONTRIBUTING.md"):
+        links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text())
+        assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_d6_the_reference_begins_with_every_public_name():
+    """D6: docs/reference/index.md lists what `import agentgit` gives; the errors have a page of their own."""
+    page = (DOCS / "reference/index.md").read_text()
+    names = [name for name in agentgit.__all__ if not hasattr(errors, name)]
+    assert [name for name in names if f"`{name}`]" not in page] == []
+
+
+def test_d6_notebooks_and_magics_are_documented():
+    """D6, D4: docs/notebooks.md has each notebook, and each command of %agentgit."""
+    page = (DOCS / "notebooks.md").read_text()
+    named = [f"`{path.stem}`" for path in (ROOT / "notebooks").glob("*.ipynb")]
+    table = "".join(line for line in page.splitlines() if line.startswith("|"))
+    assert [name for name in named if name not in page] == []
+    assert [name for name in FORMS if f"`{name}" not in table] == []
+
+
+def test_d6_every_subject_of_the_benchmarks_is_documented():
+    """D6: docs/benchmarks.md lists what --only takes; a table of a subject is called by the subject first."""
+    page = (DOCS / "benchmarks.md").read_text()
+    assert {name.split("-")[0] for name in SUBJECTS if f"`{name.split('-')[0]}`" not in page} == set()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, as `make docs` builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(  # noqa: S603  # our own command
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_d6_the_site_builds_and_its_links_resolve(site):
+    """D6: MkDocs finds every page, heading and name that a link leads to, and every page is in the navigation."""
+    assert {page.stem for page in DOCS.glob("*.md")} <= {page.stem for page in site.glob("*.html")}
+    after = 'href="benchmarks.html" class="md-footer__link md-footer__link--next"'
+    assert after in (site / "comparison.html").read_text()  # where it belongs, not among what operators read
+    assert 'id="agentgit.RollbackPlan"' in (site / "reference/rollback.html").read_text()
+    page = (site / "reference/cli.html").read_text()
+    assert [path for path, _ in COMMANDS if f'id="{path.replace(" ", "-")}"' not in page] == []
+    assert [form.name for form in slash.FORMS if f"<code>{form.usage}</code>" not in page] == []
+
+
+@pytest.mark.long
+def test_d6_no_table_leaves_the_page(site):
+    """D6: tables, and those of the benchmarks, are seen whole: of a number that is cut one reads another number."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("There is no Chromium to look at the pages with.")
+    from playwright.sync_api import sync_playwright
+
+    cut = "one => one.scrollWidth > one.clientWidth + 1"
+    code = f"[...document.querySelectorAll('.md-typeset__scrollwrap')].some({cut})"
+    more = f"[...document.querySelectorAll('.highlight code')].some({cut})"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        found = []
+        whole = [site / "benchmarks.html", site / "reference/cli.html"]
+        for path in sorted({*site.glob("*.html"), *whole}):
+            page.goto(path.as_uri())
+            if page.evaluate(code) or (path in whole and page.evaluate(more)):
+                found.append(path.relative_to(site).as_posix())
+        browser.close()
+    assert found == []
+
+
+def test_d6_no_page_fetches_anything_from_elsewhere(site):
+    """D6: the site is read without a network: scripts, styles, fonts and pictures are its own."""
+    for page in site.rglob("*.html"):
+        assert not re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="https?:[^"]*"', page.read_text()), page
+
+
+@pytest.mark.long
+def test_the_documents_are_really_checked(tmp_path):
+    """D6: a block that raises, prints something else, or prints what is not shown fails; so does a wrong command."""
+    (tmp_path / "docs").mkdir()
+    shutil.copy(ROOT / "conftest.py", tmp_path)
+    page = [
+        "```python\nprint('a 1')\nn = 2\n```\n\n```text\na ...\n```",
+        "```python\nprint(n)\n```\n\n```text\n3\n```",
+        "```python\nprint(n)\n```\n\nNot shown.",
+        "```python\nn.nothing\n```",
+        "```console\n$ agentgit --version\nagentgit ...\n```",
+        "```console\n$ agentgit --version\nagentgit 0\n```",
+        "```console\n$ make test\n```",
+        "```text\nonly text\n```\n\n```sh\nexit 1\n```",
+    ]
+    (tmp_path / "docs/page.md").write_text("\n\n".join(page))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "docs"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "5 failed, 2 passed" in done.stdout

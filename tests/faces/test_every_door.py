@@ -1,0 +1,682 @@
+"""Every door of the house × every kind of principal: HTTP routes, pages, MCP tools and commands (D5, Q1–Q8).
+
+Each list below names every door with the role that it takes. A door that is not listed fails the test, so that nobody
+adds one without saying who may use it; so does one that is listed and not there. The verbs of the library have such a
+list in `test_access.py`.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import sqlite3
+import sys
+from collections import Counter
+from contextlib import closing
+from datetime import timedelta
+from types import SimpleNamespace
+
+import click
+import pytest
+import typer
+from doors import doors
+from fastapi import APIRouter, FastAPI
+from fastapi.testclient import TestClient
+from sites import PASSWORD, quick_passwords, story  # noqa: F401  # a fixture
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import PlainTextResponse
+from starlette.routing import Host, Mount, Route, Router, WebSocketRoute
+from starlette.staticfiles import StaticFiles
+
+import agentgit
+from agentgit import cli
+from agentgit.auth.principal import EDITOR, FORKER, OWNER, VIEWER
+from agentgit.cli.app import app as every_command
+from agentgit.errors import AgentGitError
+from agentgit.mcp.server import forms
+from agentgit.mcp.write_tools import WriteTools
+from agentgit.web import OwnerLink, app, server
+
+ADMIN = "admin"
+SELF = "self"
+"""It shows or changes only what is one's own."""
+OPEN = "open"
+"""Anybody may knock: it is how one comes in."""
+
+RANK = {"stranger": 0, VIEWER: 1, FORKER: 2, EDITOR: 3, OWNER: 4}
+PEOPLE = {"eve": "stranger", "vic": VIEWER, "fay": FORKER, "ed": EDITOR, "olga": OWNER, "ada": OWNER}
+"""Who of the tenant has which role in ada's session; none of them is an admin."""
+SCOPED = {"read": VIEWER, "fork": FORKER, "write": EDITOR}
+"""Keys of ada's own that reach less far than she."""
+
+S = "/sessions/{session_id}"
+C = S + "/checkpoints/{checkpoint_id}"
+ROUTES = {
+    "GET /openapi.json": (OPEN, {}),
+    "GET /me": (SELF, {}),
+    "POST /login": (OPEN, {}),
+    "POST /logout": (SELF, {}),
+    "GET /sessions": (SELF, {}),
+    "POST /sessions": (SELF, {"json": {"name": "mine"}}),
+    f"GET {S}": (VIEWER, {}),
+    f"DELETE {S}": (OWNER, {}),
+    f"GET {S}/branches": (VIEWER, {}),
+    f"GET {S}/tree": (VIEWER, {}),
+    f"GET {S}/log": (VIEWER, {}),
+    f"GET {S}/search": (VIEWER, {"params": {"q": "chair"}}),
+    f"GET {S}/calls": (VIEWER, {}),
+    f"GET {S}/checkpoint": (VIEWER, {"params": {"ref": "main#1"}}),
+    f"GET {S}/diff": (VIEWER, {"params": {"a": "main#1", "b": "main#2"}}),
+    f"GET {S}/compare": (VIEWER, {"params": {"a": "main", "b": "main-2"}}),
+    f"GET {S}/tags": (VIEWER, {}),
+    f"POST {S}/tags": (EDITOR, {"json": {"name": "v2", "ref": "main#1"}}),
+    f"DELETE {S}/tags": (EDITOR, {"params": {"name": "v1"}}),
+    f"GET {S}/export": (VIEWER, {}),
+    f"GET {C}": (VIEWER, {}),
+    f"DELETE {C}": (EDITOR, {}),
+    f"GET {C}/messages": (VIEWER, {}),
+    f"GET {C}/calls": (VIEWER, {}),
+    f"GET {C}/state": (VIEWER, {}),
+    f"GET {C}/files": (VIEWER, {}),
+    f"GET {S}/plan": (VIEWER, {"params": {"to": "main#2"}}),
+    f"POST {S}/rollbacks": (EDITOR, {"json": {"to": "main#2", "force": True}}),
+    f"POST {S}/rewinds": (EDITOR, {"json": {"to": "main#2"}}),
+    f"GET {S}/switch": (VIEWER, {"params": {"branch": "main"}}),
+    f"POST {S}/switch": (EDITOR, {"json": {"branch": "main"}}),
+    f"GET {S}/operations": (VIEWER, {}),
+    "GET /operations/{operation_id}": (VIEWER, {}),
+    "POST /operations/{operation_id}/resume": (EDITOR, {"json": {}}),
+    "POST /invocations/{invocation_id}/resolve": (EDITOR, {"json": {"outcome": "happened"}}),
+    "GET /events": (SELF, {}),
+    "GET /events/live": (SELF, None),  # it never ends: who comes in is tested with the feeds
+    f"GET {S}/members": (VIEWER, {}),
+    f"POST {S}/members": (OWNER, {"json": {"user": "gus", "role": "viewer"}}),
+    f"DELETE {S}/members": (OWNER, {"params": {"user": "olga"}}),
+    f"GET {S}/links": (OWNER, {}),
+    f"POST {S}/links": (OWNER, {"json": {"role": "viewer"}}),
+    "DELETE /links/{link_id}": (OWNER, {}),
+    "POST /links/accept": (SELF, {"json": {"token": "no link"}}),
+    "GET /users": (ADMIN, {}),
+    "POST /users": (ADMIN, {"json": {"name": "new"}}),
+    "PATCH /users/{user_id}": (ADMIN, {"json": {"disabled": True}}),
+    "DELETE /users/{user_id}": (ADMIN, {}),
+    "POST /users/{user_id}/revoke-tokens": (ADMIN, {}),
+    "GET /keys": (SELF, {}),
+    "POST /keys": (SELF, {"json": {"name": "another"}}),
+    "DELETE /keys/{key_id}": (SELF, {}),
+}
+"""Each route of the API: who may, and what is sent; ids are of what is ada's, or of somebody else's account."""
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A database with ada's shared session, everybody's keys, and those that hold no more."""
+    folder = tmp_path_factory.mktemp("doors")
+    keys = {}
+    with agentgit.open(folder / "agentgit.db") as operator:
+        for name in (*PEOPLE, "gus", "gone", "shut", "root"):
+            user = operator.users.add(name, PASSWORD, is_admin=name == "root")
+            keys[name] = operator.keys.create("all", "admin", user=user).secret
+        for scope in SCOPED:
+            keys[scope] = operator.keys.create(scope, scope, user="ada").secret
+        keys["revoked"] = (made := operator.keys.create("revoked", "admin", user="ada")).secret
+        operator.keys.revoke(made.key)
+        keys["ended"] = (made := operator.keys.create("ended", "admin", timedelta(days=1), user="ada")).secret
+        ended = made.key.id
+        operator.users.delete("gone")
+        operator.users.disable("shut")
+    with closing(sqlite3.connect(folder / "agentgit.db")) as raw:
+        raw.execute("UPDATE api_key SET expires_at = '2020-01-01 00:00:00.000000' WHERE id = ?", [ended])
+        raw.commit()
+    with story(folder, "ada") as ada:
+        for name, role in PEOPLE.items():
+            if role != "stranger" and name != "ada":
+                ada.session("support-42").sharing.share(name, role)
+        ada.session("support-42").tag("main#1", "v1")
+        ada.session("support-42").get_checkpoint("before the table")
+        ids = {
+            "session_id": ada.session("support-42").id,
+            "checkpoint_id": ada.session("support-42").get_checkpoint("main#2").id,
+            "operation_id": ada.session("support-42").operations()[0].id,
+            "invocation_id": ada.session("support-42").tool_track(branch="main")[0].id,
+            "link_id": ada.session("support-42").sharing.create_link().id,
+            "key_id": ada.keys.all()[0].id,
+        }
+    with agentgit.open(folder / "agentgit.db") as operator:
+        ids["user_id"] = operator.users.find("gus").id
+    with agentgit.open(folder / "agentgit.db", tenant="acme") as other:
+        keys["another tenant's"] = other.keys.create("all", "admin", user=other.users.add("ada")).secret
+    return SimpleNamespace(folder=folder, keys=keys, ids=ids)
+
+
+@pytest.fixture
+def house(prepared, tmp_path, monkeypatch):
+    """A copy of it, served."""
+    for file in ("agentgit.db", "shop.db"):
+        shutil.copy(prepared.folder / file, tmp_path)
+    monkeypatch.setenv("AGENTGIT_DEMO_SHOP", str(tmp_path / "shop.db"))
+    with agentgit.open(tmp_path / "agentgit.db", trust=["agentgit.demo"]) as repo:
+        yield SimpleNamespace(
+            repo=repo, app=app(repo), path=tmp_path / "agentgit.db", keys=prepared.keys, ids=prepared.ids
+        )
+
+
+NOTED = {"audit_event", "login_failure", "api_key"}
+"""What is written of a refusal: the trail, the failures, and when a key was used."""
+
+
+def stored(path):
+    """All that is stored, without what is noted of refusals."""
+    with closing(sqlite3.connect(path)) as raw:
+        tables = [name for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {
+            name: raw.execute(f'SELECT * FROM "{name}"').fetchall()  # noqa: S608  # the names are the schema's
+            for name in tables
+            if name not in NOTED and not name.startswith(("sqlite", "search_words"))
+        } | {"keys": raw.execute("SELECT id, hash, scope, revoked_at, expires_at FROM api_key").fetchall()}
+
+
+def asked(house, route, key):
+    """Send a request to a route, with the ids and the body of the table."""
+    method, _, path = route.partition(" ")
+    client = TestClient(house.app, base_url="https://git.example", raise_server_exceptions=False)
+    headers = {"authorization": f"Bearer {key}"} if key is not None else {}
+    return client.request(method, f"/api/v1{path.format(**house.ids)}", headers=headers, **(ROUTES[route][1] or {}))
+
+
+def is_enough(role, needs):
+    """Whether somebody with a role, or a key that reaches so far, may use a door."""
+    return needs == SELF or (needs in RANK and RANK[role] >= RANK[needs])
+
+
+CREDENTIALS = (None, "", "agit_1_2_3", "x" * 9000, "revoked", "ended", "gone", "shut", "another tenant's")
+
+
+@pytest.mark.parametrize("who", CREDENTIALS, ids=str)
+def test_d5_no_route_lets_in_who_has_no_credential_that_holds(house, who):
+    """D5: without a credential, or with one that is none or holds no more, every route is a 401 and changes nothing."""
+    before, wrong = stored(house.path), {}
+    for route, (needs, _) in ROUTES.items():
+        answer = asked(house, route, house.keys.get(who, who))
+        if needs != OPEN and (answer.status_code, "chair" in answer.text) not in ((401, False), (429, False)):
+            wrong[route] = (answer.status_code, answer.text[:200])
+    assert wrong == {}
+    assert stored(house.path) == before
+
+
+@pytest.mark.parametrize("who", [*PEOPLE, *SCOPED, "root"])
+def test_d5_no_route_does_more_than_its_role(house, who):
+    """D5: who is one role short, or more, is refused, finds nothing of what they may not see, and changes nothing."""
+    role = PEOPLE.get(who) or SCOPED.get(who) or "stranger"
+    before, wrong = stored(house.path), {}
+    for route, (needs, sent) in ROUTES.items():
+        is_admins = needs == ADMIN and who == "root"
+        if sent is None or needs in (OPEN, SELF) or is_enough(role, needs) or is_admins:
+            continue
+        answer = asked(house, route, house.keys[who])
+        hidden = role == "stranger" and needs != ADMIN
+        if answer.status_code not in ({404} if hidden else {403, 404}) or "chair" in answer.text:
+            wrong[route] = (answer.status_code, answer.text[:200])
+    assert wrong == {}
+    assert stored(house.path) == before
+
+
+@pytest.mark.parametrize("route", [route for route, (needs, sent) in ROUTES.items() if sent is not None])
+def test_d5_the_role_is_enough_for_its_route(house, route):
+    """D5: who has just the role that a route takes is not refused for want of it."""
+    needs = ROUTES[route][0]
+    who = {ADMIN: "root", SELF: "eve", OPEN: "eve"}.get(needs) or next(n for n, r in PEOPLE.items() if r == needs)
+    answer = asked(house, route, house.keys[who])
+    # What is not one's own is not there, nor is a link or a file that nobody has made.
+    foreign = {"DELETE /keys/{key_id}", "POST /links/accept", "POST /login", f"POST {S}/rewinds"}
+    assert answer.status_code < 500
+    assert answer.status_code not in (401, 403, 404) or route in foreign, answer.text
+
+
+# -- pages
+
+
+PAGES = {
+    "GET /": SELF,
+    "GET /help": SELF,
+    "GET /login": OPEN,
+    "POST /login": OPEN,
+    "GET /enter": OPEN,
+    "GET /healthz": OPEN,
+    "GET /readyz": OPEN,
+    "GET /metrics": ADMIN,
+    "POST /logout": SELF,
+    "POST /account/password": SELF,
+    "GET /keys": SELF,
+    "POST /keys": SELF,
+    "POST /keys/revoke": SELF,
+    "GET /join": SELF,
+    "POST /join": SELF,
+    "GET /audit": SELF,
+    "GET /users": ADMIN,
+    "POST /users": ADMIN,
+    "POST /users/change": ADMIN,
+    "POST /users/delete": ADMIN,
+    "GET /sessions": SELF,
+    "POST /sessions": SELF,
+    f"GET {S}": VIEWER,
+    f"GET {S}/calls": VIEWER,
+    f"GET {C}": VIEWER,
+    f"GET {C}/files": VIEWER,
+    f"GET {S}/diff": VIEWER,
+    f"GET {S}/export": VIEWER,
+    f"GET {S}/operations": VIEWER,
+    f"GET {S}/rollback": VIEWER,
+    f"GET {S}/search": VIEWER,
+    f"GET {S}/sharing": VIEWER,
+    f"GET {S}/switch": VIEWER,
+    "GET /operations/{operation_id}": VIEWER,
+    f"POST {S}/rollback": EDITOR,
+    f"POST {S}/switch": EDITOR,
+    f"POST {S}/tags": EDITOR,
+    f"POST {S}/tags/delete": EDITOR,
+    "POST /operations/{operation_id}/resume": EDITOR,
+    "POST /invocations/{invocation_id}/resolve": EDITOR,
+    f"POST {S}/delete": OWNER,
+    f"POST {S}/links": OWNER,
+    f"POST {S}/links/revoke": OWNER,
+    f"POST {S}/members": OWNER,
+    f"POST {S}/members/delete": OWNER,
+}
+"""Each page and each form: who may."""
+
+OTHERS = ["BEFORE /* (Guard)", "ANY /static/* (Static)"]
+"""What stands before all of them, and the files of style and script, which anybody may have."""
+
+FORM = {
+    "to": "main#2",
+    "ref": "main#2",
+    "target": "main#2",
+    "branch": "main",
+    "name": "v1",
+    "role": "editor",
+    "user": "gus",
+    "what": "disable",
+    "scope": "admin",
+    "password": "a new password",
+    "days": "1",
+    "force": "true",
+    "token": "x",
+    "outcome": "happened",
+    "link": "1",
+    "key": "1",
+    "action": "switch",
+    "text": "x",
+    "url": "https://example.com/",
+    "seen": "x",
+    "request_id": "web-x",
+}
+
+
+def page(house, client, method, path, **form):
+    """Ask for a page, with a form that has a value for all that any form asks."""
+    target = path.format(**{**house.ids, "user": "gus", "name": "v1"})
+    scope = {"scope": "all"} if path.endswith("/rollback") else {}  # which is of a key elsewhere
+    form = {**FORM, **scope, "user": house.ids["user_id"], **form}
+    with_form = {"data": form, "headers": {"origin": "https://git.example"}} if method == "POST" else {"params": form}
+    return client.request(method, target, **with_form)
+
+
+def visitor(house, key):
+    """A browser with a cookie."""
+    client = TestClient(
+        house.app, base_url="https://git.example", follow_redirects=False, raise_server_exceptions=False
+    )
+    if key is not None:
+        client.cookies.set("__Host-agentgit", key)
+    return client
+
+
+def known():
+    """Each door that the tables name."""
+    below = (route.partition(" ") for route in ROUTES)
+    return Counter([*(f"{method} /api/v1{path}" for method, _, path in below), *PAGES, *OTHERS])
+
+
+@pytest.mark.parametrize("way", ["an application", "one with a link, a public URL and a token", "agentgit serve"])
+def test_d5_every_route_and_page_says_who_may(prepared, tmp_path, monkeypatch, way):
+    """D5: what the application that is served has, and no table names, is a hole until somebody says who may use it."""
+    shutil.copy(prepared.folder / "agentgit.db", tmp_path)
+    made = []
+    with agentgit.open(tmp_path / "agentgit.db") as repo:
+        if way == "an application":
+            made.append(app(repo))
+        elif way == "agentgit serve":
+            stub = SimpleNamespace(run=lambda listening: listening[0].close())
+            monkeypatch.setattr(server, "Server", lambda app: made.append(app) or stub)
+            monkeypatch.setattr(server.signal, "signal", lambda *_: None)
+            server.serve(repo, port=0, say=lambda _: None, access_log=False)
+        else:
+            made.append(app(repo, link=OwnerLink(repo), public_url="https://git.example/below", metrics_token="x" * 40))
+        found = Counter(doors(made[0]))
+    assert (found - known(), known() - found) == ({}, {})
+
+
+async def evil(*_):
+    """Answer whoever asks."""
+
+
+PLAIN = Starlette(routes=[Route("/evil", evil)])
+ADDED = {
+    "a hidden route": (lambda made, _: made.add_api_route("/evil", evil, include_in_schema=False), ["GET /evil"]),
+    "a plain route": (lambda made, _: made.add_route("/evil", evil, ["HEAD"]), ["HEAD /evil"]),
+    "any method": (lambda made, _: made.routes.insert(0, Route("/evil", PlainTextResponse())), ["ANY /evil"]),
+    "what is there": (lambda made, _: made.add_api_route("/known", evil), ["GET /known"]),  # one of the two answers
+    "a router's hidden route": (
+        lambda _, inner: inner.add_api_route("/evil", evil, include_in_schema=False),
+        ["GET /far/evil", "GET /api/evil"],
+    ),
+    "a router's plain route": (lambda _, inner: inner.add_route("/evil", evil), ["GET /far/evil", "GET /api/evil"]),
+    "a router's mount": (lambda _, inner: inner.mount("/x", PLAIN), ["GET /far/x/evil", "GET /api/x/evil"]),
+    "a mount": (lambda made, _: made.mount("/x", PLAIN), ["GET /x/evil"]),
+    "a folder": (lambda made, _: made.mount("", StaticFiles(directory="/")), ["ANY /* (StaticFiles)"]),
+    "a mounted function": (lambda made, _: made.mount("/x", evil), ["ANY /x/* (evil)"]),
+    "a wrapped mount": (
+        lambda made, _: made.mount("/x", GZipMiddleware(PLAIN)),
+        ["BEFORE /x/* (GZipMiddleware)", "GET /x/evil"],
+    ),
+    "a mount in a wrapped mount": (
+        lambda made, _: made.routes.append(
+            Mount("/x", routes=[Mount("/y", PLAIN)], middleware=[Middleware(GZipMiddleware)])
+        ),
+        ["BEFORE /x/* (GZipMiddleware)", "GET /x/y/evil"],
+    ),
+    "a wrapped router": (
+        lambda made, _: made.mount(
+            "/x", Router([Route("/evil", evil)], default=evil, middleware=[Middleware(GZipMiddleware)])
+        ),
+        ["BEFORE /x/* (GZipMiddleware)", "ELSE /x/* (evil)", "GET /x/evil"],
+    ),
+    "a host": (lambda made, _: made.host("x.example", PLAIN), ["GET //x.example/evil"]),
+    "a router's host": (
+        lambda _, inner: inner.routes.append(Host("x.example", PLAIN)),
+        ["GET //x.example/far/evil", "GET //x.example/api/evil"],
+    ),
+    "a web socket": (lambda made, _: made.add_api_websocket_route("/evil", evil), ["WEBSOCKET /evil"]),
+    "a plain web socket": (lambda made, _: made.routes.append(WebSocketRoute("/evil", evil)), ["WEBSOCKET /evil"]),
+    "a middleware": (lambda made, _: made.add_middleware(GZipMiddleware), ["BEFORE /* (GZipMiddleware)"]),
+    "a default": (lambda made, _: setattr(made.router, "default", evil), ["ELSE /* (evil)"]),
+    "pages of a script": (lambda made, _: made.frontend("/x", directory="/"), ["ELSE /x/* (_FrontendRoute)"]),
+    "a router's pages of a script": (
+        lambda _, inner: inner.frontend("/x", directory="/"),
+        ["ELSE /far/x/* (_FrontendRoute)", "ELSE /api/x/* (_FrontendRoute)"],
+    ),
+}
+"""Ways to add a door to an application, or to a router that is included in it and in what is mounted in it."""
+
+
+@pytest.mark.parametrize("way", ADDED)
+def test_d5_no_way_to_add_a_door_hides_it(way):
+    """D5: the walk names what is hidden from the description, nested, mounted, for one host, no HTTP, or no route."""
+    add, named = ADDED[way]
+    made, below, inner = FastAPI(openapi_url=None), FastAPI(openapi_url=None), APIRouter()
+    made.add_api_route("/known", evil)
+    add(made, inner)
+    made.include_router(inner, prefix="/far")
+    made.mount("/api", below)
+    below.include_router(inner)
+    assert Counter(doors(made)) - Counter(["GET /known"]) == Counter(named)
+
+
+@pytest.mark.parametrize("who", [*PEOPLE, *SCOPED, "root"])
+def test_d5_no_page_does_more_than_its_role(house, who):
+    """D5: who is one role short, or has a narrow key, is refused by each page and form, and changes nothing."""
+    role = PEOPLE.get(who) or SCOPED.get(who) or "stranger"
+    client, wrong = visitor(house, house.keys[who]), {}
+    csrf = re.search(r'name="csrf" value="(\w{64})"', client.get("/sessions").text)[1]
+    planned = page(house, visitor(house, house.keys["ada"]), "GET", f"{S}/rollback")
+    seen = re.search(r'name="seen" value="(\w{64})"', planned.text)[1]  # so that nothing but the role is wrong
+    before = stored(house.path)
+    for name, needs in PAGES.items():
+        if needs in (OPEN, SELF) or is_enough(role, needs) or (needs == ADMIN and who == "root"):
+            continue
+        method, _, path = name.partition(" ")
+        given = {"name": "support-42"} if path == f"{S}/delete" else {}
+        answer = page(house, client, method, path, csrf=csrf, seen=seen, **given)
+        hidden = role == "stranger" and needs != ADMIN
+        refusals = {401} if path == "/metrics" else {404} if hidden else {403, 404}
+        if answer.status_code not in refusals or (hidden and "chair" in answer.text):
+            wrong[name] = (answer.status_code, answer.text[:200])
+    assert wrong == {}
+    assert stored(house.path) == before
+
+
+@pytest.mark.parametrize("who", CREDENTIALS, ids=str)
+def test_d5_no_page_lets_in_who_has_no_credential_that_holds(house, who):
+    """D5: every page but the door leads to the door, and changes nothing."""
+    before, client, wrong = stored(house.path), visitor(house, house.keys.get(who, who)), {}
+    for name, needs in PAGES.items():
+        answer = page(house, client, *name.split(" "))
+        if needs != OPEN and (answer.status_code not in (303, 401, 403) or "chair" in answer.text):
+            wrong[name] = (answer.status_code, answer.text[:200])
+    assert wrong == {}
+    assert stored(house.path) == before
+
+
+@pytest.mark.parametrize("who", ["eve", "vic"])
+def test_d5_no_form_changes_what_its_sender_may_not(house, who):
+    """D5: a stranger sees nothing of the session on any page; neither they nor a viewer change anything by any form."""
+    client, wrong = visitor(house, house.keys[who]), {}
+    before = stored(house.path)
+    own = {"/keys", "/keys/revoke", "/account/password", "/logout", "/sessions", "/links/accept", "/join"}
+    csrf = re.search(r'name="csrf" value="(\w{64})"', client.get("/sessions").text)[1]
+    for name, needs in PAGES.items():
+        method, _, path = name.partition(" ")
+        if needs == OPEN or (method == "POST" and path in own):
+            continue
+        answer = page(house, client, method, path, csrf=csrf)
+        if answer.status_code >= 500 or (who != "vic" and "chair" in answer.text):
+            wrong[name] = (answer.status_code, answer.text[:200])
+        if stored(house.path) != before:
+            wrong[name] = "changed something"
+            before = stored(house.path)
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("who", ["ada", "root"])
+def test_d5_no_form_is_taken_without_its_mark(house, who):
+    """D5: whatever another site makes the browser of an owner or an admin send changes nothing."""
+    before, client, wrong = stored(house.path), visitor(house, house.keys[who]), {}
+    for method, path in (name.split(" ") for name in PAGES):
+        if method == "POST" and (answer := page(house, client, method, path, csrf="0" * 64)).status_code != 403:
+            wrong[path] = (answer.status_code, answer.text[:200])
+    assert wrong == {}
+    assert stored(house.path) == before
+
+
+# -- MCP
+
+AT = {"session": "ada/support-42"}
+TOOLS = {
+    "list_sessions": (SELF, {}),
+    "list_checkpoints": (VIEWER, AT),
+    "get_checkpoint_info": (VIEWER, {**AT, "checkpoint": "main#1"}),
+    "list_tool_calls": (VIEWER, AT),
+    "list_branches": (VIEWER, AT),
+    "show_tree": (VIEWER, AT),
+    "diff_checkpoints": (VIEWER, {**AT, "a": "main#1"}),
+    "search": (VIEWER, {**AT, "text": "chair"}),
+    "list_operations": (VIEWER, AT),
+    "plan_rollback": (VIEWER, {**AT, "checkpoint": "main#2"}),
+    "plan_switch": (VIEWER, {**AT, "branch": "main"}),
+    "create_checkpoint": (EDITOR, {**AT, "name": "more"}),
+    "create_branch": (EDITOR, {**AT, "name": "more", "checkpoint": "main#1"}),
+    "delete_checkpoint": (EDITOR, {**AT, "checkpoint": "before the table"}),
+    "cleanup_auto_checkpoints": (EDITOR, AT),
+    "rollback_to_checkpoint": (EDITOR, {**AT, "checkpoint": "main#2", "confirm": "x", "force": True}),
+    "switch_branch": (EDITOR, {**AT, "branch": "main"}),
+    "resume_operation": (EDITOR, {**AT, "operation": None}),
+}
+"""Each tool of the MCP server: who may, and its arguments."""
+
+
+def test_d5_every_mcp_tool_says_who_may():
+    """D5: a tool that is not in the table above is a hole until somebody says who may use it."""
+    assert set(forms(bound=False, read_only=False)) == set(TOOLS)
+
+
+@pytest.mark.parametrize("who", ["eve", "vic", "fay", "read"])
+def test_d5_no_mcp_tool_does_more_than_its_role(house, who):
+    """D5: the tools obey the roles of whoever started the server, and change nothing for who may not."""
+    role = PEOPLE.get(who) or SCOPED[who]
+    repo = house.repo.authenticate(house.keys[who])
+    before, wrong, known = stored(house.path), {}, forms(bound=False, read_only=False)
+    for name, (needs, given) in TOOLS.items():
+        here = {"session": AT["session"] if who in PEOPLE else "support-42"} if given else {}
+        arguments = {**given, **here, **({"operation": house.ids["operation_id"]} if "operation" in given else {})}
+        try:
+            said = getattr(WriteTools(repo, None, may_force=True), name)(**known[name].read(arguments)).text
+            kind = None
+        except AgentGitError as error:
+            said, kind = str(error), type(error).__name__
+        # Who may look may also plan, and is told that a code is none of a plan before anything else.
+        refusals = {"NotFound"} if role == "stranger" else {"NotAllowed", *(["Conflict"] if "confirm" in given else [])}
+        if not is_enough(role, needs) and (kind not in refusals or (role == "stranger" and "chair" in said)):
+            wrong[name] = (kind, said[:200])
+        if is_enough(role, needs) and kind == "NotAllowed":
+            wrong[name] = (kind, said[:200])
+    assert wrong == {}
+    assert stored(house.path) == before
+
+
+# -- commands
+
+ELSEWHERE = "elsewhere"
+"""It acts on no session: on files of the caller, on the schema as its operator, or it starts something."""
+AT_S = "ada/support-42"
+COMMANDS = {
+    "accept": (SELF, ["no-link"]),
+    "audit show": (ADMIN, []),
+    "audit tips": (ADMIN, []),
+    "audit verify": (ADMIN, []),
+    "branches": (VIEWER, [AT_S]),
+    "chat": (EDITOR, None),
+    "checkpoint cleanup": (EDITOR, [AT_S]),
+    "checkpoint clear": (OWNER, [AT_S, "--yes"]),
+    "checkpoint create": (EDITOR, [AT_S, "more"]),
+    "checkpoint delete": (EDITOR, [f"{AT_S}@main#2", "--yes"]),
+    "cherry-pick": (EDITOR, None),
+    "compare": (VIEWER, [AT_S, "main", "main-2"]),
+    "db check": (ELSEWHERE, None),
+    "db current": (ELSEWHERE, None),
+    "db downgrade": (ELSEWHERE, None),
+    "db grant": (ELSEWHERE, None),
+    "db keys": (ADMIN, []),
+    "db partition": (ELSEWHERE, None),
+    "db rotate": (ADMIN, []),
+    "db sql": (ELSEWHERE, None),
+    "db stamp": (ELSEWHERE, None),
+    "db upgrade": (ELSEWHERE, None),
+    "delete": (OWNER, [AT_S, "--yes"]),
+    "demo": (ELSEWHERE, None),
+    "diff": (VIEWER, [AT_S, "main#1", "main#2"]),
+    "events": (VIEWER, [AT_S]),
+    "explore": (EDITOR, None),
+    "export": (VIEWER, [AT_S, "out.jsonl"]),
+    "fork": (EDITOR, [f"{AT_S}@main#1"]),
+    "rename": (EDITOR, [f"{AT_S}@main", "main"]),
+    "fsck": (ADMIN, []),
+    "gc": (ADMIN, ["--dry-run"]),
+    "import": (ELSEWHERE, None),
+    "import-langgraph": (ELSEWHERE, None),
+    "keys create": (ADMIN, ["more", "--for", "gus"]),
+    "keys list": (ADMIN, ["--for", "gus"]),
+    "keys revoke": (SELF, ["{key_id}"]),
+    "link create": (OWNER, [AT_S]),
+    "link list": (OWNER, [AT_S]),
+    "link revoke": (OWNER, ["{link_id}"]),
+    "log": (VIEWER, [AT_S]),
+    "mcp": (ELSEWHERE, None),
+    "members": (VIEWER, [AT_S]),
+    "merge": (EDITOR, None),
+    "operations": (VIEWER, [AT_S]),
+    "plan": (VIEWER, [f"{AT_S}@main#2"]),
+    "promote": (EDITOR, [f"{AT_S}@main", "--yes"]),
+    "recover": (EDITOR, [AT_S]),
+    "redo": (EDITOR, [AT_S, "--yes"]),
+    "resolve": (EDITOR, ["{invocation_id}", "happened"]),
+    "resume": (EDITOR, ["{operation_id}"]),
+    "retention": (OWNER, [AT_S, "--max", "50"]),
+    "rewind": (EDITOR, [f"{AT_S}@main#2", "--yes"]),
+    "rollback": (EDITOR, [f"{AT_S}@main#2", "--yes", "--force"]),
+    "search": (VIEWER, [AT_S, "chair"]),
+    "serve": (ELSEWHERE, None),
+    "sessions": (SELF, []),
+    "share": (OWNER, [AT_S, "gus"]),
+    "show": (VIEWER, [f"{AT_S}@main#1"]),
+    "start": (FORKER, ["mine", f"{AT_S}@main#1"]),
+    "stats": (VIEWER, [AT_S]),
+    "status": (VIEWER, [AT_S]),
+    "switch": (EDITOR, [f"{AT_S}@main", "--yes"]),
+    "tag": (EDITOR, [f"{AT_S}@main#1", "v2"]),
+    "track": (VIEWER, [AT_S]),
+    "trajectory": (VIEWER, [AT_S]),
+    "tree": (VIEWER, [AT_S]),
+    "undo": (EDITOR, [AT_S, "--yes", "--force"]),
+    "unshare": (OWNER, [AT_S, "olga"]),
+    "users add": (ADMIN, ["new"]),
+    "users delete": (ADMIN, ["gus", "--yes"]),
+    "users disable": (ADMIN, ["gus"]),
+    "users enable": (ADMIN, ["gus"]),
+    "users list": (ADMIN, []),
+    "users password": (ADMIN, ["gus"]),
+    "users revoke-tokens": (ADMIN, ["gus"]),
+    "webhooks add": (VIEWER, ["https://example.com/", "--session", AT_S, "--secret-file", "secret"]),
+    "webhooks deliver": (ADMIN, []),
+    "webhooks list": (SELF, []),
+    "webhooks remove": (SELF, ["1"]),
+    "webhooks retry": (SELF, ["1"]),
+    "whoami": (SELF, []),
+    **{
+        f"workspace {name}": (ELSEWHERE, None) for name in ("delete", "diff", "list", "restore", "save", "show", "undo")
+    },
+}
+"""Each command: who may, and its words; None where it needs a graph, or is its caller's own affair."""
+
+
+def commands(group, above=()):
+    """All commands, by their words."""
+    for name, one in group.commands.items():
+        if isinstance(one, click.Group) or hasattr(one, "commands"):
+            yield from commands(one, (*above, name))
+        else:
+            yield " ".join((*above, name))
+
+
+def test_d5_every_command_says_who_may():
+    """D5: a command that is not in the table above is a hole until somebody says who may use it."""
+    assert set(commands(typer.main.get_command(every_command))) == set(COMMANDS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("who", ["eve", "vic", "fay", "ed"])
+def test_d5_no_command_does_more_than_its_role(house, who, monkeypatch, capsys):
+    """D5: with --user a command has that user's rights: 3 is not found, 5 not allowed, and nothing is changed."""
+    monkeypatch.chdir(house.path.parent)
+    for name in ("AGENTGIT_USER", "AGENTGIT_TENANT", "AGENTGIT_DATABASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    before, wrong = stored(house.path), {}
+    for name, (needs, words) in COMMANDS.items():
+        if words is None or needs in (SELF, ELSEWHERE) or is_enough(PEOPLE[who], needs):
+            continue
+        given = [word.format(**house.ids) for word in words]
+        monkeypatch.setattr(sys, "argv", ["agentgit", "--user", who, *name.split(), *given])
+        monkeypatch.setattr(sys, "stdin", io.StringIO("a new password\n"))
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = "".join(capsys.readouterr())
+        hidden = PEOPLE[who] == "stranger" and needs != ADMIN
+        if ended.value.code not in ({3} if hidden else {3, 5}) or "chair" in said:
+            wrong[name] = (ended.value.code, said[:200])
+        if stored(house.path) != before:
+            wrong[name] = "changed something"
+            before = stored(house.path)
+    assert wrong == {}

@@ -1,0 +1,356 @@
+"""The magics of the notebook: %agentgit, %%branch, completion and the live tree (D4)."""
+
+import sys
+
+import pytest
+from scripted import World, obedient, tool_node_graph
+
+import agentgit
+from agentgit.errors import InvalidInput, NotFound, WorldDiverged
+from agentgit.notebook import commands, completion, live
+from agentgit.notebook.target import Names
+
+# IPython's history keeps a thread and a file that the collector finds.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def ipython():
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    main = sys.modules["__main__"]
+    shell = InteractiveShell(config=Config({"HistoryManager": {"enabled": False}}))
+    sys.modules["__main__"] = main  # which it takes the place of; the tests that start processes need that
+    shell.run_line_magic("load_ext", "agentgit")
+    yield shell
+    agentgit.unload_ipython_extension(shell)
+    assert "agentgit" not in shell.magics_manager.magics["line"]
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def shell(ipython, repo, world):
+    """A shell with a repository and an agent that has said two things."""
+    ipython.user_ns.clear()
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "my session", effects=world.effects())
+    agent.run("add chair")
+    agent.checkpoint("before the table")
+    agent.run("add table")
+    ipython.user_ns.update(repo=repo, agent=agent)
+    magics = ipython.magics_manager.magics["line"]["agentgit"].__self__
+    magics._names.chosen = None
+    return ipython
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What is shown beside what a magic gives."""
+    values = []
+    monkeypatch.setattr("agentgit.notebook.magics._show", values.append)
+    return values
+
+
+def magic(shell, line):
+    return shell.run_line_magic("agentgit", line)
+
+
+def usage_error(shell, line) -> str:
+    from IPython.core.error import UsageError
+
+    with pytest.raises(UsageError) as raised:
+        magic(shell, line)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_d4_magics_look(shell, world):
+    """D4: every looking command gives the value that the verb gives, of the agent's session and branch."""
+    agent, repo = shell.user_ns["agent"], shell.user_ns["repo"]
+    assert magic(shell, "") is agent
+    assert str(magic(shell, "tree")) == str(agent.tree())
+    assert magic(shell, "branches") == agent.session.branches()
+    assert magic(shell, "track") == agent.tool_track()
+    assert magic(shell, "track -n 1") == agent.tool_track()[-1:]
+    assert [p.id for p in magic(shell, "log")] == [p.id for p in agent.log()]
+    assert [p.metadata["reference"] for p in magic(shell, "log -n 2")] == ["main#4", "main#5"]
+    assert str(magic(shell, "plan 'before the table'")) == str(agent.plan_rollback("before the table"))
+    assert str(magic(shell, "diff main#3 HEAD")) == str(repo.session().diff("main#3", "main#5"))
+    assert magic(shell, "search table").items
+    assert magic(shell, "stats").total.checkpoints == 5
+    assert "rollback" in repr(magic(shell, "help"))
+    assert magic(shell, "compare main#2") is not None
+    assert world.items == ["chair", "table"]
+
+
+def test_d4_a_rollback_leads_the_name_to_the_new_branch(shell, shown, world):
+    """D4: rollback, undo, redo and checkout move the variable, not the agent that it was; the world follows."""
+    first = shell.user_ns["agent"]
+    shell.user_ns["also"] = first
+    report = magic(shell, "rollback 'before the table' --name retry")
+    assert (report.status, world.items) == ("done", ["chair"])
+    assert shell.user_ns["agent"].branch.name == "retry"
+    assert shell.user_ns["also"].branch.name == "main"
+    assert repr(shown[-1]) == "agent is on branch retry"
+    magic(shell, "checkout main --sync world")
+    assert shell.user_ns["agent"].branch.name == "main"
+    assert world.items == ["chair", "table"]
+    shell.user_ns["agent"].run("add lamp")
+    magic(shell, "undo")
+    assert world.items == ["chair", "table"]
+    assert first.branch.name == "main"
+
+
+def test_d4_names_and_tags(shell):
+    """D4: a checkpoint is saved, tagged, and its tag taken away."""
+    assert magic(shell, "checkpoint 'all done' --description 'at last'").checkpoint_name == "all done"
+    assert [tag.reference for tag in magic(shell, "tag good")] == ["main#6"]
+    assert {tag.name: tag.reference for tag in magic(shell, "tag main#2 old")} == {"good": "main#6", "old": "main#2"}
+    assert [tag.name for tag in magic(shell, "tag --delete old")] == ["good"]
+
+
+WRONG = {
+    "rolback x": "NotFound: There is no %agentgit rolback",
+    "rollback": "InvalidInput: the following arguments are required: PLACE",
+    "rollback nowhere": "NotFound: Session my session has no checkpoint 'nowhere'",
+    "log -n 0": "InvalidInput: argument -n/--limit",
+    "checkout main --sync never": "InvalidInput: argument --sync",
+    "tag a b c": "InvalidInput: Write at most a place and a name",
+    "plan before the table": "the table. A name with spaces needs quotes. Usage: %agentgit plan",
+    "plan 'main": "InvalidInput: That cannot be read: No closing quotation",
+    "use nobody": "NotFound: There is no agent, repository or session called 'nobody'",
+}
+
+
+def test_d4_a_failure_is_one_line(shell):
+    """D4: what is wrong is told in one line that says what to do, without a traceback; nothing was done."""
+    for line, said in WRONG.items():
+        assert said in usage_error(shell, line)
+    assert len(shell.user_ns["agent"].session.branches()) == 1
+
+
+def test_d4_a_blocked_rollback_shows_its_plan(shell, shown, world):
+    """D4: what stands in the way is shown as the plan, and --force goes on."""
+    shell.user_ns["agent"].run("send hello")
+    assert "RollbackBlocked" in usage_error(shell, "rollback main#3")
+    assert "send(text='hello')" in str(shown[-1])
+    magic(shell, "rollback main#3 --force")
+    assert world.items == ["chair"]
+
+
+def test_d4_who_is_meant(shell, repo, world):
+    """D4: the agent that ran last; else who was chosen, by name; a repository or a session can be looked at alone."""
+    other = repo.wrap(tool_node_graph(obedient(), world.tools()), "other")
+    other.run("hello")
+    shell.user_ns["other"] = other
+    assert magic(shell, "") is other
+    assert magic(shell, "use agent") is shell.user_ns["agent"]
+    other.run("hello again")
+    assert magic(shell, "") is shell.user_ns["agent"]
+    assert magic(shell, "use 'my session'").name == "my session"
+    assert magic(shell, "rollback 'before the table'").branch == "main-2"
+    assert magic(shell, "checkout main").name == "main"
+    assert magic(shell, "undo").status == "done"
+    assert magic(shell, "checkpoint 'without an agent'").checkpoint_name == "without an agent"
+    assert "needs an agent" in usage_error(shell, "compare main")
+    magic(shell, "use")
+    assert magic(shell, "") is other
+    del shell.user_ns["other"], shell.user_ns["agent"]
+    assert magic(shell, "branches")[0].name == "main"
+    del shell.user_ns["repo"]
+    assert "There is no agent here yet" in usage_error(shell, "tree")
+
+
+def cell_magic(shell, line, cell, name="branch"):
+    return shell.run_cell_magic(name, line, cell)
+
+
+def test_d4_a_cell_runs_on_a_branch_and_comes_back(shell, shown, repo, world):
+    """D4: the agent's name means the branch inside the cell and the agent after it; a second run is a new branch."""
+    agent = shell.user_ns["agent"]
+    cell = "said = agent.run('note hurry')\nagent.branch.name"
+    assert cell_magic(shell, "try --from 'before the table'", cell) == "try"
+    assert cell_magic(shell, "try --from 'before the table'", cell) == "try-2"
+    assert shell.user_ns["agent"] is agent
+    assert shell.user_ns["said"] == "done"
+    assert repo.session("my session").branch().name == "main"
+    assert repr(shown[-1]) == "branch try-2 is at try-2#3; agent is on main again"
+    assert [m["content"] for m in agent.at("try").history() if m["role"] == "user"] == ["add chair", "note hurry"]
+    agent.run("add lamp")
+    assert world.items == ["chair", "table", "lamp"]
+
+
+def test_d4_a_cell_that_fails_comes_back_too(shell, shown):
+    """D4: what a cell raises is raised, and the agent is what it was; an await is refused before anything is made."""
+    from IPython.core.error import UsageError
+
+    agent = shell.user_ns["agent"]
+    with pytest.raises(ZeroDivisionError):
+        cell_magic(shell, "try", "agent.run('hello')\n1 / 0")
+    assert shell.user_ns["agent"] is agent
+    count = len(agent.session.branches())
+    with pytest.raises(UsageError, match="await"):
+        cell_magic(shell, "try", "await agent.ainvoke({})")
+    with pytest.raises(UsageError, match="required: NAME"):
+        cell_magic(shell, "", "1")
+    with pytest.raises(SyntaxError):
+        cell_magic(shell, "try", "agent.run('hello'")
+    assert len(agent.session.branches()) == count
+
+
+def test_d4_a_cell_in_another_world_is_told_how(shell):
+    """D4, W5: what a first run did in the world keeps a second one from running; a note names the option for that."""
+    cell_magic(shell, "try --from 'before the table'", "agent.run('add sofa')")
+    with pytest.raises(WorldDiverged) as failed:
+        cell_magic(shell, "try --from 'before the table'", "agent.run('add sofa')")
+    assert "--sync world" in failed.value.__notes__[0]
+
+
+def test_d4_a_cell_can_have_the_world_of_its_branch(shell, shown, world):
+    """D4, W5: with --sync world the world is brought to the branch for the cell, and back after it."""
+    code = "agent.run('add sofa')\nworld_then = list(world.items)"
+    shell.user_ns["world"] = world
+    cell_magic(shell, "try --from 'before the table' --sync world", code)
+    assert shell.user_ns["world_then"] == ["chair", "sofa"]
+    assert world.items == ["chair", "table"]
+    shell.user_ns["agent"].run("add lamp")
+
+
+@pytest.mark.parametrize("sync", ["world", "note", "ignore"])
+def test_d4_a_cell_with_a_sync_that_fails_comes_back_too(shell, world, sync):
+    """D4, W5: after a cell that raised, the session is on the branch it was on; with --sync world the world is too."""
+    session = shell.user_ns["agent"].session
+    with pytest.raises(ZeroDivisionError):
+        cell_magic(shell, f"try --from 'before the table' --sync {sync}", "agent.run('note hurry')\n1 / 0")
+    assert session.branch().name == "main"
+    assert world.items == ["chair", "table"]
+    shell.user_ns["agent"].run("add lamp")
+
+
+def test_d4_a_world_that_cannot_come_back_is_said(shell, world):
+    """D4, W5: what keeps the world on the branch is told with the failure of the cell, and does not hide it."""
+    with pytest.raises(ZeroDivisionError) as failed:
+        cell_magic(shell, "try --from 'before the table' --sync world", "agent.run('send hello')\n1 / 0")
+    assert "still on branch try" in failed.value.__notes__[0]
+    assert "cannot be undone" in failed.value.__notes__[0]
+
+
+def complete(shell, text):
+    from IPython.core.completer import provisionalcompleter
+
+    with provisionalcompleter():
+        found = shell.Completer.completions(text, len(text))
+        return [text[: one.start] + one.text for one in found]
+
+
+OFFERED = {
+    "%agentgit ro": ["%agentgit rollback"],
+    "%agentgit checkout ": ["%agentgit checkout main", "%agentgit checkout --sync", "%agentgit checkout --force"],
+    "%agentgit rollback main#": [f"%agentgit rollback main#{n}" for n in (5, 4, 3, 2, 1)],
+    "%agentgit rollback 'bef": ["%agentgit rollback 'before the table'"],
+    "%agentgit rollback bef": ["%agentgit rollback 'before the table'"],
+    "%agentgit checkout main --sync w": ["%agentgit checkout main --sync world"],
+    "%agentgit use my": ["%agentgit use 'my session'"],
+    "%agentgit tag --delete ": ["%agentgit tag --delete good"],
+    "%%branch try --from go": ["%%branch try --from good"],
+    "%%branch ": ["%%branch --from", "%%branch --sync", "%%branch --force"],
+    "%%agentgit ": ["%%agentgit live"],
+}
+
+
+def test_d4_completion(shell):
+    """D4: commands, options, branches, tags, places and sessions are offered, quoted where that is needed."""
+    shell.user_ns["agent"].tag("HEAD", "good")
+    assert {text: complete(shell, text) for text in OFFERED} == OFFERED
+
+
+def test_d4_completion_leaves_everything_else_alone():
+    """D4: elsewhere, and in the lines below a magic, nothing is said; where nobody is there, that is no failure."""
+    names = Names({})
+    assert completion.complete(names, "agent.") is None
+    assert completion.complete(names, "%%branch x\nag") is None
+    assert completion.complete(names, "%agentgit rollback ") == ("", [])
+    assert completion.complete(names, "%agentgit nothing ") == ("", [])
+    assert completion.complete(names, "%agentgit plan 'a b' 'c") == ("'c", [])
+
+
+def test_d4_every_command_is_in_the_help_and_does_something():
+    """D4: what can be written is what is done, and what the help lists."""
+    from agentgit.notebook import commands
+
+    assert list(commands.FORMS) == list(commands._DO)
+    shown = "\n".join("".join(span.text for span in line) for line in commands.help_lines())
+    assert all(f"{name}" in shown for name in commands.FORMS)
+    with pytest.raises(NotFound, match="Did you mean"):
+        commands.parse("brances")
+
+
+@pytest.mark.parametrize("line", ["help", "-h", "--help", "undo --help", "rollback -h"])
+def test_d4_help_is_found_however_it_is_asked_for(line):
+    """D4: who does not know the words yet writes what works everywhere else."""
+    assert commands.parse(line)[0] == "help"
+
+
+def test_d4_a_live_tree_needs_somebody_to_show_it(repo, world):
+    """D4: outside of IPython it is refused in one line, before anything runs."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s")
+    with pytest.raises(InvalidInput, match="notebook"), live(agent):
+        agent.run("add chair")
+    assert world.items == []
+
+
+# -- a real kernel
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    from jupyter_client.manager import start_new_kernel
+
+    manager, client = start_new_kernel(300, cwd=str(tmp_path_factory.mktemp("kernel")), kernel_name="python3")
+    yield client
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+
+
+def run(kernel, code):
+    """Run a cell in the kernel; give the reply, and what it showed."""
+    messages = []
+    reply = kernel.execute_interactive(code, output_hook=messages.append, timeout=120)
+    return reply["content"], [(message["msg_type"], message["content"]) for message in messages]
+
+
+START = """\
+import agentgit
+from agentgit.demo import EFFECTS, build, open_shop
+agent = agentgit.open("a.db").wrap(build(open_shop("shop.db")), session="s", effects=EFFECTS)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning")
+def test_d4_a_real_kernel(kernel):
+    """D4: in Jupyter's kernel the extension loads, the tree grows while a cell streams, errors are one line."""
+    assert run(kernel, "%load_ext agentgit")[0]["status"] == "ok"
+    assert run(kernel, START)[0]["status"] == "ok"
+    reply, shown = run(kernel, "%%agentgit live\nfor _ in agent.stream({'messages': [('user', 'two lamps')]}): pass")
+    assert reply["status"] == "ok"
+    trees = [content for kind, content in shown if kind in ("display_data", "update_display_data")]
+    assert len({content["transient"]["display_id"] for content in trees}) == 1
+    assert "0 checkpoints" in trees[0]["data"]["text/plain"]
+    assert "2 checkpoints" in trees[-1]["data"]["text/plain"]
+    assert "data:image/svg+xml;base64," in trees[-1]["data"]["text/html"]
+    reply, shown = run(kernel, "%agentgit rollback nowhere")
+    assert (reply["status"], reply["ename"]) == ("error", "UsageError")
+    assert [kind for kind, _ in shown if kind == "error"] == []
+    assert "".join(content["text"] for kind, content in shown if kind == "stream").count("\n") <= 2
+    _, shown = run(kernel, "%agentgit branches")
+    assert "* main" in next(content for kind, content in shown if kind == "execute_result")["data"]["text/plain"]
+    kernel.complete("%agentgit rol")
+    reply = {"msg_type": ""}
+    while reply["msg_type"] != "complete_reply":
+        reply = kernel.get_shell_msg(timeout=60)
+    assert reply["content"]["matches"] == ["rollback"]

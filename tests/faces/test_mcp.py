@@ -1,0 +1,282 @@
+"""`agentgit mcp`: the checkpoint tools of a session for clients of the Model Context Protocol (A7, W1, W2)."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from mcp import ClientSession, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp.shared.memory import create_connected_server_and_client_session
+from scripted import World, call, obedient, scripted, tool_node_graph
+
+import agentgit
+from agentgit import cli
+from agentgit.errors import (
+    Conflict,
+    InvalidInput,
+    NotAllowed,
+    NotFound,
+    RollbackBlocked,
+    RollbackIncomplete,
+    Unavailable,
+)
+from agentgit.mcp.server import LOOKS, MOVES, forms, made
+from agentgit.mcp.write_tools import WriteTools
+
+ROOT = Path(__file__).parents[2]
+
+SHELF = '''
+import json, pathlib
+from langchain_core.tools import tool
+from agentgit import reversible
+
+FILE = pathlib.Path(__file__).with_name("shelf.json")
+print("nor is this one")
+
+def items():
+    return json.loads(FILE.read_text()) if FILE.exists() else []
+
+def take(args, result):
+    print("this line is for a person, and no MCP")
+    assert input.__module__ == "builtins" and __import__("sys").stdin.read() == ""
+    left = items()
+    left.remove(args["item"])
+    FILE.write_text(json.dumps(left))
+
+@tool
+@reversible(take)
+def put(item: str) -> str:
+    """Put an item on the shelf."""
+    FILE.write_text(json.dumps([*items(), item]))
+    return item
+'''
+
+
+@pytest.fixture
+def repo(sqlite_template, tmp_path):
+    """A repository on SQLite: what is asked of the database is the same as everywhere."""
+    path = shutil.copy(sqlite_template, tmp_path / "agentgit.db")
+    with agentgit.open(path) as repo:
+        yield repo
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def agent(repo, world):
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    agent.run("add table")
+    return agent
+
+
+@asynccontextmanager
+async def client(repo, session=None, *, read_only=False, may_force=False):
+    """Connect a real client to a server in this process; gives what calls a tool."""
+    tools = WriteTools(repo, session, may_force=may_force)
+    server = made(tools, bound=session is not None, read_only=read_only)
+    async with create_connected_server_and_client_session(server) as connected:
+
+        async def ask(tool: str, **arguments):
+            return await connected.call_tool(tool, arguments)
+
+        yield ask
+
+
+def said(result) -> str:
+    return result.content[0].text
+
+
+# -- over standard input and output
+
+
+def parameters(folder: Path, *words: str) -> StdioServerParameters:
+    """How a client starts the server, as its configuration says it."""
+    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    return StdioServerParameters(
+        command=sys.executable, args=["-m", "agentgit", "mcp", *words], cwd=folder, env=environment
+    )
+
+
+@pytest.mark.long
+async def test_a7_a_client_goes_back_over_stdio(tmp_path, monkeypatch):
+    """A7, W2: a client of another process saves a point, plans, and goes back; what is printed harms nothing."""
+    (tmp_path / "shelf.py").write_text(SHELF)
+    monkeypatch.syspath_prepend(tmp_path)
+    import shelf  # of the folder
+
+    with agentgit.open(tmp_path / "agentgit.db") as repo:
+        model = scripted(call("put", item="cup"), "ok", call("put", item="jug"), "ok")
+        agent = repo.wrap(tool_node_graph(model, [shelf.put]), "s")
+        agent.run("a cup")
+        async with (
+            stdio_client(parameters(tmp_path, "s", "--trust", "shelf")) as streams,
+            ClientSession(*streams) as server,
+        ):
+            hello = await server.initialize()
+            assert (hello.serverInfo.name, hello.serverInfo.version) == ("agentgit", agentgit.__version__)
+            await server.call_tool("create_checkpoint", {"name": "one cup"})
+            await agent.arun("a jug")
+            plan = await server.call_tool("plan_rollback", {"checkpoint": "one cup"})
+            assert "reverse  put(item='jug')" in said(plan)
+            again = {"checkpoint": "one cup", "confirm": plan.structuredContent["confirm"]}
+            done = await server.call_tool("rollback_to_checkpoint", again)
+            assert (done.isError, done.structuredContent["branch"]) == (False, "main-2")
+            assert json.loads((tmp_path / "shelf.json").read_text()) == ["cup"]
+        assert [branch.name for branch in repo.session().branches()] == ["main", "main-2"]
+    sys.modules.pop("shelf")
+
+
+def test_the_server_imports_no_langgraph():
+    """A server starts at once: nothing of it needs LangGraph, which takes a second to import."""
+    code = "import sys, agentgit.mcp.server; assert not {'langgraph', 'langchain_core'} & set(sys.modules)"
+    done = subprocess.run(  # noqa: S603  # our own interpreter
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_its_package_it_says_what_to_install(tmp_path, monkeypatch, capsys):
+    """Bad input: where mcp is not installed, the failure has the pip command."""
+    for name in [name for name in sys.modules if name.startswith("agentgit.mcp")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    monkeypatch.setattr(sys, "argv", ["agentgit", "mcp"])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == Unavailable.exit_code
+    assert 'pip install "agentgit[mcp]"' in capsys.readouterr().err
+
+
+# -- what a client may do
+
+
+def test_what_each_tool_does_to_the_world_is_said():
+    """W3: MCP annotations say which tools only look, and which may take something away; no tool is left out."""
+    known = {name: form.tool.annotations for name, form in forms(bound=False, read_only=False).items()}
+    assert {name for name, said in known.items() if said.readOnlyHint} == {one.__name__ for one in LOOKS}
+    assert {name for name, said in known.items() if said.destructiveHint} == {
+        "delete_checkpoint", "cleanup_auto_checkpoints", "rollback_to_checkpoint", "switch_branch", "resume_operation",
+    }  # fmt: skip
+    public = {name for name in dir(WriteTools) if not name.startswith("_")} - {"of"}
+    assert public == {one.__name__ for one in (*LOOKS, *MOVES)} == set(known)
+    assert all(form.tool.description for form in forms(bound=False, read_only=False).values())
+
+
+def test_what_the_page_says_of_each_tool_is_what_its_client_is_told():
+    """D6, W3: the table of docs/mcp.md has each tool once, and says of which undo functions run."""
+    rows = re.findall(r"^\| (`.*?) \| .* \| (.*?) \|$", (ROOT / "docs/mcp.md").read_text(), flags=re.M)
+    told = [(name, acts != "nothing") for names, acts in rows for name in re.findall("`(.*?)`", names)]
+    known = {name: form.tool.annotations.openWorldHint for name, form in forms(bound=False, read_only=False).items()}
+    assert len(told) == len(known)
+    assert dict(told) == known
+
+
+async def test_a_server_shows_what_it_is_bound_to(repo, agent):
+    """D5: a server of one session names no other, one of a user finds no session of others, one to read only reads."""
+    repo.session("another", create=True)
+    async with client(repo, repo.session("s"), read_only=True) as ask:
+        assert "another" not in said(await ask("list_branches"))
+        for refused in (
+            await ask("list_branches", session="another"),
+            await ask("list_sessions"),
+            await ask("create_checkpoint", name="x"),
+        ):
+            assert refused.isError
+    eve = repo.as_user(repo.users.add("eve"))
+    async with client(eve) as ask:
+        assert said(await ask("list_sessions")) == "no sessions"
+        hidden = await ask("get_checkpoint_info", checkpoint=str(agent.head.id), session="s")
+        assert hidden.structuredContent["error"] == NotFound.__name__
+        repo.session("s").sharing.share("eve", "viewer")
+        assert not (await ask("plan_rollback", checkpoint="main#1", session="local/s")).isError
+        for tool, arguments in [
+            ("create_checkpoint", {"name": "mine"}),
+            ("rollback_to_checkpoint", {"checkpoint": "main#1", "confirm": "x"}),
+            ("switch_branch", {"branch": "main"}),
+        ]:
+            refused = await ask(tool, session="local/s", **arguments)
+            assert refused.isError, tool
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_what_a_server_says_of_itself_is_what_it_offers(repo, read_only):
+    """D5: who may only read is not told of tools that are not there."""
+    server = made(WriteTools(repo, None, may_force=False), bound=False, read_only=read_only)
+    told = server.create_initialization_options().instructions
+    assert ("rollback_to_checkpoint" in told) is not read_only
+
+
+async def test_w2_nothing_is_undone_without_its_plan(repo, agent, world):
+    """W2: a code is of one plan: a made up one, one of a plan that has changed, one for other options, do nothing."""
+    async with client(repo) as ask:
+        code = (await ask("plan_rollback", checkpoint="main#2")).structuredContent["confirm"]
+        await agent.arun("add lamp")
+        for wrong in ({"confirm": "made-up"}, {"confirm": code}, {"confirm": code, "tools": "keep"}):
+            refused = await ask("rollback_to_checkpoint", checkpoint="main#2", **wrong)
+            assert refused.structuredContent["error"] == Conflict.__name__
+        assert world.items == ["chair", "table", "lamp"]
+        code = (await ask("plan_rollback", checkpoint="main#2")).structuredContent["confirm"]
+        first = await ask("rollback_to_checkpoint", checkpoint="main#2", confirm=code)
+        second = await ask("rollback_to_checkpoint", checkpoint="main#2", confirm=code)
+        assert first.structuredContent["branch"] == second.structuredContent["branch"] == "main-2"
+        assert (world.items, len(repo.session().branches())) == (["chair"], 2)
+        plan = await ask("plan_switch", branch="main")
+        assert (await ask("switch_branch", branch="main", sync="world")).structuredContent["error"] == "Conflict"
+        done = await ask("switch_branch", branch="main", sync="world", confirm=plan.structuredContent["confirm"])
+        assert (done.isError, world.items) == (False, ["chair", "table", "lamp"])
+
+
+async def test_w2_what_cannot_be_undone_is_said(repo, agent, world):
+    """W2: an irreversible effect blocks, with its plan; only a server that allows it lets a client keep it."""
+    await agent.arun("send hello")
+    async with client(repo) as ask:
+        plan = await ask("plan_rollback", checkpoint="main#1")
+        assert "confirm" not in plan.structuredContent
+        blocked = await ask("rollback_to_checkpoint", checkpoint="main#1", confirm="x")
+        assert blocked.structuredContent["error"] == RollbackBlocked.__name__
+        assert "it cannot be undone" in said(blocked)
+        forced = await ask("rollback_to_checkpoint", checkpoint="main#1", confirm="x", force=True)
+        assert forced.structuredContent["error"] == NotAllowed.__name__
+    async with client(repo, may_force=True) as ask:
+        code = (await ask("plan_rollback", checkpoint="main#1", force=True)).structuredContent["confirm"]
+        done = await ask("rollback_to_checkpoint", checkpoint="main#1", confirm=code, force=True)
+        assert (len(done.structuredContent["kept"]), world.items) == (1, [])
+
+
+async def test_w1_what_stopped_half_way_is_finished(repo, agent, world):
+    """W1: an undo that raises is a tool error with the report; when the cause is mended, the rest is done once."""
+    world.broken = {"chair"}
+    async with client(repo) as ask:
+        code = (await ask("plan_rollback", checkpoint="main#1")).structuredContent["confirm"]
+        stopped = await ask("rollback_to_checkpoint", checkpoint="main#1", confirm=code)
+        assert stopped.structuredContent["error"] == RollbackIncomplete.__name__
+        assert world.items == ["chair"]
+        world.broken = set()
+        done = await ask("resume_operation", operation=stopped.structuredContent["operation"])
+        assert (done.isError, world.items, len(world.undone)) == (False, [], 2)
+
+
+async def test_bad_arguments_are_said(repo, agent):
+    """Bad input: what is missing, unknown or too large is a tool error that names it; the server goes on."""
+    async with client(repo) as ask:
+        for tool, arguments in [
+            ("search", {}), ("search", {"text": "x", "limit": 10**9}), ("plan_rollback", {"checkpoint": 7, "x": 1}),
+            ("cleanup_auto_checkpoints", {"keep_latest": -1}), ("switch_branch", {"branch": "main", "sync": "no"}),
+        ]:  # fmt: skip
+            assert (await ask(tool, **arguments)).structuredContent["error"] == InvalidInput.__name__, tool
+        hostile = await ask("create_checkpoint", name="\x1b[31m\u202e evil", description="two\nlines")
+        assert "\x1b" not in said(hostile)
+        assert not (await ask("list_checkpoints", named_only=True)).isError
+        assert (await ask("create_branch", name="side")).structuredContent["name"] == "side"
+        assert "diff" not in said(await ask("diff_checkpoints", a="main#1"))
+        assert not (await ask("delete_checkpoint", checkpoint="main#1")).isError

@@ -1,0 +1,107 @@
+"""`agentgit serve`, as a process of its own; and the application inside another one."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+import agentgit
+from agentgit import cli
+from agentgit.web import OwnerLink, app
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """Run a command that fails; give its code and what it says."""
+    monkeypatch.setattr(sys, "argv", ["agentgit", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0), capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_d5_serve_shows_a_link_serves_and_stops_in_good_order(tmp_path):
+    """D5: on a SQLite file it binds to this machine and says a link that lets in; SIGTERM ends live feeds, and it."""
+    with agentgit.open(tmp_path / "agentgit.db") as repo:
+        repo.session("support-42", create=True)
+    command = [sys.executable, "-m", "agentgit", "serve", "--port", "0", "--db", str(tmp_path / "agentgit.db")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as server:  # noqa: S603  # our own
+        try:
+            found = re.search(r"http://127\.0\.0\.1:\d+/enter\?token=\S+", server.stderr.readline())
+            with httpx.Client(follow_redirects=True, timeout=120) as client:
+                page = client.get(found[0])
+                assert "support-42" in page.text
+                with client.stream("GET", str(page.url.join("/api/v1/events/live"))) as feed:
+                    lines = feed.iter_lines()
+                    assert next(lines).startswith("retry:")
+                    server.send_signal(signal.SIGTERM)
+                    assert [line for line in lines if line] == []  # it ends, and not by a cut
+            assert server.wait(120) == 0
+            assert "Traceback" not in server.stderr.read()
+        finally:
+            server.kill()
+
+
+@pytest.mark.long
+def test_d5_serve_without_an_account_says_how_to_make_one(tmp_path, monkeypatch, capsys):
+    """D5: on a server, or where accounts are asked for, it does not start while nobody could come in."""
+    agentgit.open(tmp_path / "agentgit.db").close()
+    for more in (["--accounts"], ["--host", "0.0.0.0"]):  # noqa: S104  # it is refused
+        code, said = run(monkeypatch, capsys, "serve", "--db", str(tmp_path / "agentgit.db"), *more)
+        assert (code, "agentgit users add NAME" in said) == (2, True)
+
+
+def test_d5_serve_without_its_extra_says_what_to_install(tmp_path, monkeypatch, capsys):
+    """D5: where FastAPI is not installed, one line says which command brings it."""
+    agentgit.open(tmp_path / "agentgit.db").close()
+    for name in [name for name in sys.modules if name.startswith(("agentgit.web", "uvicorn"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    code, said = run(monkeypatch, capsys, "serve", "--db", str(tmp_path / "agentgit.db"))
+    assert (code, 'pip install "agentgit[server]"' in said) == (13, True)
+
+
+def test_d5_a_port_that_is_taken_is_told(tmp_path, monkeypatch, capsys):
+    """D5: where somebody else listens, it says to name another port."""
+    import socket
+
+    agentgit.open(tmp_path / "agentgit.db").close()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, said = run(monkeypatch, capsys, "serve", "--port", port, "--db", str(tmp_path / "agentgit.db"))
+    assert (code, "--port" in said) == (13, True)
+
+
+def test_d5_the_application_lives_inside_another_one(tmp_path):
+    """D5: mounted below a path, all links, forms, redirects and the API stay below it."""
+    with agentgit.open(tmp_path / "agentgit.db") as repo:
+        repo.session("support-42", create=True)
+        link, host = OwnerLink(repo), FastAPI()
+        host.mount("/git", app(repo, link=link))
+        client = TestClient(host, base_url="http://localhost", headers={"origin": "http://localhost"})
+        door = client.get("/git/sessions", follow_redirects=False)
+        assert door.headers["location"] == "/git/login?next=/git/sessions"
+        page = client.get(f"/git/enter?token={link.token}")
+        assert page.url.path == "/git/sessions"
+        addresses = re.findall(r'(?:href|src|action|data-feed)="([^"#]+)', page.text)
+        assert len(addresses) > 8
+        assert [address for address in addresses if not address.startswith("/git/")] == []
+        for address in {one for one in addresses if "/static/" in one}:
+            assert client.get(address).status_code == 200
+        assert client.get("/git/api/v1/me").json()["name"] == "local"
+        described = client.get("/git/api/v1/openapi.json").json()
+        assert described["servers"] == [{"url": "/git/api/v1"}]
+
+
+def test_d6_pages_and_style_are_in_the_package():
+    """D6: what the wheel takes from the package's folder has the templates and the static files."""
+    folder = Path(agentgit.__file__).parent / "web"
+    assert {"base.html", "parts.html"} <= {file.name for file in (folder / "templates").iterdir()}
+    assert {file.suffix for file in (folder / "static").iterdir()} == {".css", ".js", ".svg"}

@@ -1,0 +1,219 @@
+"""The picture of a tree: an SVG that is made of columns alone, and what the calls did (D4)."""
+
+import base64
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from markup import luminance
+from scripted import World, obedient, tool_node_graph
+from trees_to_show import HOSTILE, support
+
+from agentgit.effects.invocation import MARKS, mark
+from agentgit.render import svg
+from agentgit.sessions.tree import Branch, Point, Tree
+
+IMAGES = Path(__file__).parents[2] / "docs/images"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def marked() -> Tree:
+    """The tree of the other goldens, with tags and with calls of every mark."""
+    tree = support()
+    branches = {branch.name: branch for branch in tree.walk()}
+
+    def change(name: str, place: int, **facts) -> None:
+        points = branches[name].points
+        points[place] = replace(points[place], **facts)
+
+    change("main", 2, effects={"done": 1})
+    change("main", 6, effects={"irreversible": 1, "reversed": 2})
+    change("main", 20, effects={"failed": 1})
+    change("retry", 3, effects={"unknown": 1, "done": 12}, tags=("shown to Ann", "v1.0"))
+    branches["retry"].effects = {"running": 2}
+    return tree
+
+
+def parsed(drawn: str) -> ElementTree.Element:
+    return ElementTree.fromstring(drawn)  # noqa: S314  # our own
+
+
+def texts(drawn: str) -> list[str]:
+    return [one.text or "" for one in parsed(drawn).iter(f"{SVG}text")]
+
+
+def test_d4_a_tree_has_a_picture():
+    """D4: lanes with a curve where each branch left, dots, rings, names, tags, marks, a legend: as the docs show it."""
+    assert svg.tree_svg(marked()) + "\n" == (IMAGES / "tree.svg").read_text(encoding="utf-8")
+
+
+def test_d4_every_dot_and_the_whole_say_what_they_are():
+    """D4: who does not see the picture hears a summary, and each dot tells its checkpoint, its calls and its time."""
+    root = parsed(svg.tree_svg(marked()))
+    assert root.get("role") == "img"
+    assert root.get("aria-label") == "support-42: 5 branches, 55 checkpoints, on retry at #7"
+    told = [one.text for one in root.iter(f"{SVG}title")]
+    said = "retry#4, tag shown to Ann, tag v1.0, 2026-10-04 12:04 UTC, 0 messages, 0 calls, 12 done, 1 unknown: Done."
+    assert said in told
+
+
+def test_d4_the_legend_explains_what_occurs_and_nothing_else():
+    """D4: a picture without calls has no legend; one with failed calls explains those."""
+    assert not set(MARKS) & set(texts(svg.tree_svg(support())))
+    tree = support()
+    tree.roots[0].points[2] = replace(tree.roots[0].points[2], effects={"failed": 1})
+    assert set(MARKS) & set(texts(svg.tree_svg(tree))) == {"failed"}
+
+
+def test_d4_links_lead_to_checkpoints():
+    """D4: with links each dot leads to its own checkpoint, and a screen reader may follow them."""
+    root = parsed(svg.tree_svg(marked(), link=lambda point: f'/checkpoints/{point.id}?a="1"&b=<2>'))
+    assert root.get("role") == "group"
+    dots = [a.get("href") for a in root.iter(f"{SVG}a")]
+    assert len(dots) == len(set(dots)) == len(list(root.iter(f"{SVG}g"))) - len(_marks(root))
+    assert dots[0] == '/checkpoints/1?a="1"&b=<2>'
+    assert not list(parsed(svg.tree_svg(marked(), link=lambda point: None)).iter(f"{SVG}a"))
+
+
+def _marks(root: ElementTree.Element) -> list[ElementTree.Element]:
+    return [g for g in root.iter(f"{SVG}g") if g.get("transform")]
+
+
+def test_hostile_names_are_only_text_in_a_picture():
+    """Names and titles cannot leave their element, break the file, or turn the reading direction."""
+    wild = HOSTILE + "\ufffe\uffff\x00</text><script>alert(1)</script>'\"&"
+    point = Point(id=1, number=1, name=wild, title=wild, tags=(wild,), effects={"done": 1})
+    drawn = svg.tree_svg(Tree(session_name=wild, roots=[Branch(id=1, name=wild, status=wild, points=[point])]))
+    known = {"svg", "g", "path", "circle", "rect", "text", "title"}
+    assert {one.tag.removeprefix(SVG) for one in parsed(drawn).iter()} <= known
+    assert "\u202e" not in drawn
+    assert len(drawn) < 20_000
+
+
+@pytest.mark.parametrize("shape", ["long", "named", "wide", "deep", "at once"])
+def test_d4_a_picture_of_ten_thousand_checkpoints_is_small(shape):
+    """D4: however a large tree has grown, its picture is a few pages, shows the head, and says what it leaves out."""
+    count = 10_000
+    if shape in ("long", "named"):
+        named = shape == "named"
+        points = [Point(id=n, number=n, kind="named" if named else "after", is_auto=not named) for n in range(1, count)]
+        if not named:
+            points[:-1] = [replace(point, kind="before", title="what?") for point in points[:-1]]
+        branches = [Branch(id=1, name="main", points=points, is_current=True)]
+    else:
+        parents = {"wide": lambda n: 1, "deep": lambda n: n - 1, "at once": lambda n: 1 + n // 100}[shape]
+        branches = [
+            Branch(
+                id=n, name=f"b{n}", points=[Point(id=n, number=1)], parent_id=parents(n) if n > 1 else None,
+                branch_point_id=parents(n) if n > 1 else None, is_current=n == 5_000,
+            )
+            for n in range(1, count)
+        ]  # fmt: skip
+    drawn = svg.tree_svg(Tree.grow("large", branches))
+    assert len(drawn) < 60_000
+    root, said = parsed(drawn), texts(drawn)
+    assert int(root.get("height")) < 3_000
+    assert int(root.get("width")) < 1_500
+    assert any(text.startswith("HEAD →") for text in said)
+    if len(branches) > 1:
+        assert f"{len(branches) - 60} older branches not shown" in said
+    else:
+        assert any(re.fullmatch(r"\d+ more", text) for text in said)
+
+
+def test_d4_a_tree_without_anything_has_a_picture():
+    """A session that was only just made, and a tree without branches, are drawn too."""
+    for tree in (Tree.grow("new", [Branch(id=1, name="main", is_current=True)]), Tree(session_name="none", roots=[])):
+        assert parsed(svg.tree_svg(tree)).get("aria-label").startswith(tree.session_name)
+
+
+def test_d4_a_notebook_that_is_not_trusted_shows_the_picture():
+    """D4: in a notebook the picture is an image with its data in it and a text for who does not see it."""
+    shown = marked()._repr_html_()
+    data = re.search(r'<img src="data:image/svg\+xml;base64,([^"]+)" alt="support-42: 5 branches', shown)
+    assert base64.b64decode(data[1]).decode() == svg.tree_svg(marked())
+    assert "<svg" not in shown
+    assert "<style" not in shown
+
+
+@pytest.mark.parametrize("background", ["#ffffff", "#111111"])
+def test_colours_of_the_picture_can_be_read_on_light_and_on_dark(background):
+    """D4: each colour has a contrast of at least 4:1 on white and on the dark of JupyterLab."""
+    for colour in (*svg.LANES, *svg.COLOURS.values(), svg.TEXT, svg.TAG):
+        light, dark = sorted((luminance(colour), luminance(background)), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4, colour
+
+
+def test_d4_a_page_that_follows_its_reader_has_stronger_texts():
+    """D4: only where it is asked for, the picture follows what the reader prefers."""
+    assert "prefers-color-scheme:dark" in svg.tree_svg(marked(), follow_reader=True)
+    assert "<style" not in svg.tree_svg(marked())
+
+
+# -- the facts, from a real database
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def agent(repo, world):
+    return repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+
+
+def marks(branch) -> list[tuple[str, dict[str, int]]]:
+    return [(f"{branch.name}#{point.number}", dict(point.effects)) for point in branch.points if point.effects]
+
+
+def test_d4_a_tree_knows_what_the_calls_of_each_checkpoint_did(repo, agent):
+    """D4: each call is at the checkpoint after it, as it stands now; what only read or was replayed is at none."""
+    agent.run("add chair; look")
+    agent.tag(agent.checkpoint("before"), "good")
+    agent.run("add table; charge 5; note hurry")
+    assert marks(repo.session("s").tree().roots[0]) == [("main#2", {"done": 1}), ("main#5", {"done": 3})]
+    agent.rollback("good")
+    main, retry = repo.session("s").tree().walk()
+    assert marks(main) == [("main#2", {"done": 1}), ("main#5", {"reversed": 2, "done": 1})]
+    assert marks(retry) == []
+    assert [point.tags for point in main.points if point.tags] == [("good",)]
+    assert "(tag: good) before" in str(repo.session("s").tree())
+
+
+def test_d4_what_ran_again_stands_again(repo, agent):
+    """D4: after a switch back, which makes a reversed call again, the tree shows it as done."""
+    agent.run("add chair")
+    agent.run("send hello; add lamp")
+    agent.rollback("main#2", force=True)
+    assert marks(repo.session("s").tree().roots[0])[1] == ("main#4", {"irreversible": 1, "reversed": 1})
+    agent = agent.switch("main", sync="world")
+    assert marks(repo.session("s").tree().roots[0])[1] == ("main#4", {"irreversible": 1, "done": 1})
+
+
+def test_d4_calls_after_the_newest_checkpoint_belong_to_the_branch(repo, agent):
+    """D4: what a turn did that broke off is seen too, though no checkpoint was made after it."""
+    with pytest.raises(RuntimeError, match="paper"):
+        agent.run("add chair; fail paper")
+    main = repo.session("s").tree().roots[0]
+    assert (marks(main), dict(main.effects)) == ([], {"done": 1, "unknown": 1})
+    assert {"since then", "unknown"} <= set(texts(svg.tree_svg(repo.session("s").tree())))
+
+
+@pytest.mark.parametrize(
+    ("effect", "status", "said"),
+    [
+        ("reversible", "done", "done"),
+        ("irreversible", "done", "irreversible"),
+        ("undeclared", "reversed", "reversed"),
+        ("compensable", "reverse_failed", "unknown"),
+        ("reversible", "intended", "running"),
+        ("read_only", "failed", None),
+        ("reversible", "paused", None),
+    ],
+)
+def test_a_mark_says_in_a_word_what_a_call_is(effect, status, said):
+    """Each effect and status has one mark; what only reads, and what waits, has none."""
+    assert mark(effect, status) == said

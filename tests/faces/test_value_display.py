@@ -1,0 +1,150 @@
+"""What values look like where they are shown: in notebooks as HTML, in terminals as text (D4)."""
+
+import subprocess
+import sys
+
+import pytest
+from markup import HOSTILE, Page, call
+from scripted import World, obedient, tool_node_graph
+
+from agentgit import Checkpoint, InternalSession, Repository, ToolInvocation
+from agentgit.effects.invocation import ToolTrack
+from agentgit.render import show
+from agentgit.render.views import conversation
+from agentgit.sessions.messages import History
+
+SAFE = {
+    "div",
+    "p",
+    "b",
+    "pre",
+    "table",
+    "thead",
+    "tbody",
+    "tr",
+    "th",
+    "td",
+    "span",
+    "code",
+    "details",
+    "summary",
+    "img",
+}
+
+
+@pytest.fixture
+def agent(repo):
+    world = World()
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair; note hurry")
+    agent.checkpoint("before")
+    agent.tag("HEAD", "good")
+    agent.run("send hello")
+    return agent
+
+
+SHOWN = [
+    (lambda agent: agent, ["session  s", "branch   main", "head     main#5", "3 tool calls"]),
+    (lambda agent: agent.session, ["s", "1 branch"]),
+    (lambda agent: agent.branch, ["* main", "5 checkpoints", "9 messages", "send(text='hello')"]),
+    (lambda agent: agent.head, ["main#5", "9 messages", "3 tool calls", "send(text='hello')"]),
+    (lambda agent: agent.tree(), ["s: 1 branch, 5 checkpoints", "(tag: good) before"]),
+    (lambda agent: agent.session.branches(), ["* main"]),
+    (lambda agent: agent.checkpoints(), ["main#3", "before (tag: good)"]),
+    (lambda agent: agent.tool_track(), ["add(item='chair')", "reversible", "done", "'number': 1"]),
+    (lambda agent: agent.tool_track()[0], ["add(item='chair')", "reversible"]),
+    (lambda agent: agent.history(), ["user", "add chair; note hurry", "→ send(text='hello')"]),
+    (lambda agent: agent.log(), ["main#5", "before (tag: good)"]),
+    (lambda agent: agent.search("hello"), ["main#5", "hello"]),
+    (lambda agent: agent.session.tags(), ["good", "main#3"]),
+    (lambda agent: agent.session.stats(), ["checkpoints", "calls"]),
+    (lambda agent: Repository(agent.session.context).sessions(), ["s", "1 branch"]),
+    (lambda agent: agent.plan_rollback("good", tools="keep"), ["send(text='hello')"]),
+    (lambda agent: agent.session.diff("main#1", "HEAD"), ["+"]),
+    (lambda agent: agent.compare("good"), ["main"]),
+]
+
+
+def test_d4_every_value_is_shown_richly(agent):
+    """D4: what a person gets from an agent shows itself, with nothing that an untrusted notebook would drop."""
+    for get, says in SHOWN:
+        value = get(agent)
+        bundle = value._repr_mimebundle_()
+        assert set(bundle) == {"text/plain", "text/html"}
+        assert bundle["text/html"] == value._repr_html_()
+        page = Page(bundle["text/html"])
+        assert page.open == []
+        assert set(page.tags) <= SAFE
+        assert page.attributes <= {"style", "src", "alt"}
+        assert [text for text in says if text not in page.text] == []
+
+
+def test_d4_lists_stay_lists(agent):
+    """D4: what is shown as a table is equal to, and prints as, the list that it is."""
+    for shown in (agent.tool_track(), agent.session.branches(), agent.checkpoints(), agent.history()):
+        assert isinstance(shown, list)
+        assert shown == list(shown)
+        assert str(shown) == str(list(shown))
+
+
+def test_d4_a_value_whose_database_is_gone_says_so(agent, repo, monkeypatch):
+    """D4: a checkpoint whose state cannot be read any more shows what it knows, and one line that says why."""
+    point = agent.head
+
+    def gone():
+        from agentgit.errors import Corrupt
+
+        raise Corrupt("the state of <main#5> is damaged")
+
+    point = Checkpoint.deferred(gone, id=5, metadata={"reference": "main#5"})
+    assert "the state of &lt;main#5&gt; is damaged" in point._repr_html_()
+    branch = InternalSession.deferred(gone, id=1, external_session_id=1, langgraph_session_id="t", name="main")
+    assert "is damaged" in branch._repr_html_()
+
+
+def test_hostile_content_is_only_text_on_a_page():
+    """Messages, states and calls cannot open a tag, and end no line of a terminal."""
+    said = History(
+        [
+            {
+                "role": HOSTILE,
+                "content": HOSTILE + "\n" + HOSTILE,
+                "tool_calls": [{"name": HOSTILE, "args": {HOSTILE: 1}}],
+            }
+        ]
+    )
+    made = call(1, HOSTILE, HOSTILE, HOSTILE, item=HOSTILE)
+    point = Checkpoint(
+        checkpoint_name=HOSTILE, session_state={HOSTILE: HOSTILE}, conversation_history=said,
+        metadata={"description": HOSTILE, "tags": [HOSTILE]}, tool_invocations=[made.to_dict()],
+    )  # fmt: skip
+    for drawn in (
+        conversation.message_page(said),
+        conversation.call_page([made]),
+        show.page(point),
+        ToolTrack([made])._repr_html_(),
+    ):
+        page = Page(drawn)
+        assert page.open == []
+        assert set(page.tags) <= SAFE - {"img"}
+        assert page.attributes <= {"style"}
+        assert "\u202e" not in drawn
+    assert "\x1b" not in conversation.draw_messages(said)
+
+
+def test_d4_a_long_message_is_folded_and_a_long_list_cut():
+    """D4: a page of a large conversation or track stays small, and says what is missing."""
+    many = History([{"role": "user", "content": "word " * 10_000}] * 1_000)
+    assert many._repr_html_().count("<details>") == conversation.LATEST
+    assert "980 earlier messages not shown" in many._repr_html_()
+    assert len(many._repr_html_()) < 500_000
+    track = ToolTrack([ToolInvocation(id=n, internal_session_id=1, position=n, tool_name="t") for n in range(1_000)])
+    assert "800 earlier calls not shown" in track._repr_html_()
+    assert ToolTrack()._repr_html_() == "<p>no tool calls yet</p>"
+
+
+def test_import_agentgit_needs_no_ipython():
+    """D4: a program that never sees a notebook does not pay for one."""
+    code = "import sys, agentgit; print(sorted({'IPython', 'ipykernel', 'langgraph', 'sqlalchemy'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603  # ours
+    assert done.stdout == "[]\n"

@@ -1,0 +1,357 @@
+"""The HTTP API: each thing by its path, each failure as problem details, and nothing of what is not shared."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+from sites import HOSTILE, PASSWORD, quick_passwords, repo, served, told
+
+import agentgit
+from agentgit.demo import EFFECTS, build
+from agentgit.web import app
+
+__all__ = ["quick_passwords", "repo", "told"]  # the fixtures
+
+
+class Program:
+    """A program that asks the API with a key.
+
+    Args:
+        repo: of its user.
+        scopes: how much the key may do.
+    """
+
+    def __init__(self, repo: agentgit.Repository, *scopes: str) -> None:
+        self.key = repo.keys.create("a program", scopes=scopes or ("admin",)).secret
+        self.client = TestClient(
+            app(repo), base_url="https://git.example/api/v1", headers={"authorization": f"Bearer {self.key}"}
+        )
+
+    def __call__(self, method: str, path: str, expect: int = 200, **body: object):
+        """Ask; give the answer's JSON, and its status with it if it is a problem."""
+        answer = self.client.request(method, f"https://git.example/api/v1{path}", **({"json": body} if body else {}))
+        assert answer.status_code == expect, answer.text
+        kind = answer.headers.get("content-type", "")
+        assert kind.startswith("application/problem+json" if expect >= 400 else ("application/json", "")[expect == 204])
+        return answer.json() if answer.content else None
+
+
+@pytest.fixture
+def ask(repo: agentgit.Repository) -> Program:
+    """A program of ada's."""
+    return Program(repo)
+
+
+def test_d5_a_session_is_read_by_its_parts(ask, repo):
+    """D5: sessions, branches, tree, log, messages, calls and state come by pages, as the library has them."""
+    session = ask("GET", "/sessions")["items"][0]
+    at = f"/sessions/{session['id']}"
+    assert (session["session_name"], session["role"]) == ("support-42", "owner")
+    assert [one["name"] for one in ask("GET", f"{at}/branches")["items"]] == ["main", "main-2"]
+    assert len(ask("GET", f"{at}/tree")["branches"]) == 2
+    first = ask("GET", f"{at}/log?limit=3")
+    second = ask("GET", f"{at}/log?limit=3&after={first['next']}")
+    refs = [point["reference"] for point in first["items"] + second["items"]]
+    assert refs == [point.metadata["reference"] for point in repo.session("support-42").log().page(6)]
+    assert ask("GET", f"{at}/checkpoint?ref=main%235")["id"] == repo.session("support-42").get_checkpoint("main#5").id
+    head = f"{at}/checkpoints/{first['items'][0]['id']}"
+    said = ask("GET", f"{head}/messages?offset=1&limit=2")
+    assert said["items"] == repo.session("support-42").get_checkpoint("HEAD").conversation_history[1:3]
+    assert (said["total"], said["next"]) == (13, 3)
+    assert ask("GET", f"{head}/messages?offset=12")["next"] is None
+    assert [call["tool_name"] for call in ask("GET", f"{head}/calls?offset=2")["items"]] == ["charge_card", "send_mail"]
+    assert ask("GET", f"{head}/state")["items"] == []
+    assert ask("GET", f"{at}/search?q=SOFA")["hits"][0]["snippet"]
+
+
+def test_d5_two_places_are_compared(ask, repo):
+    """D5: diff and comparison are those of the library."""
+    at = f"/sessions/{repo.session('support-42').id}"
+    assert ask("GET", f"{at}/diff?a=main&b=HEAD") == repo.session("support-42").diff("main", "HEAD").to_dict()
+    assert ask("GET", f"{at}/compare?a=main&b=main-2")["fork"] == "main#3"
+
+
+def test_w2_a_rollback_is_planned_done_once_and_reported(ask, repo):
+    """W2: a plan does nothing; what blocks is a 409 with the plan; forced, it is done; sent again, it is done once."""
+    at = f"/sessions/{repo.session('support-42').id}"
+    plan = ask("GET", f"{at}/plan?to=main%232")
+    assert (plan["is_admissible"], len(repo.session("support-42").branches())) == (False, 2)
+    refused = ask("POST", f"{at}/rollbacks", 409, to="main#2")
+    assert refused["type"] == "urn:agentgit:error:RollbackBlocked"
+    assert refused["plan"]["steps"] == plan["steps"]
+    wanted = {"to": "main#2", "force": True, "request_id": "once", "name": "again"}
+    report = ask("POST", f"{at}/rollbacks", 201, **wanted)
+    assert [item["invocation"]["tool_name"] for item in report["reversed"]] == ["charge_card", "create_order"]
+    assert [item["invocation"]["tool_name"] for item in report["kept"]] == ["send_mail"]
+    assert ask("POST", f"{at}/rollbacks", 201, **wanted)["operation_id"] == report["operation_id"]
+    assert [branch.name for branch in repo.session("support-42").branches()] == ["main", "main-2", "again"]
+    assert ask("GET", f"/operations/{report['operation_id']}")["status"] == "done"
+    assert ask("GET", f"{at}/operations")["items"][0]["id"] == report["operation_id"]
+    switched = ask("POST", f"{at}/switch", branch="main")
+    assert (switched["branch"]["is_current"], switched["report"]) == (True, None)
+
+
+@pytest.mark.long
+def test_t2_a_path_that_cannot_run_again_is_refused_or_answered_from_the_record(ask, repo):
+    """T2: the API obeys the same rules: a server without the tools runs none, and force answers from the record."""
+    at = f"/sessions/{repo.session('support-42').id}"
+    place = repo.session("support-42").checkpoints(branch="main")[-1].metadata["reference"]
+    track = repo.session("support-42").tool_track(branch="main")
+    plan = ask("GET", f"{at}/plan?to={place.replace('#', '%23')}&branch=main&replay=execute")
+    assert {step["otherwise"] for step in plan["steps"] if step["action"] == "block"} <= {"answer", "gone", "keep"}
+    assert ask("POST", f"{at}/rollbacks", 409, to=place, replay="execute")["plan"]["is_admissible"] is False
+    assert "twice" in ask("POST", f"{at}/rollbacks", 422, to=place, replay="execute", tools="keep")["detail"]
+    report = ask("POST", f"{at}/rollbacks", 201, to=place, replay="execute", force=True)
+    assert (report["redone"], report["status"]) == ([], "done")
+    told = [*report["answered"], *report["gone"]]
+    assert [item["invocation"]["id"] for item in told] == [call.id for call in track]
+    assert [call.replay_of for call in repo.session("support-42").tool_track()] == [call.id for call in track]
+
+
+def test_w1_a_rollback_that_stops_half_way_is_finished_through_the_api(ask, repo, tmp_path, monkeypatch):
+    """W1: a failed reversal is a 409 with the operation and the report so far; resolve and resume finish it."""
+    at = f"/sessions/{repo.session('support-42').id}"
+    shop = tmp_path / "elsewhere.db"
+    monkeypatch.setenv("AGENTGIT_DEMO_SHOP", str(shop))
+    shop.mkdir()  # the shop cannot be opened there
+    stopped = ask("POST", f"{at}/rollbacks", 409, to="main#2", force=True)
+    assert stopped["type"] == "urn:agentgit:error:RollbackIncomplete"
+    failed = stopped["report"]["failed"][0]["invocation"]
+    assert ask("POST", f"/operations/{stopped['operation']}/resume", 409, force=False)["status"] == 409
+    resolved = ask("POST", f"/invocations/{failed['id']}/resolve", outcome="happened")
+    assert resolved["status"] == "reversed"
+    done = ask("POST", f"/operations/{stopped['operation']}/resume", force=True)
+    assert done["status"] == "done"
+
+
+def test_w9_a_tag_is_given_and_taken(ask, repo):
+    """W9: tags through the API, with the conflict where one is taken."""
+    at = f"/sessions/{repo.session('support-42').id}"
+    assert ask("POST", f"{at}/tags", 201, ref="main#2", name="v1", description="good")["reference"] == "main#2"
+    assert ask("POST", f"{at}/tags", 409, ref="main#3", name="v1")["title"] == "Conflict"
+    assert [tag["name"] for tag in ask("GET", f"{at}/tags")["items"]] == ["v1"]
+    assert (
+        ask("DELETE", f"{at}/tags?name=v1")["checkpoint_id"] == repo.session("support-42").get_checkpoint("main#2").id
+    )
+    assert ask("DELETE", f"{at}/tags?name=v1", 404)["status"] == 404
+
+
+@pytest.mark.long
+def test_b8_a_session_is_downloaded_and_read_again(ask, repo, tmp_path):
+    """B8: what the API gives to download is what `import_` reads."""
+    answer = ask.client.get(f"https://git.example/api/v1/sessions/{repo.session('support-42').id}/export")
+    assert answer.headers["content-disposition"].startswith("attachment")
+    (tmp_path / "s.jsonl").write_bytes(answer.content)
+    again = repo.import_(tmp_path / "s.jsonl").session
+    assert [one.name for one in repo.session(again).branches()] == ["main", "main-2"]
+
+
+def test_w11_a_session_begins_as_a_checkpoint_of_another(ask):
+    """W11: a new session with a template has its conversation."""
+    made = ask("POST", "/sessions", 201, name="mine", template="support-42@main#2")
+    log = ask("GET", f"/sessions/{made['id']}/log")
+    assert log["items"][0]["message_count"] == 4
+
+
+@pytest.mark.long
+def test_d5_what_is_not_shared_is_not_there(repo):
+    """D5: to somebody else every path of a session, its checkpoints, calls and operations answers as if none were."""
+    session = repo.session("support-42")
+    head, call = repo.session("support-42").get_checkpoint("HEAD"), repo.session("support-42").tool_track()[0]
+    operation = repo.session("support-42").operations()[0]
+    bob = Program(repo.as_user("bob"))
+    described = bob("GET", "/openapi.json")["paths"]
+    filled = {
+        "session_id": session.id,
+        "checkpoint_id": head.id,
+        "operation_id": operation.id,
+        "invocation_id": call.id,
+    }
+    needs = {"plan": "?to=HEAD", "checkpoint": "?ref=HEAD", "diff": "?a=HEAD&b=HEAD", "compare": "?a=HEAD&b=HEAD",
+             "search": "?q=x", "switch": "?branch=main", "tags": "?name=x", "members": "?user=bob"}  # fmt: skip
+    bodies = {"tags": {"ref": "HEAD", "name": "x"}, "rollbacks": {"to": "HEAD"}, "rewinds": {"to": "HEAD"},
+              "switch": {"branch": "main"}, "members": {"user": "bob"}, "links": {"role": "viewer"},
+              "resolve": {"outcome": "happened"}, "resume": {"force": False}}  # fmt: skip
+    tried = 0
+    for path, methods in described.items():
+        if not any("{" + name + "}" in path for name in filled):
+            continue
+        last = path.rpartition("/")[2]
+        for method in methods:
+            asked = path.format(**filled) + (needs.get(last, "") if method != "post" else "")
+            told = bob(method.upper(), asked, 404, **(bodies.get(last, {}) if method == "post" else {}))
+            assert "support-42" not in told["detail"].replace(str(session.id), ""), path
+            tried += 1
+    assert tried >= 30
+    assert bob("GET", "/sessions")["items"] == []
+    assert {event["session_id"] for event in bob("GET", "/events")["items"]} == {None}  # that he made a key
+
+
+def test_d5_a_viewer_looks_and_does_not_touch(repo):
+    """D5: shared for reading, a session is listed with its role; what changes it is a 403 that says so."""
+    session = repo.session("support-42")
+    bob = Program(repo.as_user("bob"))
+    ask = Program(repo)
+    assert ask("POST", f"/sessions/{session.id}/members", 201, user="bob", role="viewer")["role"] == "viewer"
+    shared = bob("GET", "/sessions")["items"][0]
+    assert (shared["owner_name"], shared["role"]) == ("ada", "viewer")
+    assert bob("GET", f"/sessions/{session.id}/plan?to=main%232")["steps"]
+    assert bob("POST", f"/sessions/{session.id}/rollbacks", 403, to="main#2")["title"] == "Forbidden"
+    assert bob("POST", f"/sessions/{session.id}/members", 403, user="bob")["status"] == 403
+    ask("DELETE", f"/sessions/{session.id}/members?user=bob", 204)
+    assert bob("GET", f"/sessions/{session.id}", 404)["status"] == 404
+
+
+def test_d5_a_link_lets_somebody_join(repo):
+    """D5: the token of a link is told once, joins a session, and is worth nothing once it is revoked."""
+    at = f"/sessions/{repo.session('support-42').id}"
+    eve = repo.users.add("eve")
+    ask, bob, eve = Program(repo), Program(repo.as_user("bob")), Program(repo.as_user(eve))
+    made = ask("POST", f"{at}/links", 201, role="forker", expires_in=60)
+    assert bob("POST", "/links/accept", token=made["token"])["role"] == "forker"
+    assert ask("GET", f"{at}/links")["items"][0]["token"] is None
+    assert ask("DELETE", f"/links/{made['id']}")["revoked_at"]
+    assert eve("POST", "/links/accept", 404, token=made["token"])["status"] == 404
+    assert bob("GET", at, 404)["status"] == 404
+
+
+def test_d5_a_key_does_no_more_than_its_scopes(repo):
+    """D5: a key for reading reads; it neither writes nor makes a wider key; revoked, it is worth nothing."""
+    reader = Program(repo, "read")
+    assert reader("GET", "/me")["scopes"] == ["read"]
+    assert reader("POST", "/sessions", 403, name="new")["status"] == 403
+    assert reader("POST", "/keys", 403, name="wider", scopes=["admin"])["status"] == 403
+    ask = Program(repo)
+    mine = next(key for key in ask("GET", "/keys")["items"] if key["scopes"] == ["read"])
+    ask("DELETE", f"/keys/{mine['id']}", 204)
+    assert reader("GET", "/me", 401)["detail"]
+
+
+def test_d5_users_are_for_admins(repo):
+    """D5: an admin makes users and shuts them out; others may not, and who is shut out is out at once."""
+    ask, bob = Program(repo), Program(repo.as_user("bob"))
+    eve = ask("POST", "/users", 201, name="eve", password=PASSWORD)
+    assert {user["name"] for user in ask("GET", "/users")["items"]} >= {"ada", "bob", "eve"}
+    assert bob("GET", "/users", 403)["status"] == 403
+    key = ask("POST", "/login", 201, name="eve", password=PASSWORD)["key"]
+    headers = {"authorization": f"Bearer {key}"}
+    at = "https://git.example/api/v1"
+    assert ask.client.get(f"{at}/me", headers=headers).json()["name"] == "eve"
+    assert ask("PATCH", f"/users/{eve['id']}", disabled=True)["disabled_at"]
+    assert ask.client.get(f"{at}/me", headers=headers).status_code == 401
+    assert ask("POST", "/login", 401, name="eve", password=PASSWORD)["detail"]
+    ask("PATCH", f"/users/{eve['id']}", disabled=False)
+    fresh = {"authorization": f"Bearer {ask('POST', '/login', 201, name='eve', password=PASSWORD)['key']}"}
+    assert ask.client.post(f"{at}/logout", headers=fresh).status_code == 204
+    assert ask.client.get(f"{at}/me", headers=fresh).status_code == 401
+
+
+def test_q6_a_new_password_ends_the_other_logins_over_http(repo):
+    """Q6: the program that changes the password goes on; who logged in elsewhere with the old one is out at once."""
+    ask, at = Program(repo), "https://git.example/api/v1"
+    eve = ask("POST", "/users", 201, name="eve", password=PASSWORD)
+    here, elsewhere = (
+        {"authorization": f"Bearer {ask('POST', '/login', 201, name='eve', password=PASSWORD)['key']}"} for _ in "12"
+    )
+    change = {"password": "another horse", "current_password": PASSWORD}
+    assert ask.client.patch(f"{at}/users/{eve['id']}", headers=here, json=change).status_code == 200
+    assert [ask.client.get(f"{at}/me", headers=one).status_code for one in (here, elsewhere)] == [200, 401]
+    assert ask.client.post(f"{at}/users/{eve['id']}/revoke-tokens", headers=here).status_code == 204
+    assert ask.client.get(f"{at}/me", headers=here).status_code == 401
+
+
+def test_d5_guessing_passwords_is_slowed_down(repo):
+    """D5: after some wrong passwords the answer is a 429 that says when to try again."""
+    ask = Program(repo)
+    wrong = {"name": "ada", "password": "wrong wrong wrong"}
+    answers = [ask.client.post("https://git.example/api/v1/login", json=wrong)]
+    while answers[-1].status_code == 401 and len(answers) < 12:
+        answers.append(ask.client.post("https://git.example/api/v1/login", json=wrong))
+    assert (answers[0].status_code, answers[-1].status_code) == (401, 429)
+    assert int(answers[-1].headers["retry-after"]) > 0
+
+
+def test_d5_failures_say_what_to_do_next(ask, repo):
+    """D5: each failure is problem details with a type, a title, its status, and what to do next."""
+    at = f"/sessions/{repo.session('support-42').id}"
+    near = ask("GET", f"{at}/checkpoint?ref=before%20the%20tabel", 404)
+    assert "before the table" in near["near"]
+    assert ask("GET", f"{at}/log?since=2026-01-01T00:00:00", 422)["type"] == "urn:agentgit:error:InvalidInput"
+    wrong = ask("POST", f"{at}/rollbacks", 422, to="main#2", farce=True)
+    assert wrong["wrong"][0]["where"] == "body/farce"
+    assert ask("GET", "/nothing", 404)["detail"] == (
+        "There is nothing for GET /api/v1/nothing here. /api/v1/openapi.json lists what there is."
+    )
+    assert ask("PUT", "/me", 405)["status"] == 405
+    anybody = TestClient(app(repo), base_url="https://git.example").get("/api/v1/sessions")
+    assert (anybody.status_code, anybody.headers["www-authenticate"]) == (401, 'Bearer realm="agentgit"')
+
+
+def test_d5_text_that_json_has_trouble_with_survives(ask, repo, tmp_path):
+    """D5: NUL, lone surrogates and huge numbers come out of the API as they went in."""
+    agent = repo.wrap(build(tmp_path / "shop.db"), "odd", effects=EFFECTS)
+    agent.run("note this")
+    odd = {"text": "a\x00b\ud800", "huge": -(2**70), "hostile": HOSTILE}
+    point = agent.checkpoint("odd", data=odd)
+    found = ask("GET", f"/sessions/{repo.session('odd').id}/checkpoints/{point.id}")
+    assert found["data"] == odd
+
+
+def test_d5_events_are_told_live_and_a_feed_goes_on_where_it_was_cut(repo, tmp_path):
+    """D5: a feed gives what is committed, each event with its id; after a cut nothing is left out or told twice."""
+    session = repo.session("support-42")
+    key = repo.keys.create("feed", scopes=("read",)).secret
+    known = repo.events.newest(session="support-42")
+
+    def kinds(client: httpx.Client, wanted: int, **headers: str) -> list[tuple[int, str]]:
+        found, id = [], 0
+        with client.stream("GET", f"/api/v1/events/live?session={session.id}", headers=headers) as feed:
+            assert feed.headers["content-type"].startswith("text/event-stream")
+            for line in feed.iter_lines():
+                if line.startswith("id: "):
+                    id = int(line[4:])
+                if line.startswith("data: "):
+                    found.append((id, json.loads(line[6:])["kind"]))
+                if len(found) == wanted:
+                    return found
+        raise AssertionError("the feed ended")
+
+    with (
+        served(app(repo)) as address,
+        httpx.Client(base_url=address, headers={"authorization": f"Bearer {key}"}, timeout=60) as client,
+    ):
+        cut = known[-4]
+        rest = kinds(client, 3, **{"last-event-id": str(cut.id)})
+        assert rest == [(event.id, event.kind) for event in known[-3:]]
+        repo.session("support-42").tag("main#2", "while away")
+        assert kinds(client, 1, **{"last-event-id": str(rest[-1][0])})[0][1] == "tag.created"
+
+
+def test_d5_the_api_is_the_same_on_both_databases(database, tmp_path):
+    """D5: on SQLite and on PostgreSQL, sessions, log, search, plan and rollback answer alike."""
+    with agentgit.open(database.url) as operator:
+        ada = operator.as_user(operator.users.add("ada", is_admin=True))
+        ada.wrap(build(tmp_path / "shop.db"), "both", effects=EFFECTS).run("order two chairs")
+        ask = Program(ada)
+        at = f"/sessions/{ask('GET', '/sessions?name=BOT')['items'][0]['id']}"
+        assert [point["reference"] for point in ask("GET", f"{at}/log")["items"]] == ["main#2", "main#1"]
+        assert ask("GET", f"{at}/search?q=chairs")["hits"][0]["reference"] == "main#2"
+        assert ask("GET", f"{at}/plan?to=main%231")["is_admissible"]
+        report = ask("POST", f"{at}/rollbacks", 201, to="main#1", request_id="both")
+        assert [item["invocation"]["tool_name"] for item in report["reversed"]] == ["create_order"]
+        assert ask("DELETE", at)["sessions"] == 1
+
+
+def test_d5_the_description_of_the_api_has_no_example_of_another_language(repo):
+    """D5: what a field means is said in sentences; Python that shows the class at work stays out of them."""
+    described = TestClient(app(repo), base_url="https://git.example").get("/api/v1/openapi.json").json()
+    fields = [
+        field
+        for answer in described["components"]["schemas"].values()
+        for field in answer.get("properties", {}).values()
+    ]
+    assert len(fields) > 200
+    assert not [field for field in fields if ">>>" in field.get("description", "")]

@@ -1,0 +1,291 @@
+"""The pages in a real browser: the main story by keyboard, what a screen reader finds, live changes, hostile text."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from sites import hostile, served, story
+
+import agentgit
+from agentgit.demo import EFFECTS, build
+from agentgit.web import OwnerLink, app
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+MILLISECONDS = 60_000
+"""How long a page may take to come to what is expected of it; a machine that does much else is slow."""
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="left out: there is no Chromium to look at the pages with")
+
+FINDINGS = """() => {
+  const wrong = [];
+  const seen = (e) => e.checkVisibility() && !e.closest(".unseen");
+  if (document.querySelectorAll("h1").length !== 1) wrong.push("not one h1");
+  if (!document.documentElement.lang) wrong.push("no language");
+  for (const name of ["header", "main"])
+    if (document.querySelectorAll(name).length !== 1) wrong.push("not one " + name);
+  const ids = [...document.querySelectorAll("[id]")].map((e) => e.id);
+  for (const id of ids) if (ids.indexOf(id) !== ids.lastIndexOf(id)) wrong.push("id twice: " + id);
+  for (const e of document.querySelectorAll("input:not([type=hidden]), select, textarea"))
+    if (!e.labels.length && !e.ariaLabel) wrong.push("no label: " + e.outerHTML);
+  for (const e of document.querySelectorAll("a, button, summary"))
+    if (!e.textContent.trim() && !e.querySelector("title, img[alt]")) wrong.push("no name: " + e.outerHTML);
+  for (const e of document.querySelectorAll("[tabindex]"))
+    if (e.tabIndex > 0) wrong.push("own tab order: " + e.outerHTML);
+  for (const e of document.querySelectorAll("nav")) if (!e.ariaLabel) wrong.push("nameless nav");
+  let level = 0;
+  for (const e of document.querySelectorAll("h1, h2, h3, h4")) {
+    if (+e.tagName[1] > level + 1) wrong.push("heading skips a level: " + e.textContent);
+    level = +e.tagName[1];
+  }
+  // WCAG 2.2: relative luminance, and the contrast of text with what lies below it
+  const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const over = (colours) => {
+    canvas.clearRect(0, 0, 1, 1);
+    for (const c of colours) { canvas.fillStyle = c; canvas.fillRect(0, 0, 1, 1); }
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const light = (rgb) => {
+    const [r, g, b] = rgb.map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const e = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !seen(e)) continue;
+    const below = [];
+    for (let up = e; up; up = up.parentElement) below.unshift(getComputedStyle(up).backgroundColor);
+    const style = getComputedStyle(e), svg = e.closest("svg");
+    const text = svg ? style.fill : style.color;
+    // the colours of the tree have a test of their own
+    if (e.tagName === "title" || (svg && !e.classList.contains("agentgit-text"))) continue;
+    const a = light(over([...below, text])), b = light(over(below));
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) wrong.push(`contrast ${ratio.toFixed(1)}: ${e.textContent.trim().slice(0, 40)}`);
+  }
+  if (document.documentElement.scrollWidth > innerWidth) wrong.push("wider than the window");
+  // words in boxes are whole, also where a table is narrow
+  for (const e of document.querySelectorAll("td .chip"))
+    if (seen(e) && e.offsetHeight > 30) wrong.push("broken: " + e.textContent);
+  // no name pushes what stands beside it out of sight where there is room
+  for (const e of document.querySelectorAll(".wide"))
+    if (innerWidth > 1000 && e.scrollWidth > e.clientWidth) wrong.push("a table is cut: " + e.ariaLabel);
+  return wrong;
+}"""
+"""Looks for what people would trip over who see little, or nothing, or have no mouse."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    """A served repository with a friendly and a hostile session, and a way in."""
+    folder = tmp_path_factory.mktemp("site")
+    with story(folder) as repo:
+        hostile(repo, folder)
+        repo.users.add("x" * 120)
+        repo.wrap(build(folder / "shop.db"), "support-42", effects=EFFECTS)  # the one that moved last stays the hostile
+        link = OwnerLink(repo)
+        made = app(repo, link=link, hosts=["127.0.0.1"])
+        with served(made) as address:
+            credential = link.enter(link.token)
+            yield SimpleNamespace(repo=repo, address=address, credential=credential, folder=folder)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium, without anything to see."""
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        expect.set_options(timeout=MILLISECONDS)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def pages(site: SimpleNamespace, browser: Browser):
+    """Makes pages of somebody who is in; at the end nothing may have gone wrong in them, or gone elsewhere."""
+    contexts, wrong = [], []
+
+    def make(**options: object) -> Page:
+        context = browser.new_context(base_url=site.address, **options)
+        contexts.append(context)
+        port = site.address.rpartition(":")[2]
+        context.add_cookies([{"name": f"agentgit-{port}", "value": site.credential, "url": site.address}])
+        page = context.new_page()
+        page.set_default_timeout(MILLISECONDS)
+        page.on("console", lambda told: wrong.append(told.text) if told.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda r: None if r.url.startswith(site.address) else wrong.append(f"elsewhere: {r.url}"))
+        return page
+
+    yield make
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+@pytest.fixture(scope="module")
+def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where screenshots are kept: in $AGENTGIT_SCREENSHOTS, else among the tests' own files."""
+    given = os.environ.get("AGENTGIT_SCREENSHOTS")
+    folder = Path(given) if given else tmp_path_factory.mktemp("screenshots")
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"screenshots are in {folder}")  # noqa: T201  # pytest shows it with -s or where a test fails
+    return folder
+
+
+def paths(repo: agentgit.Repository, name: str) -> dict[str, str]:
+    """Give the pages of a session that people look at, by a short name."""
+    session = next(one for one in repo.sessions() if one.session_name.startswith(name))
+    at = f"/sessions/{session.id}"
+    head = repo.session(session).checkpoints()[-1]
+    found = {
+        "session": at, "checkpoint": f"{at}/checkpoints/{head.id}", "files": f"{at}/checkpoints/{head.id}/files",
+        "diff": f"{at}/diff?a=main%231&b=HEAD", "plan": f"{at}/rollback?to=main%231", "search": f"{at}/search?q=note",
+        "calls": f"{at}/calls", "operations": f"{at}/operations", "sharing": f"{at}/sharing",
+        "events": f"/audit?session={session.id}",
+    }  # fmt: skip
+    operations = repo.session(session).operations()
+    return found | ({"operation": f"/operations/{operations[-1].id}"} if operations else {})
+
+
+def reach(page: Page, name: str) -> None:
+    """Press Tab until the link or button of that name has the focus."""
+    for _ in range(150):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent.trim()") == name:
+            shown = "e => getComputedStyle(e).outlineStyle !== 'none'"
+            assert page.evaluate(f"({shown})(document.activeElement)"), f"nobody sees that {name} has the focus"
+            return
+    raise AssertionError(f"Tab does not come to {name}")
+
+
+def hit(page: Page, key: str) -> None:
+    """Press a key that the script hears, as soon as it is there."""
+    page.wait_for_load_state()
+    page.keyboard.press(key)
+
+
+@pytest.mark.long
+def test_d5_the_main_story_by_keyboard_alone(pages, site, shots):
+    """D5: without a mouse: find a session, look at a checkpoint, plan a rollback, do it, read the report, go up."""
+    page = pages()
+    page.goto("/")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    hit(page, "/")
+    page.keyboard.type("support")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/sessions?name=support")
+    hit(page, "j")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("support-42")
+    expect(page.locator("svg.agentgit-tree")).to_be_visible()
+    hit(page, "j")
+    hit(page, "j")
+    hit(page, "k")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_contain_text("main-2#")
+    reach(page, "Plan a rollback to here")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_contain_text("Rollback to")
+    page.screenshot(path=shots / "keyboard-plan.png", full_page=True)
+    reach(page, "Roll back")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_contain_text("Rollback done")
+    report = site.repo.session("support-42").operations()[0]
+    assert page.url.endswith(f"/operations/{report.id}")
+    hit(page, "u")
+    expect(page.locator("h1")).to_have_text("support-42")
+    assert len(site.repo.session("support-42").branches()) == 3
+    hit(page, "?")
+    expect(page.locator("h1")).to_have_text("Help")
+
+
+@pytest.mark.long
+def test_d5_a_node_of_the_tree_leads_to_its_checkpoint(pages, site):
+    """D5: a click on a dot of the picture opens that checkpoint."""
+    page = pages()
+    page.goto(paths(site.repo, "support")["session"])
+    page.locator("svg.agentgit-tree a text", has_text="main#3").click()
+    expect(page.locator("h1")).to_contain_text("main#3")
+
+
+@pytest.mark.long
+def test_d5_nobody_trips_over_a_page(pages, site, shots):
+    """D5: each page, by day and by night, has one h1, named controls, enough contrast, and no line wider than it."""
+    page = pages(viewport={"width": 1200, "height": 800})
+    found = {
+        "sessions": "/sessions", "audit": "/audit", "help": "/help", "login": "/login", "keys": "/keys",
+        "users": "/users", "join": "/join", "nothing": "/sessions?name=nothing",
+    }  # fmt: skip
+    for name, path in (found | paths(site.repo, "support")).items():
+        page.goto(path)
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            page.screenshot(path=shots / f"{scheme}-{name}.png", full_page=True)
+            assert page.evaluate(FINDINGS) == [], (name, scheme)
+
+
+@pytest.mark.long
+def test_d5_pages_fit_a_phone(pages, site, shots):
+    """D5: at the width of a phone nothing is cut off."""
+    page = pages(viewport={"width": 390, "height": 800}, has_touch=True)
+    found = paths(site.repo, "support") | {
+        "sessions": "/sessions", "audit": "/audit", "help": "/help", "keys": "/keys", "users": "/users", "join": "/join"
+    }  # fmt: skip
+    found |= {f"hostile-{name}": paths(site.repo, "<script>")[name] for name in ("session", "checkpoint", "files")}
+    for name, path in found.items():
+        page.goto(path)
+        page.screenshot(path=shots / f"phone-{name}.png")
+        assert page.evaluate(FINDINGS) == [], name
+
+
+@pytest.mark.long
+def test_d5_hostile_text_is_only_text(pages, site):
+    """D5: names, messages, tags, data and files that are scripts are shown, and none of them runs."""
+    page = pages()
+    found = paths(site.repo, "<script>")
+    for name in ("session", "files", "diff", "plan", "search", "events", "checkpoint"):
+        page.goto(found[name])
+        assert page.evaluate("window.pwned") is None, name
+        assert page.locator("main img, main script, a[href^=javascript]").count() == 0, name
+    expect(page.locator(".messages")).to_contain_text("<script>window.pwned = 1</script>")
+    expect(page.locator(".messages").first).to_contain_text("\\u202eevil")  # written out: it would turn the line round
+
+
+@pytest.mark.long
+def test_d5_what_happens_elsewhere_comes_to_an_open_page(pages, site):
+    """D5: while somebody looks at a session, a new checkpoint appears by itself, and a screen reader is told."""
+    agent = site.repo.wrap(build(site.folder / "shop.db"), "live", effects=EFFECTS)
+    agent.run("order a chair")
+    page = pages()
+    with page.expect_response("**/events/live*"):
+        page.goto(paths(site.repo, "live")["session"])
+    agent.checkpoint("while you look")
+    expect(page.locator("#log")).to_contain_text("while you look")
+    expect(page.locator("#told")).to_have_text("Updated: checkpoint.created")
+
+
+@pytest.mark.long
+def test_d5_everything_works_without_scripts(pages, site):
+    """D5: with scripts off: search, compare, plan, and switch to another branch by form."""
+    page = pages(java_script_enabled=False)
+    found = paths(site.repo, "support")
+    page.goto(found["session"] + "/search")
+    page.get_by_label("Words").fill("sofa")
+    page.get_by_role("button", name="Search").click()
+    expect(page.locator(".hits mark").first).to_have_text("sofa")
+    page.goto(found["diff"])
+    expect(page.locator(".side")).to_have_count(2)
+    page.goto(found["session"])
+    page.get_by_role("link", name="Switch to main", exact=True).click()
+    page.get_by_role("button", name="Switch").click()
+    expect(page.locator("#branches li", has_text="current")).to_contain_text("main")
+    assert site.repo.session("support-42").branch().name == "main"

@@ -1,0 +1,253 @@
+"""Schemathesis asks the whole API what its own description allows, and what it does not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import schemathesis
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from sites import hostile, quick_passwords, story  # noqa: F401  # a fixture
+
+import agentgit
+from agentgit.web import api, app
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+
+BASE = "http://localhost/api/v1"
+
+PROXIES = ["10.0.0.0/24", "2001:db8::/64"]
+CONFIGURED = {
+    "by itself": {},
+    "behind proxies": {"trusted_proxies": PROXIES},
+    "behind proxies, for some names": {"trusted_proxies": PROXIES, "hosts": ["localhost", "git.example"]},
+    "with a public URL": {"trusted_proxies": PROXIES, "public_url": "https://git.example"},
+    "with a public URL on a port, below a path": {
+        "trusted_proxies": PROXIES,
+        "public_url": "https://git.example:8443/below/it",
+    },
+    "with a public URL that is not closed": {
+        "trusted_proxies": PROXIES,
+        "public_url": "http://git.example",
+        "insecure": True,
+    },
+    "for some names, not behind a proxy": {"hosts": ["git.example", "[::1]"]},
+}
+"""Ways to run the application that change what it does with the headers of a request."""
+
+EXAMPLES = 4
+"""So many requests to each operation."""
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory):
+    """The API on a repository with a friendly and a hostile session, and the key of an admin's program."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    with agentgit.open(folder / "agentgit.db") as operator:
+        ada = operator.as_user(operator.users.add("ada", is_admin=True))
+        key = ada.keys.create("fuzz", scopes=("admin",), expires_in=None).secret
+    with story(folder, "ada") as repo:
+        hostile(repo, folder)
+        apps = {name: app(repo, **options) for name, options in CONFIGURED.items()}
+        yield SimpleNamespace(app=app(repo), apps=apps, key=key, ids=_ids(repo))
+
+
+def _ids(repo: agentgit.Repository) -> dict[str, int]:
+    """Give ids that exist, so that requests come further than to a 404."""
+    return {
+        "session_id": repo.session("support-42").id,
+        "checkpoint_id": repo.session("support-42").get_checkpoint("HEAD").id or 0,
+        "operation_id": repo.session("support-42").operations()[0].id,
+        "invocation_id": repo.session("support-42").tool_track()[0].id,
+    }
+
+
+SCHEMA = schemathesis.openapi.from_dict(api.make().openapi())
+OPERATIONS = [
+    one for one in (found.ok() for found in SCHEMA.get_all_operations()) if not one.path.endswith("/events/live")
+]
+"""What is described, without the live feed, which never ends."""
+
+
+ASKED = [
+    pytest.param(one, mode, id=f"{one.label}, {mode.value}")
+    for one in OPERATIONS
+    for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+    if mode is GenerationMode.POSITIVE or one.query or one.body  # what has no parameters cannot be asked wrongly
+]
+
+
+@pytest.mark.parametrize(("operation", "mode"), ASKED)
+def test_d5_whatever_is_asked_the_answer_is_as_described(asked, operation, mode):
+    """D5: no request makes the server fail, and each answer has a status, a type and a form that is described."""
+    expect_described(asked, operation, mode, EXAMPLES)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("operation", "mode"), ASKED)
+def test_q5_whatever_is_asked_for_long_the_answer_is_as_described(asked, operation, mode):
+    """Q5: the same with many more requests to each operation."""
+    expect_described(asked, operation, mode, 15 * EXAMPLES)
+
+
+def expect_described(asked, operation, mode, examples):
+    """Send so many requests to an operation, and check each answer."""
+    ids = {name: id for name, id in asked.ids.items() if "{" + name + "}" in operation.path}
+    if operation.label == "DELETE /sessions/{session_id}":
+        ids = {}  # the others need it
+
+    @given(case=operation.as_strategy(mode, path_parameters=ids or None))
+    @settings(max_examples=examples, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    def ask(case: schemathesis.Case) -> None:
+        case.call_and_validate(BASE, app=asked.app, headers={"authorization": f"Bearer {asked.key}"}, checks=CHECKS)
+
+    ask()
+
+
+HEADERS = [
+    "accept",
+    "accept-encoding",
+    "authorization",
+    "content-length",
+    "content-type",
+    "cookie",
+    "forwarded",
+    "host",
+    "if-none-match",
+    "last-event-id",
+    "origin",
+    "range",
+    "referer",
+    "sec-fetch-site",
+    "transfer-encoding",
+    "upgrade",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-proto",
+    "x-http-method-override",
+    "x-real-ip",
+    "x-request-id",
+]
+"""The headers that a server, a proxy or a framework may act on."""
+
+VALUES = st.one_of(
+    st.sampled_from(
+        [
+            "",
+            "*",
+            "null",
+            "-1",
+            "0",
+            "9" * 30,
+            "git.example",
+            "localhost",
+            "127.0.0.1",
+            "[::1]",
+            "https://git.example",
+            "chunked",
+            "Bearer",
+            "Bearer ",
+            "Basic eDp5",
+            "websocket",
+            "PUT",
+            "bytes=0-",
+            "text/html;q=x",
+            "a" * 8000,
+            "__Host-agentgit=x",
+            "for=1.2.3.4;host=evil.example;proto=https",
+            "1.2.3.4, 127.0.0.1",
+            "application/json; charset=utf-7",
+            "http",
+            "HTTPS",
+            "http, https",
+            "javascript",
+            "git.example:8443",
+            "git.example:99999",
+            "evil.example",
+            "a@b/c?d#e",
+            "//evil.example",
+            "https://[",
+            "[::1",
+            "[::1]:99999",
+            "192.0.2.1:80",
+            "unknown, 10.0.0.1",
+            "10.0.0.1,,",
+            "::ffff:10.0.0.1",
+            "fe80::1%25lo",
+            "2001:db8::1",
+            ",".join(["10.0.0.1"] * 900),
+        ]
+    ),
+    st.binary(max_size=40).map(lambda raw: raw.translate(None, b"\r\n\0").decode("latin-1").strip()),
+)
+
+OPEN = ["/login", "/below/it/login", "/healthz", "/readyz", "/static/agentgit.css", "/api/v1/openapi.json"]
+PATHS = [
+    *OPEN,
+    "/",
+    "/sessions",
+    "/static/app.css",
+    "/api/v1/me",
+    "/api/v1/sessions",
+    "/enter?token=x",
+    "/join?token=%00",
+    "/metrics",
+    "/below/it/sessions",
+    "//evil.example/x",
+    "/%2e%2e/",
+]
+
+
+FORWARDED = ["x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"]
+"""What a trusted proxy says; half of all headers are of these."""
+
+PEERS = ["10.0.0.1", "2001:db8::7", "::ffff:10.0.0.1", "192.0.2.1", "::1", "testclient", ""]
+"""Who connects: three proxies that are trusted where any are, strangers, and what is no address."""
+
+TRUSTED = PEERS[:3]
+
+
+def knock(made, peer, method, path, headers):
+    """Send a request as it comes from an address."""
+    client = TestClient(made, base_url="https://git.example", client=(peer, 50_000), follow_redirects=False)
+    return client.request(method, path, headers=[(name, value.encode("latin-1")) for name, value in headers])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", CONFIGURED)
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    peer=st.sampled_from(PEERS),
+    method=st.sampled_from(["GET", "POST", "HEAD", "OPTIONS", "DELETE", "PATCH", "TRACE"]),
+    path=st.sampled_from(PATHS),
+    headers=st.lists(st.tuples(st.sampled_from(FORWARDED) | st.sampled_from(HEADERS), VALUES), max_size=6),
+)
+def test_q5_no_header_makes_the_server_fail_or_lets_anybody_in(asked, way, peer, method, path, headers):
+    """Q5: whatever headers come, nobody without a credential is let in, nothing is a failure of ours, and no text of
+    theirs becomes a header, a redirect or markup of the answer; what a stranger says of proxies changes nothing."""
+    answer = knock(asked.apps[way], peer, method, path, headers)
+    assert answer.status_code < 500
+    assert "chair" not in answer.text
+    location = answer.headers.get("location", "/")
+    assert location.startswith(("/", "https://git.example/"))
+    assert not location.startswith("//")
+    assert answer.status_code != 200 or path in OPEN or method in ("OPTIONS", "HEAD")
+    if peer not in TRUSTED and answer.status_code != 431:  # that they are too large holds for all headers
+        plain = knock(asked.apps[way], peer, method, path, [one for one in headers if one[0] not in FORWARDED])
+        assert (plain.status_code, plain.headers.get("location", "/")) == (answer.status_code, location)

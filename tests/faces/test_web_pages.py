@@ -1,0 +1,199 @@
+"""The pages as forms and links: what is confirmed is what was looked at, and large sessions stay small pages."""
+
+from __future__ import annotations
+
+import re
+
+import backend
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+from sites import PASSWORD, quick_passwords, repo, told
+from sqlalchemy import insert, select
+
+import agentgit
+from agentgit.demo import EFFECTS, build
+from agentgit.render import svg
+from agentgit.store.sql.tables import CHECKPOINT
+from agentgit.web import app
+
+__all__ = ["quick_passwords", "repo", "told"]  # the fixtures
+
+
+class Visitor:
+    """Somebody who is in, and fills in forms.
+
+    Args:
+        repo: theirs.
+    """
+
+    def __init__(self, repo: agentgit.Repository) -> None:
+        key = repo.keys.create("browser", scopes=("admin",)).secret
+        self.client = TestClient(
+            app(repo), base_url="https://git.example", cookies={"__Host-agentgit": key},
+            headers={"origin": "https://git.example"},
+        )  # fmt: skip
+
+    def get(self, path: str, expect: int = 200) -> httpx.Response:
+        """Look at a page."""
+        answer = self.client.get(path)
+        assert answer.status_code == expect, answer.text
+        return answer
+
+    def post(self, page: httpx.Response, action: str, expect: int = 200, **fields: str) -> httpx.Response:
+        """Send the form of a page that leads there, as it stands but for some fields; follow where it leads."""
+        forms = re.findall(
+            rf'<form[^>]*method="post"[^>]*action="{re.escape(action)}"[^>]*>(.*?)</form>', page.text, re.S
+        )
+        hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', forms[0]))
+        answer = self.client.post(action, data=hidden | fields)
+        assert answer.status_code == expect, answer.text
+        return answer
+
+
+@pytest.fixture
+def ada(repo: agentgit.Repository) -> Visitor:
+    """The owner of the session."""
+    return Visitor(repo)
+
+
+def test_w2_what_is_done_is_what_was_looked_at(ada, repo, tmp_path):
+    """W2: if something happened since a plan was shown, its form does nothing; shown anew, it is done, and once."""
+    at = f"/sessions/{repo.session('support-42').id}"
+    page = ada.get(f"{at}/rollback?to=before%20the%20mail")
+    assert "1 blocks, so nothing is done" in page.text
+    repo.wrap(build(tmp_path / "shop.db"), "support-42", effects=EFFECTS).run("order a chair")
+    stale = ada.post(page, f"{at}/rollback", 409, force="true")
+    assert "Nothing was done: since you looked, something happened" in stale.text
+    assert len(repo.session("support-42").branches()) == 2
+    page = ada.get(f"{at}/rollback?to=before%20the%20mail")
+    blocked = ada.post(page, f"{at}/rollback", 409)
+    assert "send_mail" in blocked.text
+    done = ada.post(page, f"{at}/rollback", force="true", name="again")
+    assert "Rollback done: branch again" in done.text
+    assert ada.post(page, f"{at}/rollback", force="true", name="again").url == done.url
+    assert [branch.name for branch in repo.session("support-42").branches()] == ["main", "main-2", "again"]
+
+
+def test_w1_what_stopped_half_way_is_decided_and_finished_on_its_page(ada, repo, tmp_path, monkeypatch):
+    """W1: the page of a failed rollback says what failed, lets a person decide, and finishes it."""
+    at = f"/sessions/{repo.session('support-42').id}"
+    shop = tmp_path / "elsewhere.db"
+    monkeypatch.setenv("AGENTGIT_DEMO_SHOP", str(shop))
+    shop.mkdir()  # the shop cannot be opened there
+    page = ada.post(ada.get(f"{at}/rollback?to=main%232"), f"{at}/rollback", force="true")
+    assert "stopped half way" in ada.get(at).text
+    failed = repo.report(repo.session("support-42").operations()[0]).failed[0].invocation
+    page = ada.post(page, f"/invocations/{failed.id}/resolve", outcome="happened")
+    page = ada.post(page, page.url.path + "/resume", force="true")
+    assert "Rollback done" in page.text
+    assert repo.session("support-42").operations()[0].status == "done"
+
+
+@pytest.mark.long
+def test_d5_a_session_of_ten_thousand_checkpoints_is_a_small_page(ada, repo):
+    """D5: with 10,000 more checkpoints the tree is folded, the log goes by pages, and the page stays small."""
+    head = repo.session("support-42").get_checkpoint("HEAD")
+    before = len(ada.get(f"/sessions/{repo.session('support-42').id}").content)
+
+    def more(connection):
+        row = connection.execute(select(CHECKPOINT).where(CHECKPOINT.c.id == head.id)).mappings().one()
+        copies = [{**row, "id": row["id"] + n, "number": row["number"] + n} for n in range(1, 10_001)]
+        connection.execute(insert(CHECKPOINT), copies)
+
+    backend.write(repo, more)
+    page = ada.get(f"/sessions/{repo.session('support-42').id}")
+    assert "10011 checkpoints" in page.text
+    assert len(page.content) < before + 60_000
+    older = re.search(r'href="([^"]*after=[^"]*)#log" rel="next"', page.text).group(1).replace("&amp;", "&")
+    assert "main-2#9950" in ada.get(older).text
+
+
+def test_d5_the_words_of_the_tree_are_read_by_day_and_by_night(ada):
+    """D5: on the sheet of a page, each colour of the picture has as a text a contrast of 4.5:1, as all other texts."""
+    sheet = ada.get("/static/agentgit.css").text
+    for ground, factor in zip(
+        re.findall(r"--sheet: (#\w{6})", sheet), re.findall(r"--picture: ([\d.]+)", sheet), strict=True
+    ):
+        for colour in {*svg.LANES, *svg.COLOURS.values(), svg.TAG}:
+            ink, paper = luminance(colour, float(factor)), luminance(ground)
+            assert (max(ink, paper) + 0.05) / (min(ink, paper) + 0.05) >= 4.5, (colour, ground)
+
+
+def luminance(colour: str, factor: float = 1.0) -> float:
+    """Tell how light a colour is (WCAG 2.2), made brighter by a factor."""
+    parts = [min(1.0, int(colour[i : i + 2], 16) / 255 * factor) for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_d5_people_share_and_take_away_by_form(ada, repo):
+    """D5: share with somebody, see them listed, take it away; a link's token is shown once."""
+    at = f"/sessions/{repo.session('support-42').id}"
+    bob = Visitor(repo.as_user("bob"))
+    bob.get(at, 404)
+    page = ada.post(ada.get(f"{at}/sharing"), f"{at}/members", user="bob", role="viewer", days="7")
+    assert "bob" in page.text
+    assert "Delete this session" not in bob.get(at).text
+    assert "Make a link" not in bob.get(f"{at}/sharing").text
+    ada.post(page, f"{at}/members/delete")
+    bob.get(at, 404)
+    page = ada.post(ada.get(f"{at}/sharing"), f"{at}/links", role="forker", days="1")
+    token = re.search(r"<pre>(agitlink_\S+)</pre>", page.text).group(1)
+    assert token not in ada.get(f"{at}/sharing").text
+    joined = bob.post(bob.get("/join"), "/join", token=token)
+    assert joined.url.path == at
+    begun = bob.get(f"{at}/checkpoints/{repo.session('support-42').get_checkpoint('main#2').id}")
+    assert "mine" in bob.post(begun, "/sessions", name="mine").text
+
+
+def test_d5_users_and_keys_by_form(ada, repo):
+    """D5: an admin makes a user and shuts them out; anybody makes keys, shown once, and revokes them."""
+    page = ada.post(ada.get("/users"), "/users", name="eve", password=PASSWORD)
+    assert "eve" in page.text
+    eve = next(user for user in repo.users.all() if user.name == "eve")
+    mark = re.search(r'name="csrf" value="(\w+)"', page.text).group(1)
+    change = {"csrf": mark, "user": str(eve.id), "what": "disable"}
+    assert "disabled" in ada.client.post("/users/change", data=change).text
+    assert repo.users.find("eve").disabled_at is not None
+    page = ada.post(ada.get("/keys"), "/keys", name="robot", scope="read", days="1")
+    secret = re.search(r'<pre id="secret">(agit_\S+)</pre>', page.text).group(1)
+    assert repo.authenticate(secret).context.principal.scopes == {"read"}
+    assert secret not in ada.get("/keys").text
+    Visitor(repo.as_user("bob")).get("/users", 403)
+
+
+def test_d5_a_session_is_erased_only_by_its_name(ada, repo):
+    """D5: deleting asks for the name; then every byte goes."""
+    at = f"/sessions/{repo.session('support-42').id}"
+    page = ada.get(at)
+    assert "Nothing was deleted" in ada.post(page, f"{at}/delete", 422, name="support").text
+    assert "is gone" in ada.post(page, f"{at}/delete", name="support-42").text
+    assert repo.sessions() == []
+
+
+def test_d5_a_user_is_erased_only_by_their_name(ada, repo):
+    """D5: deleting a user asks for the name; then they are gone, with their sessions."""
+    eve = repo.users.add("eve")
+    repo.as_user(eve).session("hers", create=True)
+    mark = re.search(r'name="csrf" value="(\w+)"', ada.get("/users").text).group(1)
+    form = {"csrf": mark, "user": str(eve.id), "name": "ev"}
+    assert "Nothing was deleted" in ada.client.post("/users/delete", data=form).text
+    assert "eve is gone" in ada.client.post("/users/delete", data=form | {"name": "eve"}).text
+    assert "eve" not in [user.name for user in repo.users.all()]
+
+
+def test_d5_pages_offer_only_what_ones_role_may_do(ada, repo):
+    """D5: a viewer finds no form that would be refused, and is told who may; an editor finds them."""
+    session, point = repo.session("support-42"), repo.session("support-42").get_checkpoint("before the table")
+    at = f"/sessions/{session.id}"
+    bob = Visitor(repo.as_user("bob"))
+    for role, offered in (("viewer", False), ("editor", True)):
+        session.sharing.share("bob", role)
+        page, plan, tree = (
+            bob.get(f"{at}{to}").text for to in (f"/checkpoints/{point.id}", "/rollback?to=main%231", "")
+        )
+        assert (f'action="{at}/tags"' in page) is offered
+        assert (f'action="{at}/rollback" class="stack"' in plan) is offered
+        assert (f'href="{at}/switch?' in tree) is offered
+        assert ("You are viewer here" in page and "You are viewer here" in plan) is not offered

@@ -1,0 +1,481 @@
+"""Behind proxies: whose word is taken, what the public URL decides, and that guesses are counted by who made them."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import jwt
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from fastapi.testclient import TestClient
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from sites import PASSWORD, quick_passwords, served  # noqa: F401  # a fixture
+
+import agentgit
+from agentgit import Repository
+from agentgit.auth import JWT
+from agentgit.errors import InvalidInput
+from agentgit.store.records import login_attempts
+from agentgit.web import OwnerLink, app, server
+from agentgit.web.proxies import Proxies, read_ip
+
+SAMPLES = Path(__file__).parents[2] / "docs" / "samples"
+PROXY = "10.0.0.7"
+WRONG = "wrong horse"
+
+
+@pytest.fixture
+def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A repository with two accounts; pauses are longer than the tests."""
+    monkeypatch.setattr(login_attempts, "FIRST_PAUSE", timedelta(minutes=2))
+    with agentgit.open(tmp_path / "agentgit.db") as repo:
+        repo.users.add("ada", PASSWORD)
+        repo.users.add("bob", PASSWORD)
+        yield repo
+
+
+def asks(repo: agentgit.Repository, peer: str = PROXY, base: str = "http://backend:8700", **options) -> TestClient:
+    """Give a browser, or a proxy, that connects from an address."""
+    options = {"trusted_proxies": ["10.0.0.0/24"]} | options
+    return TestClient(app(repo, **options), base_url=base, client=(peer, 50_000), follow_redirects=False)
+
+
+def said(address: str = "192.0.2.1", host: str = "git.example", scheme: str = "https") -> dict[str, str]:
+    """Give the headers that a proxy sets, with what a stranger had written before."""
+    return {
+        "x-forwarded-for": f"6.6.6.6, {address}", "x-forwarded-host": host, "x-forwarded-proto": scheme,
+        "origin": f"{scheme}://{host}",
+    }  # fmt: skip
+
+
+def guess(client: httpx.Client, headers: dict[str, str], name: str = "ada", password: str = WRONG) -> int:
+    """Log in as a program; give the status."""
+    answer = client.post("/api/v1/login", json={"name": name, "password": password}, headers=headers)
+    return answer.status_code
+
+
+def log_in(client: httpx.Client, headers: dict[str, str] | None = None, password: str = PASSWORD) -> httpx.Response:
+    """Log in as ada with the form of the login page."""
+    page = client.get("/login", headers=headers)
+    found = re.search(r'name="csrf" value="([0-9a-f]{64})"', page.text)
+    form = {"name": "ada", "password": password, "csrf": found[1]}
+    return client.post("/login", data=form, headers=headers)
+
+
+@pytest.mark.long
+def test_q4_guesses_with_rotating_headers_are_throttled(repo):
+    """Q4: 101 guesses at one name, each with another X-Forwarded-For, are counted for who the proxy saw."""
+    client = asks(repo)
+    found = [
+        guess(client, said() | {"x-forwarded-for": f"203.0.113.{n}, 10.0.0.{n}, 192.0.2.1, 10.0.0.9"})
+        for n in range(101)
+    ]
+    assert found == [401] * 11 + [429] * 90
+    assert guess(client, said("192.0.2.2"), password=PASSWORD) == 201
+
+
+def test_q4_headers_of_a_stranger_change_nothing(repo):
+    """Q4: who is no trusted proxy is counted by their own address, and cannot say by which scheme and host."""
+    client = asks(repo, "192.0.2.1", "http://localhost:8700", hosts=["localhost"])
+    found = [guess(client, said(f"198.51.100.{n}", "localhost")) for n in range(12)]
+    assert found == [401] * 11 + [429]
+    cookie = client.get("/login", headers=said(host="localhost")).headers["set-cookie"]
+    assert "Secure" not in cookie
+    assert client.get("/login", headers=said() | {"host": "evil.example"}).status_code == 400
+    far = asks(repo, "192.0.2.1", "http://git.example")
+    assert far.get("/login", headers=said()).status_code == 403  # it came by plain http
+    assert asks(repo, PROXY, "http://git.example").get("/login", headers=said()).status_code == 200
+
+
+@pytest.mark.parametrize("addresses", [("2001:db8::", "2001:db8:0:1::"), ("::ffff:192.0.2.", "192.0.3.")])
+def test_q4_an_ipv6_caller_is_their_network(repo, addresses):
+    """Q4: addresses of one /64 are one caller; an IPv4 address written as IPv6 is that address."""
+    near, far = addresses
+    client = asks(repo)
+    if near.startswith("::ffff"):
+        ways = ("192.0.2.1", "::ffff:192.0.2.1", "[::ffff:192.0.2.1]:80")
+        found = [guess(client, said(ways[n % 3])) for n in range(12)]
+    else:
+        found = [guess(client, said(f"{near}{n:x}:{n:x}")) for n in range(1, 13)]
+    assert found == [401] * 11 + [429]
+    assert guess(client, said(f"{far}1"), password=PASSWORD) == 201
+
+
+@pytest.mark.long
+def test_q4_strangers_do_not_lock_out_who_has_logged_in_before(repo):
+    """Q4: many wrong passwords from many addresses slow the name, and do not slow the browser of its owner."""
+    client = asks(repo)
+    mine, new = (asks(repo, base="https://git.example") for _ in range(2))
+    assert log_in(mine, said("192.0.2.1")).status_code == 303
+    device = next(one for one in mine.cookies.jar if "-device-" in one.name)
+    assert (device.name.startswith("__Host-agentgit-device-"), device.secure, device.path) == (True, True, "/")
+    assert "HttpOnly" in device._rest
+    guesses = [guess(client, said(f"198.51.{n}.1")) for n in range(110)] + [guess(client, said()) for _ in range(5)]
+    assert guesses[:101] == [401] * 101
+    assert set(guesses[101:]) == {429}
+    del mine.cookies["__Host-agentgit"]
+    assert log_in(mine, said("192.0.2.1")).status_code == 303
+    assert log_in(new, said("192.0.2.7")).status_code == 429  # a browser that nobody knows has to wait
+    assert guess(client, said("192.0.2.7"), "bob", PASSWORD) == 201
+    mine.cookies.delete("__Host-agentgit")
+    found = [log_in(mine, said("192.0.2.1"), "wrong horse").status_code for _ in range(12)]
+    assert found == [401] * 11 + [429]  # whoever sits at that browser cannot guess on either
+
+
+def test_q4_a_device_is_known_for_one_user_and_one_password(repo):
+    """Q4: its cookie is of use for nobody else, and ends with the password; one that was made up is none."""
+    ada, cookie = repo.login("ada", PASSWORD), repo.login("ada", PASSWORD).keys.device()
+    device, ends, signature = cookie.split(".")
+    made_up = [f"{device}.{int(ends) + 1}.{signature}", f"x.{ends}.{signature}", "", "..", "x", "\ud800.1.\xe9" * 99]
+    for n in range(101):
+        with pytest.raises(agentgit.NotAllowed):
+            repo.login("ada", "wrong horse", source=f"198.51.100.{n}", device=[*made_up, None][n % 7])
+    for other in (None, *made_up, repo.login("bob", PASSWORD).keys.device()):
+        with pytest.raises(agentgit.TooManyAttempts):
+            repo.login("ada", PASSWORD, source="192.0.2.1", device=other)
+    assert repo.login("ada", PASSWORD, source="192.0.2.1", device=cookie).user == ada.user
+    repo.users.set_password("ada", PASSWORD)  # the same one, and yet set anew
+    with pytest.raises(agentgit.TooManyAttempts):
+        repo.login("ada", PASSWORD, source="192.0.2.1", device=cookie)
+    with pytest.raises(InvalidInput):
+        repo.keys.device()  # the local owner has no password
+
+
+@pytest.mark.long
+def test_q4_no_key_and_no_token_makes_devices_without_end(repo):
+    """Q4: each new device has ten free guesses, so only who has just shown the password gets one."""
+    key = repo.keys.create("leaked", "admin", user="ada")
+    repo = Repository(
+        repo.context, jwt=JWT(algorithms=["HS256"], key="0123456789abcdef" * 4, audience="agentgit"), is_borrowed=True
+    )
+    said = {"sub": "ada", "aud": "agentgit", "iat": int(time.time()) + 1, "exp": int(time.time()) + 60}
+    time.sleep(1.5)  # a token of the second in which its user was made is none
+    token = jwt.encode(said, "0123456789abcdef" * 4, algorithm="HS256")
+    for handle in (repo.authenticate(key.secret), repo.authenticate(token)):
+        with pytest.raises(agentgit.NotAllowed, match=r"repo\.login"):
+            handle.keys.device()
+    assert repo.login("ada", PASSWORD).keys.device()
+
+
+IPS = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)
+NOISE = st.one_of(IPS, st.text(max_size=40).filter(lambda text: "," not in text))
+
+
+@given(written=st.lists(NOISE, max_size=5), client=IPS, hops=st.lists(st.integers(1, 254), max_size=3))
+@example(["127.0.0.1", "10.0.0.1"], "192.0.2.1", [1])
+def test_q4_whatever_a_client_writes_its_address_is_what_the_proxies_saw(written, client, hops):
+    """Q4: for any X-Forwarded-For that a client sends, and any number of trusted proxies, the client is who it is."""
+    proxies, inner = Proxies(["10.0.0.0/24"]), [f"10.0.0.{n}" for n in hops]
+    assume(not proxies.trust(client))
+    seen = ",".join([*written, client, *inner])  # each proxy appends whom it saw
+    assert read_ip(proxies.client(PROXY, seen)) == read_ip(client)
+    assert proxies.client(client, seen) == client
+
+
+@pytest.mark.parametrize("wrong", ["10.0.0.1/8", "proxy.example", "0.0.0.0/0", "::/0", "", "*"])
+def test_q4_a_proxy_is_an_address_or_a_network(repo, wrong):
+    """Bad input: a name, a network with bits too many, and everybody, are refused when it starts."""
+    with pytest.raises(InvalidInput):
+        app(repo, trusted_proxies=[wrong])
+
+
+@pytest.mark.parametrize(
+    "wrong", ["git.example", "ftp://git.example", "https://", "https://u:p@git.example", "https://git.example/?a=1",
+              "https://git.example/#a", "https://git.example:99999", "https://git.example//evil.example",
+              "https://git.example/\r\n"],
+)  # fmt: skip
+def test_q4_a_public_url_is_one(repo, wrong):
+    """Bad input: what is no address of a site is refused when it starts."""
+    with pytest.raises(InvalidInput):
+        app(repo, public_url=wrong)
+
+
+@pytest.mark.parametrize("keeps_path", [True, False])
+def test_q4_the_public_url_decides_links_cookies_forms_and_hosts(repo, keeps_path):
+    """Q4: with a public URL all go by it, whether or not the proxy passes its path and its host on."""
+    public = "https://git.example:8443/below/it"
+    client = asks(repo, PROXY, "http://127.0.0.1:8700", public_url=public, hosts=[])
+    path = "/below/it" if keeps_path else ""
+    headers = {"x-forwarded-for": "192.0.2.1", "x-forwarded-proto": "https", "origin": "https://git.example:8443"}
+    door = client.get(f"{path}/sessions", headers=headers)
+    assert door.headers["location"] == "/below/it/login?next=/below/it/sessions"
+    page = client.get(f"{path}/login", headers=headers)
+    addresses = re.findall(r'(?:href|src|action)="([^"#]+)', page.text)
+    assert addresses
+    assert [one for one in addresses if not one.startswith("/below/it/")] == []
+    form = {"name": "ada", "password": PASSWORD, "csrf": re.search(r'name="csrf" value="(\w{64})"', page.text)[1]}
+    jar = {"cookie": page.headers["set-cookie"].partition(";")[0]}
+    for origin in ("https://git.example", "http://git.example:8443", "http://127.0.0.1:8700", "null"):
+        assert client.post(f"{path}/login", data=form, headers=headers | jar | {"origin": origin}).status_code == 403
+    entered = client.post(f"{path}/login", data=form, headers=headers | jar)
+    assert (entered.status_code, entered.headers["location"]) == (303, "/below/it/")
+    assert "__Host-agentgit=" in entered.headers["set-cookie"]
+    assert client.get(f"{path}/static/agentgit.css", headers=headers).status_code == 200
+    assert client.get(f"{path}/api/v1/openapi.json", headers=headers).json()["servers"] == [{"url": "/below/it/api/v1"}]
+    assert client.get(f"{path}/login", headers=headers | {"x-forwarded-host": "evil.example"}).status_code == 400
+    direct = asks(repo, "192.0.2.1", "http://git.example:8443", public_url=public)
+    assert direct.get("/login", headers=headers).status_code == 403  # not by the proxy, so not by https
+    del headers["x-forwarded-proto"]
+    assert client.get(f"{path}/login", headers=headers).status_code == 403  # nobody says that it came by https
+
+
+def test_q4_a_form_that_is_refused_says_in_the_log_what_was_compared(repo, caplog):
+    """Q4: the log has both origins on one line and what to set, and never the mark of the form."""
+    client = asks(repo, "192.0.2.1", "http://localhost:8700")
+    page = client.get("/login")
+    mark = re.search(r'name="csrf" value="(\w{64})"', page.text)[1]
+    form = {"name": "ada", "password": PASSWORD, "csrf": mark}
+    with caplog.at_level(logging.WARNING, "agentgit.web"):
+        for origin in ("https://git.example:8443", "https://x\x1b[2J" + "y" * 5_000):
+            assert client.post("/login", data=form, headers={"origin": origin}).status_code == 403
+        no_mark, ours = form | {"csrf": "0" * 64}, {"origin": "http://localhost:8700"}
+        assert client.post("/login", data=no_mark, headers=ours).status_code == 403
+    first, second, third = (one.getMessage() for one in caplog.records if one.name == "agentgit.web")
+    assert "'https://git.example:8443'" in first
+    assert "'http://localhost:8700'" in first
+    assert "--trusted-proxy" in first
+    assert "\x1b" not in second
+    assert len(second) < 1_000
+    assert "wrong or missing" in third
+    assert mark not in caplog.text
+
+
+# -- real proxies
+
+NAME = "git.example.com"
+FILES = {"nginx": SAMPLES / "nginx.conf", "caddy": SAMPLES / "Caddyfile"}
+
+
+def options(text: str) -> list[str]:
+    """Give the options of `agentgit serve` in a text."""
+    [found] = re.findall(r"agentgit\b.* serve ((?:\\\n|[^`\n])*)", text)
+    return found.replace("\\\n", " ").split()
+
+
+def test_q4_the_page_and_the_samples_name_the_same_options():
+    """Q4: whoever copies the command of the page and a sample has what belongs together."""
+    page = (SAMPLES.parent / "web.md").read_text()
+    team = page.partition("## For a team")[2].partition("\n## ")[0]
+    assert options(FILES["nginx"].read_text()) == options(FILES["caddy"].read_text()) == options(team)
+
+
+@contextmanager
+def serving_as_documented(program: str, folder: Path, *before: str) -> Iterator[str]:
+    """Run `agentgit serve` with the options at the head of a sample, on any free port; give where it listens."""
+    command = [sys.executable, "-m", "agentgit", *before, *options(FILES[program].read_text()), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=folder) as server:  # noqa: S603  # our own
+        try:
+            lines = (re.search(r"http://127\.0\.0\.1:\d+", line) for line in server.stderr)
+            yield next(found[0] for found in lines if found)
+        finally:
+            server.kill()
+
+
+@contextmanager
+def running(program: str, folder: Path, backend: str) -> Iterator[int]:
+    """Run a proxy with its sample of the docs, in which only ports and paths are others; give its port."""
+    if (found := shutil.which(program)) is None:
+        pytest.skip(f"{program} is not installed: apt-get install {program}")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    certificate, key = certify(folder)
+    sample, config = FILES[program].read_text(), folder / f"{program}.conf"
+    if program == "nginx":
+        others = {
+            "listen 443 ssl": f"listen 127.0.0.1:{port} ssl", "http://127.0.0.1:8700": backend,
+            "/etc/ssl/git.example.com.pem": str(certificate), "/etc/ssl/git.example.com.key": str(key),
+        }  # fmt: skip
+        kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        places = "".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
+        around = f"daemon off; master_process off; pid {folder}/pid; events {{}} http {{ access_log off; {places} %s }}"
+        command = [found, "-e", "stderr", "-p", str(folder), "-c", str(config)]
+    else:
+        others = {
+            "\n" + NAME + " {": f"\n{NAME}:{port} {{\n\ttls {certificate} {key}",
+            "127.0.0.1:8700\n}": f"{backend.removeprefix('http://')}\n}}",
+        }  # fmt: skip
+        around = "{\n\tadmin off\n\tauto_https disable_redirects\n}\n%s"
+        command = [found, "run", "--adapter", "caddyfile", "--config", str(config)]
+    for old, new in others.items():
+        assert sample.count(old) == 1
+        sample = sample.replace(old, new)
+    config.write_text(around % sample)
+    with subprocess.Popen(command, cwd=folder, env={"HOME": str(folder)}, stderr=subprocess.PIPE) as process:  # noqa: S603
+        try:
+            for _ in range(600):
+                with socket.socket() as tried:
+                    if tried.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                assert process.poll() is None, process.stderr.read().decode()
+                time.sleep(0.1)
+            yield port
+        finally:
+            process.kill()
+
+
+class Led(httpx.HTTPTransport):
+    """Leads to a port of this machine whatever is asked for, as a name server and a router do.
+
+    Args:
+        port: where the proxy listens.
+        source: the address of who asks.
+        trust: what its certificate is checked against.
+    """
+
+    def __init__(self, port: int, source: str, trust: ssl.SSLContext) -> None:
+        super().__init__(verify=trust, local_address=source)
+        self._port = port
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request, for the name that it is for."""
+        url = request.url.copy_with(host="127.0.0.1", port=self._port)
+        more = {**request.extensions, "sni_hostname": request.url.host}
+        return super().handle_request(
+            httpx.Request(request.method, url, headers=request.headers, stream=request.stream, extensions=more)
+        )
+
+
+def browser(folder: Path, port: int, source: str, address: str = f"https://{NAME}") -> httpx.Client:
+    """Give what asks for an address as a browser does, and comes to the proxy."""
+    led = Led(port, source, ssl.create_default_context(cafile=str(folder / "cert.pem")))
+    return httpx.Client(base_url=address, transport=led, headers={"origin": address}, timeout=60)
+
+
+def certify(folder: Path) -> tuple[Path, Path]:
+    """Make a certificate for the name of the samples."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NAME)])
+    made = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        .serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(NAME)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )  # fmt: skip
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    for file, text in (("cert.pem", made.public_bytes(Encoding.PEM)), ("key.pem", secret)):
+        (folder / file).write_bytes(text)
+    return folder / "cert.pem", folder / "key.pem"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("program", FILES)
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_q4_people_and_programs_log_in_by_the_documented_command(request, tmp_path, kind, program):
+    """Q4: the sample and the command at its head let people in by form, API and feed, and know who asks."""
+    is_file = kind == "sqlite"
+    place = tmp_path / "agentgit.db" if is_file else request.getfixturevalue("postgres_url")
+    shown = str(place) if is_file else place.render_as_string(hide_password=False)
+    with agentgit.open(place) as repo:
+        for name in ("ada", "bob"):
+            repo.users.add(name, PASSWORD)
+        more = ["--accounts"] if is_file else []
+        server = serving_as_documented(program, tmp_path, "--db", shown, "serve", *more)
+        with server as backend, running(program, tmp_path, backend) as port:
+            one, other = (browser(tmp_path, port, source) for source in ("127.0.0.2", "127.0.0.3"))
+            with one, other:
+                entered = log_in(one)
+                assert (entered.status_code, entered.headers["location"]) == (303, "/")
+                assert "__Host-agentgit" in one.cookies
+                assert one.get("/sessions").status_code == 200
+                assert one.post("/login", headers={"origin": f"https://{NAME}:{port}"}).status_code == 403
+                with one.stream("GET", "/api/v1/events/live") as feed:
+                    lines = feed.iter_lines()
+                    assert next(lines).startswith("retry:")
+                    repo.as_user("ada").session("through the proxy", create=True)
+                    assert next(line for line in lines if line.startswith("event: ")) == "event: session.created"
+                key = other.post("/api/v1/login", json={"name": "bob", "password": PASSWORD}).json()["key"]
+                me = other.get("/api/v1/me", headers={"authorization": f"Bearer {key}"}).json()
+                assert me["name"] == "bob"
+                spoofed = [guess(other, {"x-forwarded-for": f"198.51.100.{n}"}, "bob") for n in range(14)]
+                assert (spoofed[:11], set(spoofed)) == ([401] * 11, {401, 429})  # the first pause is of 2 seconds
+                assert guess(one, {}, "bob", PASSWORD) == 201  # from another address, so it arrives
+
+
+@pytest.mark.parametrize("program", FILES)
+def test_q4_without_a_public_url_a_form_comes_from_the_port_that_the_proxy_says(repo, tmp_path, program):
+    """Q4: by the sample, https on another port than 443, the origin of a form is what the proxy passes on."""
+    with served(app(repo, trusted_proxies=["127.0.0.1"])) as backend, running(program, tmp_path, backend) as port:
+        one = browser(tmp_path, port, "127.0.0.2", f"https://{NAME}:{port}")
+        entered = log_in(one)
+        assert (entered.status_code, entered.headers["location"]) == (303, "/")
+        assert "__Host-agentgit" in one.cookies
+        assert one.post("/login", headers={"origin": f"https://{NAME}"}).status_code == 403  # another port
+        one.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "answers"),
+    [
+        ({}, True),
+        ({"trusted_proxies": ["127.0.0.1"]}, False),
+        ({"trusted_proxies": ["127.0.0.1"], "host": "localhost"}, False),
+        ({"trusted_proxies": ["127.0.0.1"], "hosts": ["localhost"]}, False),
+        ({"trusted_proxies": iter(["127.0.0.1"]), "hosts": iter([NAME])}, True),
+        ({"trusted_proxies": ["127.0.0.1"], "public_url": f"https://{NAME}"}, True),
+        ({"trusted_proxies": ["127.0.0.1"], "host": "0.0.0.0"}, True),  # noqa: S104  # it is not run
+    ],
+)
+def test_q4_a_server_that_a_proxy_cannot_reach_by_its_name_says_so(repo, monkeypatch, given, answers):
+    """Q4: with a proxy and no name for it, one line at the start says what is answered, and which option to add."""
+    made, said = [], []
+    stub = SimpleNamespace(run=lambda listening: listening[0].close())
+    monkeypatch.setattr(server, "Server", lambda app: made.append(app) or stub)
+    monkeypatch.setattr(server.signal, "signal", lambda *_: None)
+    server.serve(repo, port=0, accounts=True, say=said.append, **given)
+    told = [line for line in said if "Only localhost names are answered" in line and "--public-url https://" in line]
+    assert len(told) == (not answers)
+    if "trusted_proxies" in given:
+        client = TestClient(made[0], base_url="http://127.0.0.1:8700", client=("127.0.0.1", 50_000))
+        page = client.get("/login", headers={"x-forwarded-host": NAME, "x-forwarded-proto": "https"})
+        assert page.status_code == (200 if answers else 400)
+        assert answers or "--public-url https://NAME" in page.text
+
+
+@pytest.mark.long
+def test_q4_the_link_is_shown_by_the_public_url(tmp_path):
+    """Q4: the link that lets in leads to where browsers find it."""
+    agentgit.open(tmp_path / "agentgit.db").close()
+    command = [
+        sys.executable, "-m", "agentgit", "serve", "--port", "0", "--db", str(tmp_path / "agentgit.db"),
+        "--public-url", "https://git.example:8443/below", "--trusted-proxy", "127.0.0.1",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as server:  # noqa: S603  # our own
+        try:
+            port = re.search(r"http://127\.0\.0\.1:(\d+)", server.stderr.readline())[1]
+            token = re.search(r"https://git\.example:8443/below/enter\?token=(\S+)", server.stderr.readline())[1]
+            entered = httpx.get(f"http://127.0.0.1:{port}/enter?token={token}", headers={"x-forwarded-proto": "https"})
+            assert (entered.status_code, entered.headers["location"]) == (303, "/below/")
+            assert "__Host-agentgit=" in entered.headers["set-cookie"]
+            passed = {"x-forwarded-proto": "https", "host": "upstream"}  # a proxy that does not pass the host on
+            assert httpx.get(f"http://127.0.0.1:{port}/login", headers=passed).status_code == 200
+        finally:
+            server.kill()
+
+
+def test_q4_browsers_come_by_the_link_below_a_mount_and_a_public_path(repo):
+    """Q4: an application that is mounted goes by the public URL of itself."""
+    from fastapi import FastAPI
+
+    link, host = OwnerLink(repo), FastAPI()
+    host.mount("/git", app(repo, link=link, trusted_proxies=[PROXY], public_url="https://git.example/git"))
+    client = TestClient(host, base_url="http://backend", client=(PROXY, 1), follow_redirects=False)
+    client.headers["x-forwarded-proto"] = "https"
+    assert client.get(f"/git/enter?token={link.token}").headers["location"] == "/git/"

@@ -1,0 +1,284 @@
+"""Q7: the audit trail against who writes SQL, with the rights of agentgit's own role and as the owner."""
+
+# ruff: noqa: S608  # what is built here are attacks
+
+import json
+import sqlite3
+from contextlib import closing
+from datetime import UTC, datetime
+
+import backend
+import psycopg
+import pytest
+from scripted import scripted, tool_node_graph
+from test_row_level_security import as_role
+from typer.testing import CliRunner
+
+from agentgit.cli.app import app
+from agentgit.errors import InvalidInput, SchemaMismatch
+from agentgit.sessions.events import Tip, hash_of, tips_of
+from agentgit.store.database import Database
+from agentgit.store.schema import schema
+from agentgit.values import to_json
+
+REFUSED = "audit trail cannot be changed"
+
+
+class Attacker:
+    """Somebody with a driver and the rights that `agentgit db grant` gives; a SQLite file has no rights.
+
+    Args:
+        url: the database, as the role.
+        tenant_id: whose trail is attacked.
+    """
+
+    def __init__(self, url, tenant_id):
+        self.url, self.tenant_id, self.is_sqlite = url, tenant_id, url.drivername.startswith("sqlite")
+
+    def run(self, *statements):
+        """Run statements in one transaction, and give the rows of the last one."""
+        if self.is_sqlite:
+            with closing(sqlite3.connect(self.url.database, isolation_level=None)) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                rows = [connection.execute(one).fetchall() for one in statements]
+                connection.execute("COMMIT")
+                return rows[-1]
+        name = self.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        with psycopg.connect(name) as connection:
+            connection.execute(f"SET agentgit.tenant_id = {self.tenant_id}")
+            connection.execute("SET agentgit.user_id = 'all'")  # who can send any statement can set any setting
+            for one in statements:
+                cursor = connection.execute(one)
+            return cursor.fetchall() if cursor.description else []
+
+    def refused(self, *statements):
+        """Run statements that the trail's triggers have to refuse."""
+        with pytest.raises((sqlite3.IntegrityError, psycopg.errors.RaiseException), match=REFUSED):
+            self.run(*statements)
+
+    def literal(self, value):
+        return f"x'{value.hex()}'" if self.is_sqlite else f"'\\x{value.hex()}'::bytea"
+
+    def end_of(self, session_id):
+        """Give number, id and hash of the last event of a session; of none there is nothing."""
+        found = self.run(
+            f"SELECT seq, id, hash FROM audit_event WHERE tenant_id = {self.tenant_id} "
+            f"AND external_session_id = {session_id} ORDER BY seq DESC LIMIT 1"
+        )
+        return found[0] if found else (0, 0, b"")
+
+    def erasure(self, session_id, seq, digest, *, verb="INSERT"):
+        """The statement that says that a session was erased."""
+        return (
+            f"{verb} INTO erasure (tenant_id, external_session_id, user_id, last_seq, last_hash, created_at) VALUES "
+            f"({self.tenant_id}, {session_id}, NULL, {seq}, {self.literal(digest)}, '2026-11-22 00:00:00.000000')"
+        )
+
+    def told(self, session_id, seq, digest, *, chain=0):
+        """The statement that adds an event to a chain, hashed as it must be, that says so, too."""
+        number, last, before = self.end_of(chain)
+        detail = to_json({"erased": session_id, "rows": 1, "events": seq, "hash": digest.hex()})
+        row = {
+            "tenant_id": self.tenant_id, "external_session_id": chain, "seq": number + 1, "id": last + 1,
+            "internal_session_id": None, "owner_id": None, "user_id": None, "kind": "session.erased",
+        }  # fmt: skip
+        digest = hash_of(bytes(before), {**row, "created_at": datetime(2026, 11, 22, tzinfo=UTC), "detail": detail})
+        values = ", ".join("NULL" if v is None else f"'{v}'" if isinstance(v, str) else str(v) for v in row.values())
+        return (
+            f"INSERT INTO audit_event ({', '.join(row)}, detail, created_at, hash) VALUES ({values}, "
+            f"{self.literal(detail)}, '2026-11-22 00:00:00.000000{'' if self.is_sqlite else '+00'}', "
+            f"{self.literal(digest)})"
+        )
+
+    def delete(self, session_id, more=""):
+        return f"DELETE FROM audit_event WHERE external_session_id = {session_id} {more}"
+
+    def rows_of(self, session_id):
+        """Statements that delete what belongs to a session as it was made here, but its trail."""
+        branches = f"(SELECT id FROM internal_session WHERE external_session_id = {session_id})"
+        return [
+            f"DELETE FROM search_text WHERE internal_session_id IN {branches}",
+            f"DELETE FROM checkpoint WHERE internal_session_id IN {branches}",
+            *(
+                f"DELETE FROM {table} WHERE external_session_id = {session_id}"
+                for table in ("world_log", "internal_session")
+            ),
+            f"DELETE FROM external_session WHERE id = {session_id}",
+        ]
+
+
+def past_triggers(repo, *statements):
+    """Run statements as the owner of the database, who has dropped the triggers."""
+    database = backend.database(repo)
+    with database.engine.begin() as connection:
+        if database.is_sqlite:
+            query = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name IN ('audit_event', 'erasure')"
+            for name in connection.exec_driver_sql(query).scalars().all():
+                connection.exec_driver_sql(f"DROP TRIGGER {name}")
+        else:
+            connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
+        for one in statements:
+            connection.exec_driver_sql(one)
+
+
+@pytest.fixture
+def attack(repo):
+    """A repository with the session `s`, which has five events, and who attacks it."""
+    agent = repo.wrap(tool_node_graph(scripted("x"), []), "s")
+    for n in range(4):
+        agent.checkpoint(f"c{n}")
+    if backend.is_sqlite(repo):
+        yield Attacker(backend.url(repo), repo.context.store.tenant_id)
+        return
+    with as_role(backend.url(repo)) as url:
+        yield Attacker(url, repo.context.store.tenant_id)
+
+
+def test_q7_a_made_up_erasure_lets_nothing_go(repo, attack):
+    """Q7: without the word of the tenant's own chain no row of `erasure` is taken, and no event can be deleted."""
+    session = repo.session("s").id
+    seq, _, digest = attack.end_of(session)
+    attack.refused(attack.erasure(session, seq, digest), attack.delete(session))
+    attack.refused(attack.delete(session, "AND seq = 5"))
+    attack.refused(*attack.rows_of(session), attack.erasure(session, seq, digest))
+    assert repo.events.verify().is_sound
+    assert len(list(repo.events.list(session="s"))) == 5
+
+
+def test_q7_tables_of_ones_own_do_not_stand_in(repo, attack):
+    """Q7: on PostgreSQL the triggers look past temporary tables that are called as the true ones."""
+    session = repo.session("s").id
+    seq, _, digest = attack.end_of(session)
+    told = attack.told(session, seq, digest)
+    for name, values in {
+        "erasure": f"SELECT {attack.tenant_id} tenant_id, {session} external_session_id",
+        "external_session": "SELECT 0::bigint tenant_id, 0::bigint id",
+        "audit_event": "SELECT * FROM audit_event",
+    }.items():
+        if attack.is_sqlite:  # whose triggers see the tables of their own file only
+            shadow = [f"CREATE TEMP TABLE {name} AS {values.replace('::bigint', '')}"]
+            shadow = [shadow[0].replace("FROM audit", "FROM main.audit")]
+        else:
+            shadow = [f"CREATE TEMP TABLE {name} AS {values}"]
+        place = "main" if attack.is_sqlite else "public"
+        theirs = [one.replace("INTO ", f"INTO {place}.") for one in (told, attack.erasure(session, seq, digest))]
+        attack.refused(*shadow, *theirs)
+        attack.refused(*shadow, attack.delete(session, "AND seq > 3").replace("audit_event", f"{place}.audit_event"))
+    assert len(list(repo.events.list(session="s"))) == 5
+    assert repo.events.verify().is_sound
+
+
+def test_q7_what_is_told_has_to_be_so(repo, attack):
+    """Q7: the event that tells has to be of no session, the newest, and true; a session that is there is not erased."""
+    session = repo.session("s").id
+    seq, _, digest = attack.end_of(session)
+    gone, erasure = attack.rows_of(session), attack.erasure(session, seq, digest)
+    attack.refused(attack.told(session, seq, digest), erasure)  # it is still there
+    attack.refused(*gone, attack.told(session, 2, digest), attack.erasure(session, 2, digest))
+    attack.refused(*gone, attack.told(session, seq, b"\1" * 32), attack.erasure(session, seq, b"\1" * 32))
+    attack.refused(*gone, attack.told(session, seq, digest), attack.erasure(session, seq - 1, digest))
+    attack.refused(*gone, attack.told(session, seq, digest).replace("session.erased", "session.ended"), erasure)
+    attack.refused(*gone, attack.told(session, seq, digest, chain=5), erasure)
+    attack.refused(*gone, attack.told(session, 0, b""), attack.erasure(session, 0, b""))
+    if not attack.is_sqlite:  # a setting hides the session and the end of its trail from its statements
+        nobody = "SET agentgit.user_id = '77'"
+        attack.refused(attack.told(session, 0, b""), nobody, attack.erasure(session, 0, b""))
+        attack.refused(*gone, attack.told(session, 0, b""), nobody, attack.erasure(session, 0, b""))
+    assert repo.events.verify().is_sound
+    assert len(list(repo.events.list(session="s"))) == 5
+
+
+def test_q7_who_erases_by_hand_is_told_of_as_anybody(repo, attack):
+    """Q7: what a role may do for agentgit it may do by hand: all of the erasure, and the trail tells of it for good."""
+    session, known = repo.session("s").id, repo.events.tips()
+    seq, _, digest = attack.end_of(session)
+    attack.run(
+        *attack.rows_of(session), attack.told(session, seq, digest), attack.erasure(session, seq, digest),
+        attack.delete(session),
+    )  # fmt: skip
+    found = repo.events.verify(known)
+    assert (found.is_sound, found.erased) == (True, [session])
+    attack.refused(attack.delete(0))
+    attack.refused("DELETE FROM erasure") if attack.is_sqlite else None
+    assert [event.kind for event in repo.events.audit()] == ["session.erased"]
+
+
+def test_q7_an_erasure_past_the_triggers_is_named(repo, attack):
+    """Q7: a row of `erasure` counts only with the word of the tenant's own chain, never for a session that is there."""
+    session, other = repo.session("s").id, repo.session("other", create=True).id
+    seq, _, digest = attack.end_of(session)
+    attack.run(attack.told(session, seq, digest, chain=other))  # which is no place for it
+    past_triggers(repo, attack.erasure(session, seq, digest), attack.delete(session))
+    found = repo.events.verify()
+    assert [(one.row, one.what) for one in found.findings] == [
+        (f"erasure {session}", "the trail does not tell that this session was erased so"),
+        (f"erasure {session}", "this session is still there"),
+    ]
+    assert found.erased == []
+    assert {one.row for one in repo.maintenance.fsck(2).findings} >= {f"erasure {session}"}
+
+
+@pytest.mark.long
+def test_q7_kept_tips_find_what_the_owner_cut(repo, attack, tmp_path, monkeypatch):
+    """Q7: tips kept elsewhere, by one command again and again, find a cut, an exchanged and a vanished chain."""
+    monkeypatch.setenv("AGENTGIT_DATABASE_URL", backend.address(repo))
+    session, kept = repo.session("s").id, tmp_path / "tips.jsonl"
+
+    def keep():
+        with kept.open("a") as file:
+            file.write(CliRunner().invoke(app, ["audit", "tips"]).stdout)
+
+    def verified():
+        return CliRunner().invoke(app, ["audit", "verify", "--tips", str(kept)])
+
+    keep()
+    repo.session("other", create=True)
+    keep()
+    assert [tip.number for tip in tips_of(kept.read_text()) if tip.session_id == session] == [5, 5]
+    assert verified().exit_code == 0
+    past_triggers(repo, attack.delete(session, "AND seq = 5"))
+    assert repo.events.verify().is_sound  # nothing inside of the database tells
+    done = verified()
+    assert (done.exit_code, f"audit_event {session}/5" in done.stdout) == (12, True)
+    attack.run(attack.told(3, 1, b"", chain=session))  # another end in its place
+    done = verified()
+    assert (done.exit_code, "had another hash" in done.stdout) == (12, True)
+    keep()  # what was written down later does not make up for what was written down before
+    assert verified().exit_code == 12
+    past_triggers(repo, attack.delete(session))
+    done = verified()
+    assert (done.exit_code, "is not there now" in done.stdout) == (12, True)
+    kept.write_text(kept.read_text()[:-9])
+    done = verified()
+    assert (type(done.exception), "Line" in str(done.exception)) == (InvalidInput, True)
+
+
+def test_q7_events_are_tips_too(repo, attack):
+    """Q7: a line of what an event is, as feeds and webhooks give it, is read as a tip."""
+    event = repo.events.newest(session="s", limit=1)[0]
+    (tip,) = tips_of(json.dumps(event.to_dict(), default=str))
+    assert tip == Tip(session_id=event.session_id, number=5, hash=event.hash)
+    assert repo.events.verify([tip]).is_sound
+
+
+def test_q7_events_that_do_not_fit_are_named(repo, attack):
+    """Q7: an event out of its place in the chain is named; one that agentgit might have added is not."""
+    session = repo.session("s").id
+    attack.run(attack.told(7, 1, b"", chain=session))
+    assert repo.events.verify().is_sound
+    right = attack.told(8, 1, b"", chain=session)
+    attack.run(right.replace(f"{session}, 7, ", f"{session}, 9, "))
+    (finding,) = repo.events.verify().findings
+    assert (finding.row, "are not there" in finding.what) == (f"audit_event {session}/9", True)
+    attack.run(attack.told(8, 1, b"", chain=0).replace("session.erased", "login.done"))
+    assert {one.row for one in repo.events.verify().findings} == {finding.row, "audit_event 0/1"}
+
+
+def test_q7_a_trigger_that_looks_elsewhere_is_a_changed_schema(empty_server):
+    """Q7: `db check --deep` names a function of the trail that no longer looks at the tables of its own schema."""
+    with closing(Database(empty_server)) as database:
+        schema.upgrade(database)
+        schema.check(database, deep=True)
+        database.write(lambda c: c.exec_driver_sql("ALTER FUNCTION agentgit_erasure_is_told() RESET search_path"))
+        with pytest.raises(SchemaMismatch, match="agentgit_erasure_is_told does something else"):
+            schema.check(database, deep=True)

@@ -1,0 +1,206 @@
+"""Content-addressed storage: nothing is stored twice, appending costs what is appended, damage is found."""
+
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import delete, func, select, update
+
+from agentgit.errors import Corrupt
+from agentgit.store.database import Database
+from agentgit.store.objects.blobs import Blobs, leaf, list_hash, pack, unpack
+from agentgit.store.objects.content import Content
+from agentgit.store.objects.lru import Recent
+from agentgit.store.schema.tenants import ensure_tenant
+from agentgit.store.sql.tables import BLOB, LIST
+from agentgit.store.sql.tables import TENANT as TENANT_TABLE
+
+TENANT = 7
+
+
+@pytest.fixture(scope="module")
+def shared(sqlite_template, tmp_path_factory):
+    """One SQLite database for all examples of a property."""
+    path = tmp_path_factory.mktemp("blobs") / "agentgit.db"
+    shutil.copy(sqlite_template, path)
+    database = Database(path)
+    yield database
+    database.close()
+
+
+def leaves(values):
+    """One leaf for each text."""
+    return [leaf("json", value.encode()) for value in values]
+
+
+def put_list(database, items, base=None):
+    """Store a list of leaves that continues another one; give its hash."""
+    return database.write(lambda connection: Content(TENANT).put(connection, [(items, base)]))[0]
+
+
+def stored_bytes(database):
+    """How many bytes the values take."""
+    with database.reading() as connection:
+        return connection.execute(select(func.sum(func.length(BLOB.c.data)))).scalar() or 0
+
+
+def test_the_hashes_are_pinned():
+    """Values stored by one release are found by the next: the hash of a known value never changes."""
+    one = leaf("json", b"1")
+    assert one.hash.hex() == "5e91f633c6540a74417f32e8de9147f9e2b4286a0500860ca94970ecc5c5c14b"
+    assert list_hash([one.hash]).hex() == "2c4305f6b3c32fd13d682d854f15d70c930c00f1f761dd2f3f1fa5dd865bf59c"
+
+
+def test_equal_values_are_stored_once(database):
+    """The same value put twice is one row, and another tenant has its own."""
+    for blobs in (Blobs(TENANT), Blobs(TENANT), Blobs(TENANT + 1)):
+        database.write(lambda connection, blobs=blobs: blobs.put_many(connection, leaves(["a", "b", "a"])))
+    with database.reading() as connection:
+        assert connection.execute(select(func.count()).select_from(BLOB)).scalar() == 4
+
+
+def test_large_values_are_compressed_and_come_back(database):
+    """A long text takes less room than it has, a random one no more, and both read as they were."""
+    values = [leaf("json", b"again and again " * 10_000), leaf("bytes", os.urandom(100_000))]
+    database.write(lambda connection: Blobs(TENANT).put_many(connection, values))
+    assert stored_bytes(database) < 110_000
+    with database.reading() as connection:
+        found = Blobs(TENANT).get_many(connection, [value.hash for value in values])
+    assert found == {value.hash: value for value in values}
+
+
+edits = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.lists(st.text(max_size=4), max_size=5)),
+        st.tuples(st.just("replace"), st.integers(0, 99), st.text(max_size=4)),
+        st.tuples(st.just("remove"), st.integers(0, 99)),
+        st.tuples(st.just("reverse"), st.just(None)),
+        st.tuples(st.just("clear"), st.just(None)),
+    ),
+    max_size=12,
+)
+
+
+def edited(items, edit):
+    """A list after one edit."""
+    verb, *rest = edit
+    if verb == "append":
+        return items + rest[0]
+    if verb == "reverse":
+        return items[::-1]
+    if verb == "clear" or not items:
+        return []
+    where = rest[0] % len(items)
+    return items[:where] + ([rest[1]] if verb == "replace" else []) + items[where + 1 :]
+
+
+@pytest.mark.long
+@settings(max_examples=60, deadline=None)
+@given(edits)
+def test_every_version_of_a_list_stays_readable(shared, edits):
+    """However a list is appended to, edited, reordered, cut or replaced: each version reads back as it was."""
+    writer, versions, items, base = Content(TENANT), {}, [], None
+    for edit in edits:
+        items = edited(items, edit)
+        body = leaves(items)
+        (base,) = shared.write(lambda connection, body=body, base=base: writer.put(connection, [(body, base)]))
+        versions[base] = body
+    with shared.reading() as connection:
+        assert Content(TENANT).get(connection, versions) == versions
+
+
+def test_a_long_chain_is_cut_and_still_reads(database):
+    """A list appended to hundreds of times is written in full now and then, and reads as one list."""
+    writer, items, base = Content(TENANT), [], None
+    for n in range(300):
+        items = [*items, leaf("json", str(n).encode())]
+        (base,) = database.write(lambda connection, at=(items, base): writer.put(connection, [at]))
+    with database.reading() as connection:
+        assert Blobs(TENANT).item_hashes(connection, base) == tuple(item.hash for item in items)
+        full = select(func.count()).where(BLOB.c.type == LIST, func.substr(BLOB.c.data, 1, 1) == b"\0")
+        assert 5 <= connection.execute(full).scalar() <= 8
+
+
+def test_a_list_that_continues_something_else_is_written_in_full(database):
+    """A base that is no list, or is gone, is no reason to fail: the list stands on its own."""
+    one, two = leaves(["1", "2"])
+    for base in (one.hash, bytes(32)):
+        key = put_list(database, [one, two], base)
+        with database.reading() as connection:
+            assert Blobs(TENANT).item_hashes(connection, key) == (one.hash, two.hash)
+
+
+def damage(database, key, **values):
+    """Change a stored row behind the library's back, or delete it."""
+    change = update(BLOB).values(**values) if values else delete(BLOB)
+    database.write(lambda connection: connection.execute(change.where(BLOB.c.hash == key)))
+
+
+@pytest.mark.parametrize("values", [{"data": b"2"}, {"type": "bytes"}, {"codec": 1}, {}])
+def test_damage_to_a_value_is_found_and_named(database, values):
+    """A value whose bytes, type or encoding changed, or that is gone, is Corrupt, and the error names the row."""
+    (value,) = leaves(["1"])
+    database.write(lambda connection: Blobs(TENANT).put_many(connection, [value]))
+    damage(database, value.hash, **values)
+    with database.reading() as connection, pytest.raises(Corrupt, match="agentgit fsck") as caught:
+        Blobs(TENANT).get_many(connection, [value.hash])
+    assert caught.value.row == f"blob {value.hash.hex()}"
+
+
+@pytest.mark.parametrize("what", ["the list", "its base"])
+@pytest.mark.parametrize("values", [{"data": b"\0" + bytes(32)}, {}])
+def test_damage_to_a_list_is_found(database, what, values):
+    """A list with other items than it was stored with, or whose chain is broken, is Corrupt."""
+    items = leaves(map(str, range(20)))
+    base = put_list(database, items[:-1])
+    key = put_list(database, items, base)
+    damage(database, key if what == "the list" else base, **values)
+    with database.reading() as connection, pytest.raises(Corrupt):
+        Blobs(TENANT).item_hashes(connection, key)
+
+
+def test_a_chain_that_loops_ends(database):
+    """Two damaged lists that continue each other do not hang the reader."""
+    items = leaves(map(str, range(20)))
+    base = put_list(database, items[:-1])
+    key = put_list(database, items, base)
+    with database.reading() as connection:
+        data = connection.execute(select(BLOB.c.data).where(BLOB.c.hash == key)).scalar()
+    damage(database, base, data=data.replace(base, key))
+    with database.reading() as connection, pytest.raises(Corrupt):
+        Blobs(TENANT).item_hashes(connection, key)
+
+
+@given(st.dictionaries(st.text(), st.binary(min_size=32, max_size=32)))
+def test_names_with_hashes_come_back(named):
+    """What `pack` writes `unpack` reads, whatever the names are."""
+    assert unpack(pack(named)) == named
+    assert list(unpack(pack(named))) == list(named)
+
+
+@pytest.mark.parametrize("data", [b"", b"\0\0\0\1", pack({"a": bytes(32)})[:-1], pack({"a": bytes(32)})[:-5] + b"1"])
+def test_other_bytes_are_no_names(data):
+    """Bad input: bytes that `pack` did not write are refused."""
+    with pytest.raises(ValueError, match="no names"):
+        unpack(data)
+
+
+def test_the_cache_lets_go_of_what_was_used_longest_ago():
+    """A cache never holds more than its limit, keeps what is used, and takes nothing too heavy."""
+    recent = Recent(80, lambda text: len(text))
+    recent.add((bytes([n]), "x" * 10) for n in range(8))
+    recent.get(bytes([0]))
+    recent.add([(b"new", "y" * 10), (b"heavy", "z" * 11)])
+    assert recent.get(bytes([0])) is not None
+    assert recent.find([bytes([1]), b"heavy"]) == {}
+
+
+def test_an_empty_database_gets_one_tenant(database):
+    """Two programs that open an empty database at once agree on one tenant."""
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(lambda _: ensure_tenant(database), range(8)))) == 1
+    with database.reading() as connection:
+        assert connection.execute(select(func.count()).select_from(TENANT_TABLE)).scalar() == 1

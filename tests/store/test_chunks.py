@@ -1,0 +1,215 @@
+"""Large values: stored in chunks, read whole, shared where they are equal, and named where they are damaged (W13)."""
+
+import os
+import shutil
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain_core.messages import HumanMessage
+from puts import BLOB, blob_bytes, count, on, put, values
+from sqlalchemy import delete, select, update
+
+from agentgit import SQLModelSaver
+from agentgit.errors import Corrupt
+from agentgit.store.database import Database
+from agentgit.store.maintenance.gc import Collected
+from agentgit.store.objects.blobs import Blobs, leaf
+from agentgit.store.objects.content import Content
+from agentgit.store.objects.packing import CHUNK, CHUNK_BYTES, CHUNKED
+
+TENANT = 7
+SIZE = 2 * 2**20
+HUGE = 20 * 2**20
+
+
+@pytest.fixture(scope="module")
+def shared(sqlite_template, tmp_path_factory):
+    """One SQLite database for all examples of a property."""
+    path = tmp_path_factory.mktemp("chunks") / "agentgit.db"
+    shutil.copy(sqlite_template, path)
+    database = Database(path)
+    yield database
+    database.close()
+
+
+def chunks(database):
+    """The hashes of all chunks that are stored, in no order."""
+    with database.reading() as connection:
+        return list(connection.execute(select(BLOB.c.hash).where(BLOB.c.type == CHUNK)).scalars())
+
+
+@pytest.mark.parametrize("kind", ["zlib", "zstd", "none"])
+@pytest.mark.parametrize("text", ["random", "repeated"])
+def test_w13_a_huge_value_comes_back(database, kind, text):
+    """W13: a value of 20 MB reads back whole, whatever packs it, and no row is larger than a chunk."""
+    value = os.urandom(HUGE) if text == "random" else b"again and again " * (HUGE // 16)
+    put(SQLModelSaver(database, compression=kind), "t", {"a": value, "b": "small"})
+    assert values(SQLModelSaver(database), on("t")) == {"a": value, "b": "small"}
+    with database.reading() as connection:
+        rows = connection.execute(select(BLOB.c.codec, BLOB.c.data)).all()
+    assert max(len(row.data) for row in rows) <= CHUNK_BYTES
+    assert [len(row.data) for row in rows if row.codec == CHUNKED] == [HUGE // CHUNK_BYTES * 32]
+
+
+def test_a_huge_message_is_a_message(database):
+    """A message may be huge, in a list as any other is."""
+    messages = [HumanMessage("x" * HUGE, id="1"), HumanMessage("small", id="2")]
+    put(SQLModelSaver(database), "t", {"messages": messages})
+    assert values(SQLModelSaver(database), on("t"))["messages"] == messages
+
+
+def test_cutting_does_not_change_the_hash(database):
+    """A value has one hash, whether it is stored in one row or in many, and both are read."""
+    value = leaf("bytes", os.urandom(1000))
+    for tenant, size in ((1, 1000), (2, 999), (3, 7)):
+        writer = Blobs(tenant, chunk_bytes=size)
+        database.write(lambda connection, writer=writer: writer.put_many(connection, [value]))
+        with database.reading() as connection:
+            assert Blobs(tenant).get_many(connection, [value.hash]) == {value.hash: value}
+    assert count(database, BLOB) == 1 + (1 + 2) + (1 + 143)
+
+
+def test_a_value_that_grows_costs_what_is_new(saver):
+    """Equal chunks are stored once: within a value, and in the value that continues it."""
+    text = os.urandom(8 * CHUNK_BYTES)
+    first = put(saver, "t", {"a": text})
+    before = blob_bytes(saver.database)
+    put(saver, "t", {"a": text + b"more"}, parent=first["configurable"]["checkpoint_id"], version=2)
+    assert blob_bytes(saver.database) - before < 1000
+    put(saver, "zeros", {"a": bytes(SIZE)})
+    assert len(chunks(saver.database)) == 8 + 1 + 1
+    assert values(SQLModelSaver(saver.database), on("zeros")) == {"a": bytes(SIZE)}
+
+
+@pytest.fixture
+def saver(database):
+    """A saver on a ready, empty database."""
+    return SQLModelSaver(database, compression="none")
+
+
+DAMAGE = {
+    "gone": delete(BLOB),
+    "other bytes": update(BLOB).values(data=b"damaged"),
+    "another codec": update(BLOB).values(codec=1),
+    "a list of chunks": update(BLOB).values(codec=CHUNKED),
+    "another type": update(BLOB).values(type="json"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_w13_a_damaged_chunk_is_named(saver, damage):
+    """W13: a chunk that is gone or changed is Corrupt, and the error names its row."""
+    put(saver, "t", {"a": os.urandom(SIZE)})
+    (key, *_) = chunks(saver.database)
+    saver.database.write(lambda connection: connection.execute(DAMAGE[damage].where(BLOB.c.hash == key)))
+    with pytest.raises(Corrupt) as caught:
+        values(SQLModelSaver(saver.database), on("t"))
+    assert caught.value.row == f"blob {key.hex()}"
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:-32], lambda data: data[32:64] + data[:32] + data[64:]])
+def test_a_damaged_list_of_chunks_is_named(saver, change):
+    """If chunks are left out or change places, the whole does not match its hash, and the error names the value."""
+    put(saver, "t", {"a": os.urandom(SIZE)})
+    with saver.database.reading() as connection:
+        (row,) = connection.execute(select(BLOB).where(BLOB.c.codec == CHUNKED)).all()
+    changed = update(BLOB).where(BLOB.c.hash == row.hash).values(data=change(row.data))
+    saver.database.write(lambda connection: connection.execute(changed))
+    with pytest.raises(Corrupt, match="does not match") as caught:
+        values(SQLModelSaver(saver.database), on("t"))
+    assert caught.value.row == f"blob {row.hash.hex()}"
+
+
+def test_a_chunk_that_lists_itself_ends(saver):
+    """A damaged value that is made of itself does not hang the reader."""
+    put(saver, "t", {"a": os.urandom(SIZE)})
+    itself = update(BLOB).where(BLOB.c.codec == CHUNKED).values(data=BLOB.c.hash)
+    saver.database.write(lambda connection: connection.execute(itself))
+    with pytest.raises(Corrupt):
+        values(SQLModelSaver(saver.database), on("t"))
+
+
+def test_w13_a_collection_keeps_the_chunks_that_a_fork_shares(saver):
+    """W13: deleting a thread and collecting takes its own chunks, and none that another value has too."""
+    text = os.urandom(4 * CHUNK_BYTES)
+    put(saver, "gone", {"a": text + os.urandom(2 * CHUNK_BYTES)})
+    put(saver, "kept", {"messages": [HumanMessage("x" * SIZE, id="1")], "a": text + b"end"})
+    shared = len(chunks(saver.database))
+    saver.delete_thread("gone")
+    counted = saver.gc(dry_run=True)
+    assert saver.gc() == counted
+    assert counted.values == 1 + 2
+    assert counted.bytes >= 2 * CHUNK_BYTES
+    assert len(chunks(saver.database)) == shared - 2
+    found = values(SQLModelSaver(saver.database), on("kept"))
+    assert found == {"messages": [HumanMessage("x" * SIZE, id="1")], "a": text + b"end"}
+    saver.delete_thread("kept")
+    saver.gc()
+    assert count(saver.database, BLOB) == 0
+
+
+def test_a_large_value_that_was_collected_can_be_stored_again(saver):
+    """What was there when a value was stored first is looked for again when it is stored again."""
+    text = os.urandom(4 * CHUNK_BYTES)
+    for thread in ("one", "two"):
+        put(saver, thread, {"a": text})
+        assert values(SQLModelSaver(saver.database), on(thread)) == {"a": text}
+        saver.delete_thread(thread)
+        saver.gc()
+
+
+@pytest.mark.long
+def test_w13_a_collection_beside_writers_takes_no_chunk_they_share(saver):
+    """W13: what one program stores while another deletes and collects the same chunks reads back whole."""
+    text = os.urandom(2 * CHUNK_BYTES)
+
+    def work(n):
+        mine = SQLModelSaver(saver.database, compression="none")
+        for round in range(3):
+            put(mine, f"{n}-{round}", {"a": text + b"%d" % n})
+            mine.put_writes(on(f"{n}-{round}", checkpoint_ns="", checkpoint_id="x"), [("b", text + b"w")], "task")
+            found = values(SQLModelSaver(saver.database), on(f"{n}-{round}"))
+            mine.delete_thread(f"{n}-{round}")
+            mine.gc()
+            assert found == {"a": text + b"%d" % n}
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert saver.gc() == Collected(0, 0, 0, 0)
+    assert count(saver.database, BLOB) == 0
+
+
+@pytest.mark.parametrize("kind", ["zlib", "zstd", "none"])
+def test_memory_stays_near_the_size_of_the_value(shared, kind):
+    """Writing a huge value takes less than it again in memory, reading it less than twice."""
+    value, tenant = leaf("bytes", os.urandom(HUGE)), {"zlib": 11, "zstd": 12, "none": 13}[kind]
+    tracemalloc.start()
+    try:
+        shared.write(lambda connection: Blobs(tenant, kind).put_many(connection, [value]))
+        assert tracemalloc.get_traced_memory()[1] < HUGE
+        tracemalloc.reset_peak()
+        with shared.reading() as connection:
+            assert Blobs(tenant).get_many(connection, [value.hash])[value.hash] == value
+        assert tracemalloc.get_traced_memory()[1] < 2 * HUGE
+    finally:
+        tracemalloc.stop()
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    values=st.lists(st.binary(max_size=60), max_size=6),
+    size=st.integers(1, 9),
+    kind=st.sampled_from(["zlib", "zstd", "none"]),
+)
+def test_whatever_is_cut_comes_back(shared, values, size, kind):
+    """Round trip: values of any bytes, cut anywhere, alone and in lists, read back as they were."""
+    items = [leaf("bytes", value) for value in values]
+    writer = Content(TENANT, kind)
+    writer.blobs = Blobs(TENANT, kind, chunk_bytes=size)
+    keys = shared.write(lambda connection: writer.put(connection, [(items, None), *((item, None) for item in items)]))
+    with shared.reading() as connection:
+        found = Content(TENANT).get(connection, keys)
+    assert [found[key] for key in keys] == [items, *items]

@@ -1,0 +1,405 @@
+"""Connections to a server: broken ones, exhausted pools, poolers, forks; and what a failure says to do next."""
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+
+import processes
+import psycopg
+import pytest
+from echoes import echoing, said, talk, texts, whole
+from langchain_core.messages import AIMessage
+from scripted import ScriptedModel, call, tool_node_graph
+from sqlalchemy import create_engine, text
+
+import agentgit
+from agentgit import InvalidInput
+from agentgit.errors import Unavailable
+from agentgit.store.database import Database
+from agentgit.store.sql import postgres
+
+TIME = 60
+POOLER = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
+
+
+def full(url):
+    """Write a URL with its password."""
+    return url.render_as_string(hide_password=False)
+
+
+def cut(url, *, but):
+    """Let the server end all connections to a database but this one and its own."""
+    engine = create_engine(url)
+    query = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database()"
+    with engine.begin() as connection:
+        connection.execute(text(query + " AND pid NOT IN (pg_backend_pid(), :but)"), {"but": but})
+    engine.dispose()
+
+
+def process(connection):
+    return connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+
+
+@pytest.fixture
+def server(postgres_url):
+    """An open PostgreSQL database, with a table of its own to count in."""
+    with closing(Database(postgres_url)) as database:
+        database.write(lambda c: c.exec_driver_sql("CREATE TABLE counted (n int)"))
+        yield database
+        database.write(lambda c: c.exec_driver_sql("DROP TABLE counted"))
+
+
+def counted(server):
+    with server.reading() as connection:
+        return connection.exec_driver_sql("SELECT count(*) FROM counted").scalar_one()
+
+
+def count(connection):
+    connection.exec_driver_sql("INSERT INTO counted VALUES (1)")
+
+
+def test_d5_a_connection_that_breaks_before_the_commit_is_tried_once_more(server):
+    """D5: nothing was stored yet, so the work runs again on another connection, and is stored once."""
+    runs = []
+
+    def work(connection):
+        count(connection)
+        runs.append(process(connection))
+        if len(runs) == 1:
+            cut(server.url, but=0)
+            count(connection)
+
+    server.write(work)
+    assert (len(set(runs)), counted(server)) == (2, 1)
+
+
+def test_d5_a_server_that_ends_each_connection_is_out_of_reach(server):
+    """D5: a second break is no accident: it is told, and nothing was stored."""
+    runs = []
+
+    def work(connection):
+        runs.append(1)
+        count(connection)
+        cut(server.url, but=0)
+        count(connection)
+
+    with pytest.raises(Unavailable, match="out of reach"):
+        server.write(work)
+    assert (len(runs), counted(server)) == (2, 0)
+
+
+class Between:
+    """What passes bytes between a client and a server, and once it is deaf swallows what the server answers.
+
+    Args:
+        server: its host and port.
+        stored: tells whether a commit has arrived, so that the connection can break then.
+    """
+
+    def __init__(self, server, stored):
+        self.server, self.stored, self.deaf = server, stored, False
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listening.getsockname()[1]
+        self.threads = []
+        self._start(self._accept)
+
+    def close(self):
+        """Take no more connections, and wait for those that are."""
+        self.listening.shutdown(socket.SHUT_RDWR)  # closing alone does not wake who accepts
+        for thread in self.threads:  # the first is who accepts, and no other is added once it has ended
+            thread.join(TIME)
+            assert not thread.is_alive()
+        self.listening.close()
+
+    def _start(self, work, *args):
+        thread = threading.Thread(target=work, args=args, daemon=True)
+        self.threads.append(thread)
+        thread.start()
+        return thread
+
+    def _accept(self):
+        with suppress(OSError):  # it is shut down at the end
+            while True:
+                self._start(self._join, self.listening.accept()[0])
+
+    def _join(self, client):
+        with client, socket.create_connection(self.server) as server:
+            answering = self._start(self._pass, server, client, False)
+            self._pass(client, server, True)
+            answering.join()
+
+    def _pass(self, source, target, is_client):
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if self.deaf and not is_client:
+                    continue
+                target.sendall(data)
+                if self.deaf and b"COMMIT" in data:
+                    self._until_stored()
+                    source.shutdown(socket.SHUT_RDWR)
+            target.shutdown(socket.SHUT_RDWR)
+
+    def _until_stored(self):
+        until = time.monotonic() + TIME
+        while not self.stored() and time.monotonic() < until:
+            pass
+
+
+def test_d5_a_commit_whose_answer_was_lost_is_not_run_twice(server):
+    """D5: nobody knows whether it was stored, so it is told and not tried again; here it was."""
+    way = Between((server.url.host or "127.0.0.1", server.url.port or 5432), lambda: counted(server) == 1)
+    runs = []
+
+    def work(connection):
+        runs.append(1)
+        count(connection)
+        way.deaf = True
+
+    lossy = Database(server.url.set(host="127.0.0.1", port=way.port))
+    with closing(way), closing(lossy), pytest.raises(Unavailable, match="may be stored or not"):
+        lossy.write(work)
+    assert (runs, counted(server)) == ([1], 1)
+
+
+@pytest.mark.parametrize("state", ["serializable", "deadlock", "lock timeout"])
+def test_d5_what_was_in_the_way_of_another_runs_again(server, state):
+    """D5: a serialization failure, a deadlock and a lock that was waited for too long are tried again."""
+    raised = {"serializable": "40001", "deadlock": "40P01", "lock timeout": "55P03"}[state]
+    runs = []
+
+    def work(connection):
+        runs.append(1)
+        count(connection)
+        if len(runs) < 3:
+            connection.exec_driver_sql(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{raised}'; END $$")
+
+    server.write(work)
+    assert (len(runs), counted(server)) == (3, 1)
+
+
+def test_d5_what_is_always_in_the_way_is_told_after_24_times(server, monkeypatch):
+    """D5: a transaction that cannot be serialized whatever comes is tried 24 times in all, and then Unavailable."""
+    monkeypatch.setattr(server, "_sleep", lambda seconds: None)
+    runs = []
+
+    def work(connection):
+        runs.append(1)
+        connection.exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END $$")
+
+    with pytest.raises(Unavailable, match="Try again"):
+        server.write(work)
+    assert (len(runs), counted(server)) == (24, 0)
+
+
+def test_d5_a_statement_that_the_server_breaks_off_says_so(server):
+    """D5: a statement_timeout is not a server out of reach."""
+
+    def work(connection):
+        connection.exec_driver_sql("SET LOCAL statement_timeout = 1")
+        connection.exec_driver_sql("SELECT pg_sleep(60)")
+
+    with pytest.raises(Unavailable, match="statement_timeout"):
+        server.write(work)
+
+
+def test_d5_an_exhausted_pool_says_what_to_do(postgres_url, monkeypatch):
+    """D5: who gets no connection in time is told of pool_size."""
+    monkeypatch.setattr(postgres, "POOL_SECONDS", 0.05)
+    with closing(Database(postgres_url, pool_size=1)) as database:
+        with database.reading(), ThreadPoolExecutor(1) as pool:
+            other = pool.submit(database.write, process)
+            assert isinstance(other.exception(TIME), Unavailable)
+        assert "pool_size" in str(other.exception())
+        assert database.write(process)
+
+
+def test_d5_no_connection_is_held_while_a_model_or_a_tool_works(postgres_url):
+    """D5: with a pool of one connection, a turn leaves it to others at each reply, each call and each undo."""
+    used = []
+    with agentgit.open(postgres_url, pool_size=1) as repo:
+
+        def look(*_) -> None:
+            used.append(repo.sessions()[0].session_name)  # no connection would come if the turn held the only one
+
+        def add(item: str) -> str:
+            """Add an item."""
+            look()
+            return item
+
+        replies = iter([call("add", item="chair"), call("add", item="table"), "done", "done"])
+
+        def rule(_messages):
+            look()
+            reply = next(replies)
+            return AIMessage(reply) if isinstance(reply, str) else AIMessage("", tool_calls=[reply])
+
+        effects = {"add": agentgit.reversible(look)}
+        agent = repo.wrap(tool_node_graph(ScriptedModel(rule=rule), [add]), "s", effects=effects)
+        agent.run("a chair and a table")
+        agent.rollback("main#1")
+        assert [one.status for one in agent.tool_track()] == ["reversed", "reversed"]
+    assert used == ["s"] * 7  # three replies, two calls, two undos
+
+
+async def test_d5_an_exhausted_pool_of_a_loop_says_what_to_do(postgres_url, monkeypatch):
+    """D5: the same on an event loop, where more tasks than connections take turns as long as none waits too long."""
+    with closing(Database(postgres_url, pool_size=1)) as database:
+        assert len(await asyncio.gather(*(database.run(database.write, process) for _ in range(8)))) == 8
+    monkeypatch.setattr(postgres, "POOL_SECONDS", 0.05)
+    with closing(Database(postgres_url)) as other, closing(Database(postgres_url, pool_size=1)) as database:
+        lock = "SELECT pg_advisory_xact_lock(1)"
+        with other.reading() as holds:
+            holds.exec_driver_sql(lock)
+            work = [
+                asyncio.create_task(database.run(database.write, lambda connection: connection.exec_driver_sql(lock)))
+                for _ in range(2)
+            ]
+            (refused,), (waiting,) = await asyncio.wait(work, timeout=TIME, return_when=asyncio.FIRST_COMPLETED)
+            assert isinstance(refused.exception(), Unavailable)
+        await waiting
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_d5_a_pool_without_room_is_refused(postgres_url, size):
+    """D5: a pool that never has a connection would only ever time out."""
+    with pytest.raises(InvalidInput, match="pool_size"):
+        Database(postgres_url, pool_size=size)
+
+
+@pytest.mark.parametrize("said", ["", "0", "-1", "many"])
+def test_d5_a_threshold_that_cannot_be_meant_is_refused(postgres_url, said):
+    """D5: the URL's prepare_threshold is `none` or a number."""
+    with pytest.raises(InvalidInput, match="prepare_threshold"):
+        Database(postgres_url.update_query_dict({"prepare_threshold": said}))
+
+
+FORK = """
+import os, sys, warnings
+import agentgit
+from echoes import echoing, said
+
+repo = agentgit.open(sys.argv[1])
+graph = echoing()
+repo.wrap(graph, session="parent").invoke(said("parent", 0))
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork beside threads
+child = os.fork()
+if child == 0:
+    repo.wrap(graph, session="child").invoke(said("child", 0))
+    repo.close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+repo.wrap(graph, session="parent").invoke(said("parent", 1))
+repo.close()
+"""
+
+
+def test_d5_a_process_may_fork_after_it_opened_the_database(database):
+    """D5: parent and child each go on with connections of their own."""
+    done = processes.run(FORK, full(database.url))
+    assert (done.returncode, done.stderr) == (0, "")
+    with agentgit.open(database.url) as repo:
+        for name, turns in (("parent", 2), ("child", 1)):
+            assert texts(repo.wrap(echoing(), session=name).get_state().values) == whole(name, turns)
+
+
+# -- a pooler in between
+
+
+SETTINGS = """
+[databases]
+{name} = host={host} port={port} user={user} dbname={name} {secret}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {free}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+default_pool_size = 3
+max_client_conn = 200
+"""
+
+
+@pytest.fixture
+def pooled(postgres_url):
+    """The database behind PgBouncer in transaction mode, with fewer connections than there are clients."""
+    if POOLER is None:
+        pytest.skip("left out: pgbouncer is not installed")
+    for _ in range(5):
+        bouncer, behind = started(postgres_url)
+        if bouncer is not None:
+            break  # else somebody has taken the port before it did
+    assert bouncer is not None, "pgbouncer did not start"
+    yield behind
+    bouncer.terminate()
+    bouncer.wait(TIME)
+
+
+def started(url):
+    """Start PgBouncer on a port that was free a moment ago; give the process, None if it has ended, and the way in."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        free = found.getsockname()[1]
+    as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.getuid() == 0 else []
+    with tempfile.TemporaryFile("w+") as said:
+        said.write(
+            SETTINGS.format(
+                name=url.database, host=url.host or "127.0.0.1", port=url.port or 5432, free=free,
+                user=url.username or "postgres", secret=f"password={url.password}" if url.password else "",
+            )
+        )  # fmt: skip
+        said.flush()
+        os.fchmod(said.fileno(), 0o644)  # it refuses to run as root, and nobody may look into our folders
+        command = [*as_nobody, POOLER, f"/proc/self/fd/{said.fileno()}"]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "pass_fds": [said.fileno()]}
+        bouncer = subprocess.Popen(command, **quiet)  # noqa: S603  # our own
+        behind = url.set(host="127.0.0.1", port=free)
+        until = time.monotonic() + TIME
+        while bouncer.poll() is None:
+            with suppress(psycopg.OperationalError), psycopg.connect(full(behind.set(drivername="postgresql"))):
+                return bouncer, behind
+            assert time.monotonic() < until, "pgbouncer does not answer"
+        return None, behind
+
+
+@pytest.mark.long
+def test_d5_turns_through_pgbouncer(pooled):
+    """D5: eight threads talk at once behind a pooler that has three connections, and no turn is lost."""
+    names = [f"t{n}" for n in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: talk(full(pooled), "wrap", name, 2), names))
+    with agentgit.open(pooled) as repo:
+        for name in names:
+            assert texts(repo.wrap(echoing(), session=name).get_state().values) == whole(name, 2)
+        agent = repo.wrap(echoing(), session="t0")
+        agent.rollback("HEAD~1").invoke(said("again", 0))
+        assert repo.maintenance.fsck(3).is_sound
+
+
+async def test_d5_turns_on_a_loop_through_pgbouncer(pooled):
+    """D5: the same with tasks of an event loop."""
+    with agentgit.open(pooled) as repo:
+        agents = [repo.wrap(echoing(), session=f"a{n}") for n in range(8)]
+        for turn in range(2):
+            await asyncio.gather(*(agent.ainvoke(said(f"a{n}", turn)) for n, agent in enumerate(agents)))
+        states = [await agent.aget_state() for agent in agents]
+    assert [texts(state.values) for state in states] == [whole(f"a{n}", 2) for n in range(8)]
+
+
+def prepares(url):
+    """Tell after how many runs a statement is prepared on a connection of a database."""
+    with closing(Database(url)) as database, database.reading() as connection:
+        return connection.connection.driver_connection.prepare_threshold
+
+
+def test_d5_statements_are_prepared_but_not_behind_a_pooler(postgres_url, pooled):
+    """D5: it is found out by itself; the URL may say otherwise."""
+    assert prepares(postgres_url) == 5
+    assert prepares(pooled) is None
+    assert prepares(pooled.update_query_dict({"prepare_threshold": "7"})) == 7
+    assert prepares(postgres_url.update_query_dict({"prepare_threshold": "none"})) is None

@@ -1,0 +1,509 @@
+"""Container snapshots, with a real engine: run, commit, change, restore."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from agentgit import Environment, Workspace
+from agentgit.errors import AgentGitError, Conflict, InvalidInput, NotFound, Unavailable
+from agentgit.workspace.engines.container import ContainerEnvironment
+from agentgit.workspace.engines.container_settings import differences, mounts, options
+
+HARDENED = (
+    *("--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1000:1000"),
+    *("--security-opt=seccomp=unconfined", "--stop-signal=KILL"),
+)
+"""Settings that a container of an agent may have, and that it needs where the tests run as root in a container."""
+
+BASE = "agentgit-test-base:1"
+
+
+class Engine:
+    """A container engine, called as a person calls it."""
+
+    def __init__(self, words):
+        self.words = tuple(words)
+
+    def __call__(self, *words, stdin=None):
+        done = subprocess.run([*self.words, *words], capture_output=True, input=stdin, check=False)  # noqa: S603
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout.decode(errors="replace")
+
+    def run(self, name, *settings, command=("sleep", "1000")):
+        self("run", "--detach", f"--name={name}", *HARDENED, *settings, BASE, *command)
+
+    def sh(self, name, script):
+        return self("exec", name, "sh", "-c", script)
+
+    def inspect(self, name):
+        return json.loads(self("container", "inspect", name))[0]
+
+    def names(self):
+        return set(self("ps", "--all", "--format={{.Names}}").split())
+
+    def images(self):
+        return set(self("images", "--all", "--quiet", "--no-trunc").split())
+
+    def clear(self):
+        for name in self.names():
+            self("rm", "--force", name)
+        while images := set(self("images", "--quiet", "--no-trunc", "--filter=label=agentgit.container").split()):
+            self("rmi", "--force", *images)
+
+
+def busybox_tree():
+    """Give the smallest tree that has a shell, as a tar file."""
+    binary = shutil.which("busybox")
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tree:
+        tree.add(binary, "bin/busybox")
+        for name in ("sh", "sleep", "cat", "ls", "chmod", "stat", "mkdir", "ln", "rm", "readlink", "true", "id"):
+            link = tarfile.TarInfo(f"bin/{name}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            tree.addfile(link)
+    return packed.getvalue()
+
+
+def candidates(folder):
+    """Visit the engines that may work here, each with a storage of its own where it can have one."""
+    if shutil.which("podman"):
+        places = (f"--root={folder}/root", f"--runroot={folder}/run", f"--tmpdir={folder}/state")
+        yield ("podman", *places, "--storage-driver=vfs", "--runtime=runc", "--cgroup-manager=cgroupfs")
+    if shutil.which("docker"):
+        yield ("docker",)
+
+
+@pytest.fixture(scope="session")
+def monkeypatch_session():
+    """A monkeypatch for the whole run."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="session")
+def short_folder():
+    """A directory with a short path: podman takes no storage whose path is longer than fifty characters."""
+    with TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def shared_engine(short_folder, monkeypatch_session):
+    """An engine that runs containers here, with a base image.
+
+    Where there is none the test is left out, and the summary says so; with $AGENTGIT_REQUIRE_CONTAINERS it fails.
+    """
+    missing = pytest.fail if os.environ.get("AGENTGIT_REQUIRE_CONTAINERS") else pytest.skip
+    if not shutil.which("busybox"):
+        missing("left out with real containers: install busybox-static, of which the base image is made")
+    said = ["neither podman nor docker is on PATH"]
+    settings = short_folder / "containers.conf"
+    settings.write_text('[engine]\nlock_type = "file"\n')  # else all storages share their locks
+    monkeypatch_session.setenv("CONTAINERS_CONF", str(settings))
+    for words in candidates(short_folder):
+        engine = Engine(words)
+        try:
+            engine("import", "-", BASE, stdin=busybox_tree())
+            engine("run", "--rm", *HARDENED, BASE, "true")
+        except AssertionError as error:
+            said.append(f"{words[0]}: {str(error).strip().splitlines()[0]}")
+            continue
+        yield engine
+        engine.clear()
+        engine("rmi", "--force", BASE)
+        return
+    missing(f"left out with real containers: {'; '.join(said[1:] or said)}. Install podman, runc and busybox-static")
+
+
+@pytest.fixture
+def engine(shared_engine):
+    """The engine, with no container and no snapshot of another test."""
+    yield shared_engine
+    shared_engine.clear()
+
+
+@pytest.fixture
+def box(engine):
+    """A running container, and its environment."""
+    engine.run("box")
+    return ContainerEnvironment("box", engine=engine.words)
+
+
+AWKWARD = r"""
+mkdir /work /work/empty; cd /work
+printf 'one\r\ntwo' > crlf; printf '\000\377\351' > binary; : > nothing; printf s > secret; chmod 600 secret
+ln -s nowhere dangling; printf x > 'a b'; printf x > "$(printf 'caf\351')"; printf run > run.sh; chmod 755 run.sh
+"""
+
+LOOK = r"cd /work; for f in *; do stat -c '%F %a %s' \"$f\"; readlink \"$f\"; done; cat crlf binary secret run.sh"
+
+
+def test_a_container_comes_back_as_it_was(engine, box):
+    """C5: run, commit, change, restore: every file is back, what was made since is gone, its processes are new."""
+    engine.sh("box", AWKWARD)
+    look = LOOK.replace('\\"', '"')
+    before = engine("exec", "box", "sh", "-c", look + "; true")
+    snapshot = box.checkpoint()
+    engine.sh("box", "cd /work; printf changed > crlf; rm binary; chmod 644 secret; printf n > new; rm dangling")
+    box.restore(snapshot)
+    assert engine("exec", "box", "sh", "-c", look + "; true") == before
+    assert engine.inspect("box")["State"]["Running"]
+    assert engine.names() == {"box"}
+
+
+@pytest.mark.long
+def test_a_restore_loses_nothing(engine, box):
+    """C5: what stood before a restore is a safety snapshot, listed like any other, and can be restored itself."""
+    snapshot = box.checkpoint("clean")
+    engine.sh("box", "echo unsaved > /note")
+    done = box.restore(snapshot)
+    assert [(one.id, one.kind, one.message) for one in box.list()] == [
+        (done.safety, "safety", f"before the restore of {snapshot}"),
+        (snapshot, "manual", "clean"),
+    ]
+    box.restore(done.safety)
+    assert engine.sh("box", "cat /note") == "unsaved\n"
+
+
+@pytest.mark.long
+def test_a_workspace_of_a_container_takes_one_safety_image(engine, box, tmp_path):
+    """C5: in a workspace a restore makes one image of what stood before, listed once, and it can be restored."""
+    (tmp_path / "work").mkdir()
+    workspace = Workspace(tmp_path / "work", tmp_path / "store", environment=box)
+    saved = workspace.save("clean")
+    engine.sh("box", "echo unsaved > /note")
+    done = workspace.restore(saved.id)
+    assert [one.id for one in workspace.list()] == [done.safety, saved.id]
+    assert [one.kind for one in box.list()] == ["safety", "manual"]
+    workspace.restore(done.safety)
+    assert engine.sh("box", "cat /note") == "unsaved\n"
+
+
+@pytest.mark.long
+def test_the_new_container_has_the_old_one_s_settings(engine, tmp_path):
+    """C5: name, mounts, environment, network, limits, security, command, folder, labels are those of the old one."""
+    (tmp_path / "shared").mkdir()
+    engine.run(
+        "box",
+        *(f"--volume={tmp_path / 'shared'}:/shared:ro", "--volume=kept:/kept", "--volume=/unnamed", "--tmpfs=/memory"),
+        *("--env=A=1 2", "--env=B=x\ny", "--label=team=blue", "--workdir=/bin", "--user=0:0", "--hostname=sandbox"),
+        *("--cap-drop=CHOWN", "--read-only=false", "--stop-timeout=3", "--restart=on-failure:2", "--shm-size=1m"),
+        *("--pids-limit=100", "--add-host=db:10.0.0.1", "--init=false"),
+        command=("sleep", "1234"),
+    )
+    old = engine.inspect("box")
+    environment = ContainerEnvironment("box", engine=engine.words)
+    done = environment.restore(environment.checkpoint())
+    new = engine.inspect("box")
+    assert done.not_kept == ()
+    assert old["Id"] != new["Id"]
+    assert set(old["Config"]["Env"]) <= set(new["Config"]["Env"])  # the engine may add HOME
+    for field in ("Cmd", "Entrypoint", "WorkingDir", "User", "Hostname", "StopTimeout"):
+        assert new["Config"][field] == old["Config"][field], field
+    assert old["Config"]["Labels"].items() <= new["Config"]["Labels"].items()
+    for field in ("NetworkMode", "Ulimits", "SecurityOpt", "RestartPolicy", "ShmSize", "PidsLimit", "ExtraHosts"):
+        assert new["HostConfig"][field] == old["HostConfig"][field], field
+
+
+@pytest.mark.long
+def test_mounts_are_named_as_not_included(engine, tmp_path):
+    """C5: a volume or mount is in no image; it stays as it is, and the result says so."""
+    (tmp_path / "shared").mkdir()
+    engine.run("box", f"--volume={tmp_path / 'shared'}:/shared", "--volume=/unnamed", "--tmpfs=/memory")
+    environment = ContainerEnvironment("box", engine=engine.words)
+    snapshot = environment.checkpoint()
+    engine.sh("box", "echo kept > /shared/file; echo kept > /unnamed/file")
+    done = environment.restore(snapshot)
+    assert done.not_included == ("/memory", "/shared", "/unnamed")
+    assert "left as it is: /shared is a volume or a mount" in str(done)
+    assert engine.sh("box", "cat /shared/file /unnamed/file") == "kept\nkept\n"
+    assert json.loads(json.dumps(done.to_dict())) == done.to_dict()
+
+
+@pytest.mark.long
+def test_a_stopped_container_stays_stopped(engine, box):
+    """C5: a snapshot of a stopped container works, and a restore does not start it."""
+    snapshot = box.checkpoint()
+    engine("stop", "box")
+    box.restore(snapshot)
+    assert not engine.inspect("box")["State"]["Running"]
+
+
+@pytest.mark.long
+def test_a_container_that_is_gone_is_made_again(engine, box):
+    """C5: a snapshot knows the settings, so that its container can be removed and still comes back."""
+    engine.sh("box", "echo saved > /note")
+    old, snapshot = engine.inspect("box"), box.checkpoint()
+    engine("rm", "--force", "box")
+    done = box.restore(snapshot)
+    assert done.safety is None
+    assert engine.sh("box", "cat /note") == "saved\n"
+    assert differences(old, engine.inspect("box")) == ()
+
+
+@pytest.mark.long
+def test_several_at_once_wait_for_each_other(engine, box):
+    """C5: snapshots and restores of one container by several threads or processes happen one after the other."""
+    first = box.checkpoint()
+    works = [box.checkpoint, lambda: box.restore(first), ContainerEnvironment("box", engine=engine.words).checkpoint]
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(work) for work in works]:
+            done.result()
+    assert engine.names() == {"box"}
+    assert len(box.list()) == 4
+
+
+@pytest.mark.long
+def test_a_container_that_removes_itself_is_replaced_too(engine):
+    """C5: a container begun with --rm is gone as soon as it stops; it is replaced like any other."""
+    engine.run("box", "--rm", "--volume=/data")
+    environment = ContainerEnvironment("box", engine=engine.words)
+    snapshot = environment.checkpoint()
+    engine.sh("box", "echo unsaved > /note; echo kept > /data/file")
+    done = environment.restore(snapshot)
+    assert engine.sh("box", "ls / && cat /data/file").count("kept") == 1
+    assert "note" not in engine.sh("box", "ls /")
+    environment.restore(done.safety)
+    assert engine.sh("box", "cat /note") == "unsaved\n"
+    assert engine.inspect("box")["HostConfig"]["AutoRemove"]
+
+
+@pytest.mark.long
+def test_deleted_snapshots_free_their_images(engine, box):
+    """C5: delete and gc remove the images themselves; the one that the container is made of stays, and is named."""
+    at_first = engine.images()
+    made = []
+    for number in range(5):
+        engine.sh("box", f"echo {number} > /number")
+        made.append(box.checkpoint(str(number)))
+    box.delete(made[0])
+    assert box.get(made[0]) is None
+    assert len(engine.images() - at_first) == 4
+    safety = box.restore(made[1]).safety
+    with pytest.raises(Conflict, match="restore another snapshot first"):
+        box.delete(made[1])
+    assert set(box.gc(keep=1)) == set(made[2:])
+    assert {one.id for one in box.list()} == {safety, made[1]}
+    assert len(engine.images() - at_first) == 2
+
+
+@pytest.mark.long
+def test_an_image_made_of_a_restored_container_is_not_a_snapshot(engine, box):
+    """C5: an image that a person commits from a container of ours has our labels; it is not listed or removed."""
+    box.restore(box.checkpoint())
+    engine("commit", "box", "mine:1")
+    assert len(box.list()) == 2
+    box.gc(keep=0)
+    assert engine("images", "--quiet", "mine:1").strip()
+    engine("rm", "--force", "box")
+    engine("rmi", "--force", "mine:1")
+
+
+def fail_at(environment, verb):
+    """Let one command of the engine fail, the first time."""
+    plain, failed = environment._run, []
+
+    def run(*words):
+        if words[0] == verb and not failed:
+            failed.append(words)
+            raise Unavailable("the engine says no")
+        return plain(*words)
+
+    environment._run = run
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("settings", "verb"),
+    [((), verb) for verb in ("create", "commit", "rename", "start")] + [(("--rm",), "rename"), (("--rm",), "start")],
+)
+def test_a_failed_restore_leaves_the_old_container(engine, settings, verb):
+    """C5: if the new container cannot be made or started, the old one goes on with its files."""
+    engine.run("box", *settings)
+    environment = ContainerEnvironment("box", engine=engine.words)
+    snapshot = environment.checkpoint()
+    engine.sh("box", "echo unsaved > /note")
+    fail_at(environment, verb)
+    with pytest.raises(Unavailable):
+        environment.restore(snapshot)
+    assert engine.sh("box", "cat /note") == "unsaved\n"
+    assert engine.names() == {"box"}
+
+
+class Killed(BaseException):
+    """What a process that is killed does not handle."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("settings", "point"),
+    [((), verb) for verb in ("stop", "rename", "rename again", "start", "rm")]
+    + [(("--rm",), "rm"), (("--rm",), "start")],
+)
+def test_a_restore_that_was_killed_is_settled(engine, settings, point):
+    """C5: broken off before any command of the engine, the next use finds one running container; nothing is lost."""
+    engine.run("box", *settings)
+    killed = ContainerEnvironment("box", engine=engine.words)
+    engine.sh("box", "echo saved > /note")
+    snapshot = killed.checkpoint()
+    engine.sh("box", "echo unsaved > /note")
+    die_before(killed, *point.split())
+    with pytest.raises(Killed):
+        killed.restore(snapshot)
+    fresh = ContainerEnvironment("box", engine=engine.words)
+    fresh.checkpoint()
+    assert engine.names() == {"box"}
+    if engine.sh("box", "cat /note") == "saved\n":
+        fresh.restore(next(one.id for one in fresh.list() if one.kind == "safety"))
+    assert engine.sh("box", "cat /note") == "unsaved\n"
+
+
+def die_before(environment, verb, again=""):
+    """Let the process be killed before it gives the engine a command, the first or the second time."""
+    plain, met = environment._run, []
+
+    def run(*words):
+        met.extend([words] if words[0] == verb else [])
+        if len(met) == (2 if again else 1):
+            raise Killed
+        return plain(*words)
+
+    environment._run = run
+
+
+def test_what_is_missing_is_named(engine):
+    """C5: no engine, one that does not answer, no such container, no such snapshot: each a typed error."""
+    environment = ContainerEnvironment("nobody", engine=engine.words)
+    with pytest.raises(NotFound, match="no container nobody"):
+        environment.checkpoint()
+    engine.run("box")
+    with pytest.raises(NotFound, match=r"no snapshot 17; list\(\)"):
+        ContainerEnvironment("box", engine=engine.words).restore("17")
+    with pytest.raises(NotFound, match="no snapshot 17"):
+        ContainerEnvironment("box", engine=engine.words).delete("17")
+
+
+def test_no_engine_is_a_typed_error(monkeypatch, tmp_path):
+    """C5: where no engine is on PATH, or none answers, the error says so and what to do."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Unavailable, match="Neither docker nor podman is on PATH"):
+        ContainerEnvironment("box")
+    with pytest.raises(Unavailable, match="no-such-engine is not on PATH"):
+        ContainerEnvironment("box", engine="no-such-engine").checkpoint()
+    fake = tmp_path / "docker"
+    fake.write_text("#!/bin/sh\necho 'cannot connect to the daemon' >&2; exit 1\n")
+    fake.chmod(0o755)
+    with pytest.raises(Unavailable, match="cannot connect to the daemon"):
+        ContainerEnvironment("box")
+    fake.write_text("#!/bin/sh\nexit 0\n")
+    assert ContainerEnvironment("box")._engine == ("docker",)
+
+
+def test_the_engine_that_has_the_container_is_taken(monkeypatch, tmp_path):
+    """C5: where docker and podman both answer, it is the one that knows the container."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name, knows in (("docker", 1), ("podman", 0)):
+        (tmp_path / name).write_text(f'#!/bin/sh\n[ "$1" = container ] && exit {knows}; exit 0\n')
+        (tmp_path / name).chmod(0o755)
+    environment = ContainerEnvironment("box")
+    assert environment._engine == ("podman",)
+    assert isinstance(environment, Environment)
+
+
+@pytest.mark.parametrize("name", ["", "-rf", "a b", "a/b", "a:b"])
+def test_a_name_that_no_container_can_have_is_refused(name):
+    """C5: what could be read as an option or an image is refused before the engine sees it."""
+    with pytest.raises(InvalidInput, match="no name of a container"):
+        ContainerEnvironment(name, engine="podman")
+
+
+@pytest.mark.long
+def test_a_name_with_capitals_works(engine):
+    """C5: a container may have a name that an image may not have."""
+    engine.run("My_Box")
+    environment = ContainerEnvironment("My_Box", engine=engine.words)
+    environment.restore(environment.checkpoint())
+    assert len(environment.list()) == 2
+
+
+def test_every_failure_is_ours(engine, box):
+    """C5: what the engine says no to arrives as a failure of agentgit with the engine's words."""
+    engine("rename", "box", "elsewhere")
+    with pytest.raises(AgentGitError):
+        box.checkpoint()
+
+
+DOCKER = {
+    "Config": {"Hostname": "sandbox", "Domainname": "", "Tty": True, "OpenStdin": True, "StopTimeout": None},
+    "HostConfig": {
+        "Binds": ["/src:/dst:z"],
+        "Mounts": [{"Type": "bind", "Source": "/a,b", "Target": "/m", "ReadOnly": True}],
+        "NetworkMode": "bridge",
+        "CgroupnsMode": "private",
+        "Memory": 1 << 20,
+        "NanoCpus": 1500000000,
+        "Runtime": "runc",
+        "RestartPolicy": {"Name": "on-failure", "MaximumRetryCount": 3},
+        "PortBindings": {"80/tcp": [{"HostIp": "127.0.0.1", "HostPort": "8080"}], "81/tcp": None},
+        "Devices": [{"PathOnHost": "/dev/null", "PathInContainer": "/dev/n", "CgroupPermissions": "r"}],
+        "Ulimits": [{"Name": "nofile", "Soft": 1, "Hard": 2}],
+        "Tmpfs": {"/run": "size=1m", "/scratch": ""},
+        "Sysctls": {"net.ipv4.ip_forward": "1"},
+        "ReadonlyRootfs": True,
+        "CapAdd": ["NET_ADMIN"],
+        "IpcMode": "private",
+        "ShmSize": 67108864,
+    },
+    "Mounts": [
+        {"Type": "bind", "Source": "/src", "Destination": "/dst", "RW": True},
+        {"Type": "bind", "Source": "/a,b", "Destination": "/m", "RW": False},
+        {"Type": "volume", "Name": "f00", "Destination": "/data", "RW": False},
+    ],
+}
+"""A container as docker tells it, which has some settings in another form than podman."""
+
+
+def test_docker_s_form_of_the_settings_is_read():
+    """C5: the settings are read from what docker tells, too, with ports, devices and mounts."""
+    assert options(DOCKER) == [
+        "--network=bridge",
+        "--cgroupns=private",
+        "--ipc=private",
+        "--memory=1048576",
+        "--shm-size=67108864",
+        "--read-only",
+        "--volume=/src:/dst:z",
+        "--cap-add=NET_ADMIN",
+        "--sysctl=net.ipv4.ip_forward=1",
+        "--cpus=1.5",
+        "--runtime=runc",
+        "--restart=on-failure:3",
+        "--ulimit=nofile=1:2",
+        "--publish=127.0.0.1:8080:80/tcp",
+        "--device=/dev/null:/dev/n:r",
+        "--tmpfs=/run:size=1m",
+        "--tmpfs=/scratch",
+        '--mount=type=bind,target=/m,"source=/a,b",readonly',
+        "--volume=f00:/data:ro",
+        "--tty",
+        "--interactive",
+        "--hostname=sandbox",
+    ]
+    assert mounts(DOCKER) == ("/data", "/dst", "/m", "/run", "/scratch")
+
+
+def test_a_setting_that_was_not_kept_is_named():
+    """C5: what the engine did not give the new container is named, whatever setting it is."""
+    other = DOCKER | {"HostConfig": DOCKER["HostConfig"] | {"Memory": 0, "Annotations": {"a": "b"}}}
+    assert differences(DOCKER, DOCKER) == ()
+    assert differences(DOCKER, other) == ("Memory",)

@@ -1,0 +1,577 @@
+"""Credentials (D5): passwords, API keys and tokens; what they reach, and that their end holds at once."""
+
+import json
+import logging
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+
+import backend
+import jwt as pyjwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from jwt.algorithms import RSAAlgorithm
+from pwdlib import PasswordHash
+from pwdlib.hashers.argon2 import Argon2Hasher
+from sqlalchemy import select
+
+import agentgit
+from agentgit import Repository
+from agentgit.auth import JWT, credentials
+from agentgit.auth.credentials import key_parts, key_text
+from agentgit.auth.sharing import link_parts
+from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound, TooManyAttempts, Unavailable
+from agentgit.store import database
+from agentgit.store.records import login_attempts
+from agentgit.store.sql.tables import API_KEY, LOGIN_FAILURE, METADATA, SESSION_LINK, USER
+from agentgit.web.authentication import Accounts
+
+PASSWORD = "correct horse"  # noqa: S105  # of a test
+SECRET = "s" * 40
+REFUSED = "These credentials do not hold. Check them, or ask an admin for new ones."
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Argon2 with little work; the real one takes a tenth of a second each time, which is its point."""
+    hasher = PasswordHash((Argon2Hasher(time_cost=1, memory_cost=8, parallelism=1),))
+    monkeypatch.setattr(credentials, "_hasher", lambda: hasher)
+    credentials._of_nobody.cache_clear()
+    yield
+    credentials._of_nobody.cache_clear()
+
+
+@pytest.fixture
+def ada(repo):
+    """A user with a password and a session."""
+    user = repo.users.add("ada", PASSWORD)
+    repo.as_user(user).session("s", create=True)
+    return user
+
+
+def column(repo, what):
+    with backend.reading(repo) as connection:
+        return connection.execute(what).scalars().all()
+
+
+def test_d5_a_password_lets_in_and_is_stored_as_argon2_only(repo, ada):
+    """D5: who has the password gets a handle with that user's rights; the database has argon2id's text alone."""
+    assert [one.session_name for one in repo.login("ada", PASSWORD).sessions()] == ["s"]
+    (stored,) = [one for one in column(repo, select(USER.c.password)) if one]
+    assert stored.startswith("$argon2id$")
+    assert PASSWORD not in stored
+
+
+@pytest.mark.parametrize(
+    ("name", "password"),
+    [
+        ("ada", "wrong horse"),
+        ("nobody", PASSWORD),
+        ("local", ""),
+        ("local", PASSWORD),
+        ("ada", "x" * 1001),
+        ("ada", "\ud800" * 12),
+        ("ada", None),
+        ("a\0da", PASSWORD),
+        (None, PASSWORD),
+    ],
+)
+def test_d5_all_that_is_wrong_is_refused_in_the_same_words(repo, ada, name, password):
+    """D5: a wrong password, an unknown user and the local owner cannot be told apart, and the trail has the failure."""
+    with pytest.raises(NotAllowed) as caught:
+        repo.login(name, password)
+    assert str(caught.value) == REFUSED
+    known = {"ada": ada.id, "local": repo.user.id}
+    event = repo.events.audit()[-1]
+    assert (event.kind, event.user_id) == ("login.failed", known.get(name))
+
+
+def test_d5_an_unknown_user_costs_as_much_as_a_known_one(repo, ada, monkeypatch):
+    """D5: how long a login takes does not tell whether there is such a user: each verifies one hash."""
+    asked = []
+    hasher = credentials._hasher()
+    verify = hasher.verify
+    monkeypatch.setattr(hasher, "verify", lambda *given: asked.append(given) or verify(*given))
+    for name in ("ada", "nobody", "local"):
+        with pytest.raises(NotAllowed):
+            repo.login(name, "wrong horse")
+    assert len(asked) == 3
+    assert len({stored.split("$")[3] for _, stored in asked}) == 1
+
+
+@pytest.mark.parametrize("password", ["short", "x" * 1001, "\ud800" * 12, 12345678901, ""])
+def test_bad_passwords_are_refused_and_not_repeated(repo, ada, password):
+    """Bad input: what can be no password is a typed error, whose text does not have it."""
+    with pytest.raises(InvalidInput, match="10 to 1000") as caught:
+        repo.users.set_password("ada", password)
+    assert not password or str(password) not in str(caught.value)
+
+
+def test_d5_a_new_password_and_disabling_end_open_handles_at_once(repo, ada):
+    """D5: revocation holds for handles that are open: after a new password, and while a user is disabled."""
+    old = repo.login("ada", PASSWORD)
+    events = old.events.list(session="s")
+    repo.users.set_password(ada, "another horse")
+    for use in (old.sessions, lambda: old.session("t", create=True), lambda: next(events)):
+        with pytest.raises(NotAllowed, match="holds no more"):
+            use()
+    new, acting = repo.login("ada", "another horse"), repo.as_user("ada")
+    repo.users.disable("ada")
+    for handle in (new, acting):
+        with pytest.raises(NotAllowed, match="holds no more"):
+            handle.session("s")
+    for again in (lambda: repo.login("ada", "another horse"), lambda: repo.as_user("ada")):
+        with pytest.raises(NotAllowed):
+            again()
+    assert repo.users.enable("ada").disabled_at is None
+    assert repo.login("ada", "another horse").session("s").info.is_own
+
+
+def test_q6_changing_ones_own_password_asks_for_the_current_one(repo, ada):
+    """Q6: neither an open browser nor a key takes an account over; an admin and the operator need none."""
+    key = repo.keys.create("all", "admin", user="ada")
+    for handle in (repo.login("ada", PASSWORD), repo.authenticate(key.secret)):
+        for user in (ada, "ada", ada.id, str(ada.id)):
+            for current in (None, "", "wrong horse", PASSWORD[:-1], 7):
+                with pytest.raises(NotAllowed) as caught:
+                    handle.users.set_password(user, "another horse", current=current)
+                if isinstance(caught.value, TooManyAttempts):
+                    backend.write(repo, lambda c: repo.context.store.failures.forget(c, "ada"))
+    assert repo.login("ada", PASSWORD).user == ada
+    repo.login("ada", PASSWORD).users.set_password("ada", "another horse", current=PASSWORD)
+    repo.users.set_password("ada", PASSWORD)
+    root = repo.users.add("root", PASSWORD, is_admin=True)
+    repo.login("root", PASSWORD).users.set_password("ada", "another horse")
+    with pytest.raises(NotAllowed):
+        repo.login("root", PASSWORD).users.set_password(str(root.id), "another horse")
+    assert repo.login("ada", "another horse").user == ada
+
+
+def test_q6_a_new_password_and_an_end_of_all_logins_end_those_of_browsers(repo, ada):
+    """Q6: whoever sits at another browser is out at once, and makes no key any more; the one that changed it stays."""
+    bob, door = repo.users.add("bob", PASSWORD), Accounts(repo)
+    ci = repo.keys.create("ci", user="ada").secret
+
+    def come_in(name, password=PASSWORD):
+        return door.login(name, password, "192.0.2.1").key
+
+    def ended(*keys):
+        found = []
+        for key in keys:
+            try:
+                door.repository(key).sessions()
+            except NotAllowed:
+                found.append(key)
+        return found
+
+    first, second, of_bob = come_in("ada"), come_in("ada"), come_in("bob")
+    thief = door.repository(second)
+    door.repository(first).users.set_password("ada", "another horse", current=PASSWORD)
+    with pytest.raises(NotAllowed, match="holds no more"):
+        thief.keys.create("for ever", "admin", None)
+    assert ended(first, second, of_bob, ci) == [second]
+    repo.users.set_password("ada", PASSWORD)
+    assert ended(first, of_bob, ci) == [first]
+    third = come_in("ada")
+    repo.users.revoke_tokens("ada")
+    assert ended(third, of_bob, ci) == [third]
+    fourth = come_in("ada")
+    repo.users.revoke_tokens()
+    assert ended(fourth, of_bob, ci) == [fourth, of_bob]
+    assert {one.name for one in repo.keys.all(bob)} == {"browser"}
+
+
+def test_q6_the_current_password_cannot_be_guessed_in_the_form_that_changes_it(repo, ada):
+    """Q6: wrong ones are counted, and after ten one has to wait; the login from elsewhere still works."""
+    inside = repo.login("ada", PASSWORD, source="192.0.2.1")
+    for _ in range(11):
+        with pytest.raises(NotAllowed):
+            inside.users.set_password("ada", "another horse", current="wrong horse")
+    with pytest.raises(TooManyAttempts):
+        inside.users.set_password("ada", "another horse", current=PASSWORD)
+    assert repo.login("ada", PASSWORD, source="192.0.2.1").user == ada
+
+
+def test_q6_a_key_reads_only_and_ends_unless_asked_otherwise(repo, ada):
+    """Q6: a key of which nothing is said reads for 90 days; one that holds for ever is asked for."""
+    made = repo.keys.create("ci", user="ada").key
+    assert made.scopes == {"read"}
+    assert abs(made.expires_at - made.created_at - timedelta(days=90)) < timedelta(minutes=1)
+    assert repo.keys.create("for ever", "write", None, user="ada").key.expires_at is None
+
+
+@pytest.mark.parametrize("makes_users", [False, True])
+def test_q6_a_token_of_an_erased_user_is_not_the_next_users_of_that_name(repo, ada, makes_users):
+    """Q6: a token from before a user was erased opens nothing of a new user of that name; a later one does."""
+    repo = Repository(repo.context, jwt=replace(RULES, create_users=makes_users), is_borrowed=True)
+    early = token(), token(iat=None)
+    handles = [repo.authenticate(one) for one in early]
+    assert [handle.user for handle in handles] == [ada, ada]
+    repo.users.delete("ada")
+    for one in early:
+        with pytest.raises(NotAllowed):
+            repo.authenticate(one)  # also where tokens make users: the erased one does not come back by it
+    new = repo.users.add("ada")
+    for one in early:
+        with pytest.raises(NotAllowed):
+            repo.authenticate(one)
+    for handle in handles:
+        with pytest.raises(NotAllowed):
+            handle.sessions()
+    assert repo.authenticate(token(iat=datetime.now(UTC) + timedelta(seconds=1))).user == new
+
+
+@pytest.mark.parametrize("said", [None, 7, "7", "", "x", [], {}, 1.5, "9" * 5000, True])
+def test_q6_a_token_may_have_to_carry_the_users_id(repo, ada, said):
+    """Q6: with id_claim a token holds for the user of that name and that id, and for nobody without it."""
+    repo = Repository(repo.context, jwt=replace(RULES, id_claim="uid"), is_borrowed=True)
+    with pytest.raises(NotAllowed):
+        repo.authenticate(token(uid=said))
+    assert repo.authenticate(token(uid=ada.id)).user == repo.authenticate(token(uid=str(ada.id))).user == ada
+    with pytest.raises(InvalidInput, match="id_claim or create_users"):
+        replace(RULES, id_claim="uid", create_users=True)
+
+
+def test_d5_a_key_reaches_no_further_than_its_scope(repo, ada):
+    """D5: a handle made from a key has its scope of its user's rights, and never makes keys that reach further."""
+    read, write, admin = (
+        repo.authenticate(repo.keys.create(scope, scope, user="ada").secret) for scope in ("read", "write", "admin")
+    )
+    assert read.session("s").name == "s"
+    for refused in (
+        lambda: read.session("t", create=True),
+        lambda: read.session("s").recover(),
+        lambda: write.session("s").sharing.share("local"),
+        lambda: write.keys.create("more", "read"),
+        lambda: write.users.set_password("ada", "another horse"),
+        lambda: admin.keys.create("other", "read", user="local"),
+        lambda: admin.maintenance.gc(),
+        lambda: admin.as_user("local"),
+    ):
+        with pytest.raises(NotAllowed):
+            refused()
+    assert write.session("t", create=True).name == "t"
+    assert admin.keys.create("another", "write").key.scopes == {"read", "fork", "write"}
+
+
+def test_d5_a_revoked_key_ends_open_handles_and_only_its_hash_is_stored(repo, ada):
+    """D5: a key ends at once, also for handles that are open; text, repr, log and trail never have its secret."""
+    made = repo.keys.create("ci", user="ada", expires_in=timedelta(days=1))
+    handle = repo.authenticate(made.secret)
+    assert key_parts(made.secret)[:2] == (repo.context.store.tenant_id, made.key.id)
+    secret = key_parts(made.secret)[2]
+    stored = column(repo, select(API_KEY.c.hash))
+    said = (
+        repr(made)
+        + repr(made.key)
+        + repr(handle)
+        + repr(handle.context.principal)
+        + repr(repo.events.audit())
+        + repr(stored)
+    )
+    assert secret not in said
+    assert repo.keys.revoke(made.key).revoked_at is not None
+    with pytest.raises(NotAllowed, match="holds no more"):
+        handle.sessions()
+    with pytest.raises(NotAllowed) as caught:
+        repo.authenticate(made.secret)
+    assert str(caught.value) == REFUSED
+    assert [one.kind for one in repo.events.audit(kinds=["key.*"])] == ["key.created", "key.revoked"]
+
+
+def everything(repo):
+    """Give all rows of all tables as text."""
+    with backend.reading(repo) as connection:
+        return repr([sorted(map(repr, connection.execute(select(table)))) for table in METADATA.sorted_tables])
+
+
+def test_d5_of_a_secret_the_database_has_its_hash_only(repo, ada):
+    """D5: no row has a password, key or link; of a key or link it is the SHA-256, and their texts say what they are."""
+    key, link = repo.keys.create("ci", user="ada"), repo.as_user(ada).session("s").sharing.create_link()
+    repo.login("ada", PASSWORD)
+    repo.authenticate(key.secret)
+    assert (key.secret[:5], link.token[:9]) == ("agit_", "agitlink_")
+    secrets = {API_KEY: key_parts(key.secret)[2], SESSION_LINK: link_parts(link.token)[1]}
+    for table, secret in secrets.items():
+        assert [bytes(one) for one in column(repo, select(table.c.hash))] == [sha256(secret.encode()).digest()]
+    found = everything(repo)
+    assert "'ada'" in found
+    assert [one for one in (PASSWORD, *secrets.values()) if one in found] == []
+
+
+CHANGES = {
+    "users.add": lambda repo: repo.users.add("new"),
+    "users.set_password": lambda repo: repo.users.set_password("ada", "a new password"),
+    "users.disable": lambda repo: repo.users.disable("ada"),
+    "users.revoke_tokens": lambda repo: repo.users.revoke_tokens(),
+    "users.delete": lambda repo: repo.users.delete("ada"),
+    "keys.create": lambda repo: repo.keys.create("ci", user="ada"),
+    "keys.revoke": lambda repo: repo.keys.revoke(repo.keys.all("ada")[0]),
+    "share": lambda repo: repo.as_user("ada").session("s").sharing.share("bob", "editor"),
+    "unshare": lambda repo: repo.as_user("ada").session("s").sharing.unshare("bob"),
+    "share_link": lambda repo: repo.as_user("ada").session("s").sharing.create_link(),
+    "revoke_link": lambda repo: repo.as_user("ada").revoke_link(repo.as_user("ada").session("s").sharing.links()[0]),
+    "delete_session": lambda repo: repo.as_user("ada").session("s").delete(),
+}
+
+
+@pytest.mark.parametrize("verb", CHANGES)
+def test_w12_a_right_is_not_changed_without_being_written_down(repo, ada, monkeypatch, verb):
+    """W12: the trail is written in the transaction of the change: where that cannot be done, nothing has changed."""
+    repo.users.add("bob")
+    repo.keys.create("old", user="ada")
+    repo.as_user(ada).session("s").sharing.share("bob")
+    repo.as_user(ada).session("s").sharing.create_link()
+    before = everything(repo)
+
+    def broken(*_given):
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "end_notes", broken)
+        with pytest.raises(ZeroDivisionError):
+            CHANGES[verb](repo)
+    assert everything(repo) == before
+    CHANGES[verb](repo)
+    assert everything(repo) != before
+
+
+def test_d5_what_is_no_key_is_refused_in_the_same_words(repo, ada):
+    """D5: a wrong secret, another tenant's key, an ended one and hostile text are refused alike."""
+    made = repo.keys.create("ci", user="ada", expires_in=timedelta(days=1))
+    tenant, key, secret = key_parts(made.secret)
+    backend.write(
+        repo, lambda c: c.execute(API_KEY.update().values(expires_at=datetime.now(UTC) - timedelta(seconds=1)))
+    )
+    other = key_text(tenant + 2, key, secret)
+    bad = [made.secret, made.secret[:-1] + "!", other, "", "agit", "agit___", "agit_zz_zz_\0", "x" * 10_000, "\ud800"]
+    for text in [*bad, key_text(tenant, 2**60, secret), None]:
+        with pytest.raises(NotAllowed) as caught:
+            repo.authenticate(text)
+        assert str(caught.value) == REFUSED
+
+
+def test_d5_the_last_use_is_written_at_most_once_a_minute(repo, ada):
+    """D5: the last use of a key is known to the minute, and no more is written."""
+    made = repo.keys.create("ci", user="ada")
+    repo.authenticate(made.secret)
+    first = repo.keys.all("ada")[0].last_used_at
+    repo.authenticate(made.secret)
+    assert repo.keys.all("ada")[0].last_used_at == first
+    assert first is not None
+
+
+def test_d5_another_users_key_is_not_there(repo, ada):
+    """D5: nobody sees or ends another one's key, and the local owner has none."""
+    made = repo.keys.create("ci", user="ada")
+    bob = repo.as_user(repo.users.add("bob"))
+    with pytest.raises(NotFound):
+        bob.keys.revoke(made.key)
+    with pytest.raises(InvalidInput, match="no credential"):
+        repo.keys.create("mine")
+    with pytest.raises(InvalidInput, match="no credential"):
+        repo.users.set_password("local", PASSWORD)
+    with pytest.raises(Conflict):
+        repo.users.add("ada")
+
+
+# -- how often
+
+
+def test_d5_too_many_failures_wait_and_shut_out_nobody_else(repo, ada, monkeypatch):
+    """D5: after some failures a caller waits, longer each time; another address and another user do not."""
+    monkeypatch.setattr(
+        login_attempts, "FIRST_PAUSE", timedelta(minutes=2)
+    )  # the test may take longer than the true one
+    for _ in range(11):
+        with pytest.raises(NotAllowed):
+            repo.login("ada", "wrong horse", source="10.0.0.1")
+    with pytest.raises(TooManyAttempts) as caught:
+        repo.login("ada", PASSWORD, source="10.0.0.1")
+    assert 60 <= caught.value.retry_after <= 120
+    assert repo.login("ada", PASSWORD, source="10.0.0.2").user.name == "ada"
+    repo.users.add("bob", PASSWORD)
+    assert repo.login("bob", PASSWORD, source="10.0.0.1").user.name == "bob"
+    backend.write(repo, lambda c: c.execute(LOGIN_FAILURE.update().values(blocked_until=datetime.now(UTC))))
+    assert repo.login("ada", PASSWORD, source="10.0.0.1").user.name == "ada"
+    for _ in range(10):  # which has forgotten the failures
+        with pytest.raises(NotAllowed) as again:
+            repo.login("ada", "wrong horse", source="10.0.0.1")
+        assert not isinstance(again.value, TooManyAttempts)
+
+
+def test_d5_failures_hold_over_processes_and_name_nobody(repo, ada, monkeypatch):
+    """D5: failures are counted in the database, of keys by the address too, and go; no name and no address is there."""
+    monkeypatch.setattr(login_attempts, "FIRST_PAUSE", timedelta(minutes=2))
+    with agentgit.open(backend.url(repo)) as other:
+        for _ in range(31):
+            with pytest.raises(NotAllowed):
+                other.authenticate("agit_1_1_x", source="10.0.0.1")
+    with pytest.raises(TooManyAttempts):
+        repo.authenticate("agit_1_1_x", source="10.0.0.1")
+    (subject,) = column(repo, select(LOGIN_FAILURE.c.subject))
+    assert len(bytes(subject)) == 32
+    backend.write(repo, lambda c: c.execute(LOGIN_FAILURE.update().values(forget_at=datetime.now(UTC))))
+    repo.login("ada", PASSWORD)
+    assert column(repo, select(LOGIN_FAILURE.c.subject)) == []
+
+
+def test_the_pause_has_an_end():
+    """However often somebody fails, nobody waits longer than a quarter of an hour."""
+    assert login_attempts.pause(10**9) == timedelta(minutes=15)
+
+
+# -- tokens
+
+KEYS = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+PEM = KEYS.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+RULES = JWT(algorithms=["RS256"], key=PEM, issuer="https://id.example", audience="agentgit")
+
+
+def token(key=KEYS, algorithm="RS256", headers=None, **claims):
+    now = datetime.now(UTC)
+    said = {"sub": "ada", "iss": "https://id.example", "aud": "agentgit", "iat": now, "exp": now + timedelta(hours=1)}
+    return pyjwt.encode({k: v for k, v in {**said, **claims}.items() if v is not None}, key, algorithm, headers)
+
+
+def unsigned():
+    return pyjwt.encode({"sub": "ada", "exp": 2**40}, None, "none")
+
+
+def confused():
+    """Sign with the public key as if it were a shared secret, by hand: PyJWT itself refuses to."""
+    import base64
+    import hmac
+
+    head, body, _ = token().split(".")
+    head = base64.urlsafe_b64encode(json.dumps({"alg": "HS256", "typ": "JWT"}).encode()).rstrip(b"=").decode()
+    signed = base64.urlsafe_b64encode(hmac.digest(PEM.encode(), f"{head}.{body}".encode(), "sha256")).rstrip(b"=")
+    return f"{head}.{body}.{signed.decode()}"
+
+
+def test_d5_a_token_lets_in_by_key_and_by_key_set(repo, ada):
+    """D5: a token whose signature holds lets in the user it names, by a key or by the set's key that it names."""
+    repo = Repository(repo.context, jwt=RULES, is_borrowed=True)
+    assert repo.authenticate(token()).session("s").info.is_own
+    public = {**RSAAlgorithm.to_jwk(KEYS.public_key(), as_dict=True), "kid": "k1"}
+    repo = Repository(
+        repo.context, jwt=JWT(algorithms=["RS256"], jwks={"keys": [public]}, audience="agentgit"), is_borrowed=True
+    )
+    assert repo.authenticate(token(headers={"kid": "k1"})).user.name == "ada"
+    repo = Repository(repo.context, jwt=JWT(algorithms=["HS256"], key=SECRET, audience="agentgit"), is_borrowed=True)
+    assert repo.authenticate(token(SECRET, "HS256")).user.name == "ada"
+
+
+def test_d5_a_token_that_does_not_hold_is_refused_in_the_same_words(repo, ada):
+    """D5: unsigned, confused, expired, foreign and endless tokens are refused alike, and make no user."""
+    repo = Repository(repo.context, jwt=RULES, is_borrowed=True)
+    past = datetime.now(UTC) - timedelta(hours=2)
+    stranger = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    bad = [
+        unsigned(),
+        confused(),
+        token(exp=past),
+        token(exp=None),
+        token(iss="https://evil.example"),
+        token(aud="other"),
+        token(aud=None),
+        token(stranger),
+        token(sub=""),
+        token(sub=None),
+        token(sub="local"),
+        token(sub="bob"),
+        token(nbf=datetime.now(UTC) + timedelta(hours=1)),
+        token(iat=datetime.now(UTC) + timedelta(hours=1)),
+        token() + "x" * 9000,
+        "a.b.c",
+        "\ud800.a.b",
+    ]
+    for text in bad:
+        with pytest.raises(NotAllowed) as caught:
+            repo.authenticate(text)
+        assert str(caught.value) == REFUSED
+    assert [one.name for one in repo.users.all()] == ["ada", "local"]
+
+
+def test_d5_the_kill_switches_end_tokens(repo, ada, monkeypatch):
+    """D5: tokens that were given before now end for one user or for all, and a switch refuses them altogether."""
+    repo = Repository(repo.context, jwt=RULES, is_borrowed=True)
+    old = token(iat=datetime.now(UTC) - timedelta(seconds=5))
+    handle = repo.authenticate(old)
+    repo.users.revoke_tokens("ada")
+    for use in (handle.sessions, lambda: repo.authenticate(old)):
+        with pytest.raises(NotAllowed):
+            use()
+    assert repo.authenticate(token(iat=datetime.now(UTC) + timedelta(seconds=2))).user.name == "ada"
+    backend.write(repo, lambda c: c.execute(USER.update().values(tokens_revoked_at=None)))
+    monkeypatch.setenv("AGENTGIT_JWT", "off")
+    with pytest.raises(NotAllowed):
+        repo.authenticate(token())
+    monkeypatch.delenv("AGENTGIT_JWT")
+    repo = Repository(
+        repo.context, jwt=JWT(algorithms=["RS256"], key=PEM, audience="agentgit", enabled=False), is_borrowed=True
+    )
+    with pytest.raises(NotAllowed):
+        repo.authenticate(token())
+    repo = Repository(repo.context, jwt=RULES, is_borrowed=True)
+    handle = repo.authenticate(old)
+    repo.users.revoke_tokens()
+    with pytest.raises(NotAllowed):
+        handle.sessions()
+    assert [one.kind for one in repo.events.audit(kinds="tokens.*")] == ["tokens.revoked"] * 2
+
+
+def test_d5_users_are_made_of_tokens_only_if_that_is_said(repo):
+    """D5: with create_users a token makes its user, if anybody can be called so."""
+    repo = Repository(
+        repo.context, jwt=JWT(algorithms=["RS256"], key=PEM, audience="agentgit", create_users=True), is_borrowed=True
+    )
+    assert repo.authenticate(token(sub="new")).user.name == "new"
+    with pytest.raises(NotAllowed):
+        repo.authenticate(token(sub="a/b"))
+    assert [one.name for one in repo.users.all()] == ["local", "new"]
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"algorithms": ["none"], "key": SECRET},
+        {"algorithms": [], "key": SECRET},
+        {"algorithms": ["HS256", "RS256"], "key": SECRET},
+        {"algorithms": ["HS256"], "key": PEM},
+        {"algorithms": ["HS256"], "key": "short"},
+        {"algorithms": ["RS256"]},
+        {"algorithms": ["HS256"], "jwks": {}},
+        {"algorithms": ["RS256"], "key": PEM, "jwks": {}},
+    ],
+)
+def test_rules_that_verify_nothing_are_refused(rules):
+    """Bad input: rules that would take unsigned tokens, or the public key for a secret, are a typed error."""
+    with pytest.raises(InvalidInput) as caught:
+        JWT(**rules)
+    assert "BEGIN" not in str(caught.value)
+
+
+def test_without_the_extra_the_command_is_told(repo, ada, monkeypatch):
+    """Bad input: where argon2 or PyJWT is not installed, the failure says what to install."""
+    monkeypatch.undo()
+    credentials._hasher.cache_clear()
+    monkeypatch.setitem(__import__("sys").modules, "pwdlib", None)
+    monkeypatch.setitem(__import__("sys").modules, "jwt", None)
+    with pytest.raises(Unavailable, match=r'pip install "agentgit\[auth\]"'):
+        repo.login("ada", PASSWORD)
+    repo = Repository(repo.context, jwt=RULES, is_borrowed=True)
+    with pytest.raises(Unavailable, match=r'pip install "agentgit\[auth\]"'):
+        repo.authenticate("a.b.c")
+
+
+def test_secrets_are_in_no_log(repo, ada, caplog):
+    """D5: neither passwords nor secrets of keys are logged, also where they are refused."""
+    with caplog.at_level(logging.DEBUG):
+        made = repo.keys.create("ci", user="ada")
+        repo.authenticate(made.secret)
+        repo.login("ada", PASSWORD)
+        with pytest.raises(NotAllowed):
+            repo.login("ada", "wrong horse")
+    assert not any(text in caplog.text for text in (made.secret, PASSWORD, "wrong horse"))

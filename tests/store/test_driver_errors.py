@@ -1,0 +1,210 @@
+"""What a driver's failure is called: only a real conflict is a conflict, and what fails each time surfaces at once."""
+
+import threading
+from contextlib import closing
+
+import backend
+import pytest
+from sqlalchemy import bindparam, insert, text, update
+
+import agentgit
+from agentgit import Conflict, InvalidInput, NotAllowed, NotFound
+from agentgit.errors import AgentGitError, Corrupt, SchemaMismatch, Unavailable
+from agentgit.store.database import Database
+from agentgit.store.sql.driver_errors import Again
+from agentgit.store.sql.tables import BRANCH, CHECKPOINT, ERASURE, SESSION
+
+TIME = 60
+
+
+def row(connection):
+    """A session's row, as it is stored."""
+    return dict(connection.execute(SESSION.select()).mappings().first())
+
+
+def not_null(connection):
+    connection.execute(update(SESSION).values(session_name=None))
+
+
+def unique(connection):
+    connection.execute(insert(SESSION), row(connection))
+
+
+def foreign_key(connection):
+    connection.execute(update(BRANCH).values(external_session_id=77))
+
+
+def check(connection):
+    facts = {"tenant_id": row(connection)["tenant_id"], "external_session_id": -1, "last_seq": 1, "last_hash": b""}
+    erasure = ERASURE
+    known = {name: value for name, value in facts.items() if name in erasure.c}
+    more = {c.name: row(connection)["created_at"] for c in erasure.c if c.name.endswith("_at")}
+    connection.execute(insert(erasure), known | more)
+
+
+def syntax(connection):
+    connection.execute(text("SELEC 1"))
+
+
+@pytest.fixture
+def session(repo):
+    """A repository with a session."""
+    repo.session("s", create=True)
+    return repo
+
+
+@pytest.mark.parametrize("work", [not_null, unique, foreign_key, check, syntax], ids=lambda work: work.__name__)
+def test_t_what_fails_each_time_is_no_conflict(session, work):
+    """A row that a constraint refuses, and a wrong statement, surface as what they are, with the driver's own error."""
+    runs = []
+
+    def once(connection):
+        runs.append(1)
+        work(connection)
+
+    with pytest.raises(AgentGitError, match="Trying again does not help") as raised:
+        backend.write(session, once)
+    assert not isinstance(raised.value, Unavailable | Conflict | NotFound)
+    assert "in the way" not in str(raised.value)
+    assert type(raised.value.__cause__).__module__.startswith(("sqlalchemy", "sqlite3", "psycopg"))
+    # Another transaction may have come before a key: that is looked at once more, and no oftener.
+    may_race = work is unique or (work is foreign_key and not backend.is_sqlite(session))
+    assert len(runs) == (2 if may_race else 1)
+
+
+def test_t_two_writers_of_one_name_are_a_race_that_is_run_again(postgres_url):
+    """A unique key that another transaction took first is seen by the next attempt, which goes another way."""
+    with agentgit.open(postgres_url) as repo, closing(Database(postgres_url)) as other:
+        repo.session("s", create=True)
+        holding, go = threading.Event(), threading.Event()
+
+        def first(connection):
+            connection.execute(insert(SESSION), row(connection) | {"id": 5, "session_name": "taken"})
+            holding.set()
+            assert go.wait(TIME)
+
+        runs = []
+
+        def second(connection):
+            runs.append(1)
+            found = connection.execute(SESSION.select().where(SESSION.c.session_name == "taken")).all()
+            if not found:
+                go.set()
+                connection.execute(insert(SESSION), row(connection) | {"id": 6, "session_name": "taken"})
+            return len(found)
+
+        thread = threading.Thread(target=other.write, args=(first,))
+        thread.start()
+        assert holding.wait(TIME)
+        assert backend.write(repo, second) == 1
+        thread.join(TIME)
+        assert len(runs) == 2
+
+
+def test_t_a_row_that_is_refused_after_another_one_is_tried_again(postgres_url):
+    """Two rows that were refused one after the other are two races, though the failures read the same."""
+    with agentgit.open(postgres_url) as repo:
+        taken = [repo.session(name, create=True).name for name in ("s1", "s2", "s3")]
+        names = iter([*taken, "free"])
+
+        def next_one(connection):
+            found = row(connection) | {"id": 5, "session_name": next(names)}
+            connection.execute(insert(SESSION), found)
+            return found["session_name"]
+
+        assert backend.write(repo, next_one) == "free"
+
+
+def test_t_a_value_that_cannot_be_stored_is_a_wrong_input(session):
+    """What the database has no room for is the caller's to change."""
+    if backend.is_sqlite(session):
+        statement, value = text("SELECT zeroblob(:n)"), 2**31
+    else:
+        statement, value = text("SELECT CAST(:n AS integer)"), "many"
+    with pytest.raises(InvalidInput, match="cannot store a value"):
+        backend.write(session, lambda c: c.execute(statement.bindparams(bindparam("n", value))))
+
+
+@pytest.mark.parametrize("statement", ["SELECT * FROM nowhere", "SELECT no_such_column FROM external_session"])
+def test_t_what_the_schema_lacks_is_a_schema_mismatch(session, statement):
+    """A table or a column that is not there is no database out of reach."""
+    for run in (backend.database(session).write, lambda work: work_in(session, work)):
+        with pytest.raises(SchemaMismatch, match="agentgit db check"):
+            run(lambda c: c.execute(text(statement)))
+
+
+def work_in(repo, work):
+    with backend.reading(repo) as connection:
+        work(connection)
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "said"),
+    [
+        ("40001", Again, "in the way"),
+        ("40P01", Again, "in the way"),
+        ("55P03", Again, "in the way"),
+        ("23502", AgentGitError, "Trying again does not help"),
+        ("23514", AgentGitError, "does not help"),
+        ("22P05", InvalidInput, "cannot store"),
+        ("54000", InvalidInput, "cannot store"),
+        ("42501", NotAllowed, "grant"),
+        ("42P01", SchemaMismatch, "db check"),
+        ("XX001", Corrupt, "damaged"),
+        ("53100", Unavailable, "Free some space"),
+        ("25006", Unavailable, "cannot be written"),
+        ("57014", Unavailable, "statement_timeout"),
+        ("P0001", AgentGitError, "does not help"),
+    ],
+)
+def test_t_each_state_of_a_server_has_its_meaning(postgres_url, state, kind, said):
+    """The state that the server gives, not its words, tells what a failure is."""
+
+    def fail(connection):
+        connection.exec_driver_sql(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{state}'; END $$")
+
+    with closing(Database(postgres_url)) as database:
+        with pytest.raises(kind, match=said) as raised, database.reading() as connection:
+            fail(connection)
+        assert kind is not AgentGitError or type(raised.value) is AgentGitError
+
+
+def gone(repo, *tables):
+    """Delete rows past all constraints."""
+    database = backend.database(repo)
+    if database.is_sqlite:
+        with database.engine.connect() as connection:
+            raw = connection.connection.dbapi_connection
+            raw.execute("PRAGMA foreign_keys=OFF")
+            for table in tables:
+                raw.execute(f'DELETE FROM "{table.name}"')  # noqa: S608  # our own names
+            raw.commit()
+        return
+
+    def work(connection):
+        connection.execute(text("SET LOCAL session_replication_role = replica"))
+        for table in tables:
+            connection.execute(table.delete())
+
+    database.write(work)
+
+
+def test_t_a_row_that_is_lost_is_not_called_deleted(repo):
+    """Which row is not there is said, and that fsck tells more; that somebody deleted it, nobody knows."""
+    session = repo.session("s", create=True)
+    session.checkpoint("x")
+    branch_id = session.branch().id
+    gone(repo, CHECKPOINT, BRANCH)
+    for work in (
+        lambda c: repo.context.store.sessions.branch(c, branch_id),
+        lambda c: repo.context.store.sessions.note(c, branch_id, {"a": 1}),
+        lambda c: repo.context.store.checkpoints.one(c, 7),
+        lambda c: repo.context.store.operations.end(c, 7, "done", {}),
+        lambda c: repo.context.store.sessions.one(c, 7),
+        lambda c: repo.context.store.sessions.touch(c, 7),
+        lambda c: repo.context.store.journal.move(c, 7, "reversed"),
+    ):
+        with pytest.raises(NotFound, match=r"There is no [a-z ]+ \d+ in this database\..*agentgit fsck") as raised:
+            backend.write(repo, work)
+        assert "somebody has deleted" not in str(raised.value)
+    assert not repo.maintenance.fsck(level=1).is_sound

@@ -1,0 +1,223 @@
+"""What a database says of a failure is for its operator: neither SQL nor rows nor parameters reach a user (Q8)."""
+
+import logging
+import re
+import sqlite3
+
+import backend
+import psycopg
+import pytest
+from fastapi.testclient import TestClient
+from langchain_core.tools import tool
+from mcp.shared.memory import create_connected_server_and_client_session
+from scripted import call, calls, scripted, tool_node_graph
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import IntegrityError, OperationalError
+
+import agentgit
+from agentgit import AgentGitError, Corrupt, SchemaMismatch, Session, Unavailable
+from agentgit.mcp.server import made
+from agentgit.mcp.write_tools import WriteTools
+from agentgit.store.database import Database
+from agentgit.values import told
+from agentgit.web import app
+
+HUSH = "hush-7f3a"
+"""What only another user's rows have."""
+
+WORDS = (HUSH, "INSERT", "SELECT", "UPDATE", "DETAIL", "Key (", "Failing row", "VALUES", "parameters", "[SQL")
+
+ON_SQLITE = {
+    "unique": "CREATE UNIQUE INDEX uq_of_somebody ON tag (name)",
+    "trigger": f"""
+        CREATE TRIGGER t BEFORE INSERT ON tag WHEN NEW.name = 'v1'
+        BEGIN SELECT RAISE(ABORT, 'INSERT of {HUSH}'); END""",
+    "check": "CREATE UNIQUE INDEX own ON tag (lower(name))",
+}
+ON_POSTGRESQL = {
+    "unique": "CREATE UNIQUE INDEX uq_of_somebody ON tag (name)",
+    "trigger": f"""
+        CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN
+            RAISE EXCEPTION 'INSERT of {HUSH}' USING ERRCODE = '23514', DETAIL = 'Failing row contains ({HUSH})';
+        END $$;
+        CREATE TRIGGER t BEFORE INSERT ON tag FOR EACH ROW WHEN (NEW.name = 'v1') EXECUTE FUNCTION f()""",
+    "check": f"ALTER TABLE tag ADD CONSTRAINT own CHECK (name <> 'v1' AND name <> '{HUSH}') NOT VALID",
+}
+
+AFTERWARDS = {
+    "unique": "DROP INDEX uq_of_somebody", "trigger": "DROP TRIGGER t ON tag; DROP FUNCTION f()",
+    "check": "ALTER TABLE tag DROP CONSTRAINT own",
+}  # fmt: skip
+
+
+@pytest.fixture(params=["unique", "trigger", "check"])
+def bob(request, database):
+    """A user whose tag `v1` the database refuses by a rule that is not agentgit's; ada has one of that name."""
+    rules = ON_SQLITE if database.is_sqlite else ON_POSTGRESQL
+    with agentgit.open(database.url, user="ada") as ada, agentgit.open(database.url, user="bob") as bob:
+        for repo in (ada, bob):
+            repo.session("s", create=True)
+            repo.session("s").checkpoint("x")
+        ada.session("s").tag("HEAD", "v1", description=HUSH)
+        backend.write(bob, lambda c: c.execute(text(rules[request.param])))
+        yield bob
+        if not database.is_sqlite:  # whose file is of this test alone
+            backend.write(bob, lambda c: c.execute(text(AFTERWARDS[request.param])))
+
+
+def expect_silent(said):
+    """Make sure that nothing of a statement or of a row is in what a user is told."""
+    assert [word for word in WORDS if word in said] == []
+
+
+def test_q8_a_refused_row_tells_a_user_nothing(bob, caplog):
+    """Q8: in Python, the API and the pages a failure says that the database refused, and the log says what."""
+    with pytest.raises(AgentGitError, match="Trying again does not help") as caught:
+        bob.session("s").tag("HEAD", "v1", description=HUSH)
+    expect_silent(str(caught.value))
+    assert isinstance(caught.value.__cause__, IntegrityError)
+    key, session = bob.keys.create("k", scopes=("write",)).secret, bob.session("s")
+    client = TestClient(app(bob), base_url="https://git.example", headers={"authorization": f"Bearer {key}"})
+    answer = client.post(f"/api/v1/sessions/{session.id}/tags", json={"name": "v1", "ref": "HEAD", "description": HUSH})
+    assert (answer.status_code, answer.json()["type"]) == (500, "urn:agentgit:error:AgentGitError")
+    expect_silent(answer.text)
+    assert "IntegrityError" in caplog.text
+    browser = TestClient(
+        app(bob),
+        base_url="https://git.example",
+        cookies={"__Host-agentgit": key},
+        headers={"origin": "https://git.example"},
+    )
+    page = browser.get(f"/sessions/{session.id}/checkpoints/{bob.session(session).get_checkpoint('HEAD').id}").text
+    hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page))
+    form = {**hidden, "ref": "HEAD", "name": "v1", "description": "mine"}
+    answer = browser.post(f"/sessions/{session.id}/tags", data=form)
+    assert (answer.status_code, "refused it" in answer.text) == (500, True)
+    expect_silent(answer.text)
+
+
+async def test_q8_a_client_of_mcp_is_told_nothing(bob, monkeypatch, caplog):
+    """Q8: a tool that fails, in our words or in a driver's own, gives the client no text of the database."""
+    caplog.set_level(logging.WARNING)
+    kept = IntegrityError("INSERT INTO tag VALUES (?)", {"name": HUSH}, sqlite3.IntegrityError(f"Key ({HUSH})"))
+
+    def foreign(*_, **__):
+        raise kept
+
+    def refused(*_, **__):
+        bob.session("s").tag("HEAD", "v1", description=HUSH)
+
+    for work, word in ((foreign, "went wrong"), (refused, "refused a statement")):
+        monkeypatch.setattr(WriteTools, "list_checkpoints", work)
+        server = made(WriteTools(bob, bob.session("s"), may_force=False), bound=True, read_only=False)
+        async with create_connected_server_and_client_session(server) as client:
+            answer = await client.call_tool("list_checkpoints", {})
+        said = "".join(one.text for one in answer.content) + str(answer.structuredContent)
+        assert (answer.isError, word in said) == (True, True)
+        expect_silent(said)
+    assert "IntegrityError" in caplog.text
+
+
+def test_q8_an_error_that_nobody_translated_tells_a_web_user_nothing(bob, monkeypatch, caplog):
+    """Q8: an `IntegrityError` that comes up as it is becomes an answer without a word of it, and is logged."""
+    kept = IntegrityError("INSERT INTO tag VALUES (?)", {"name": HUSH}, sqlite3.IntegrityError(f"Key ({HUSH})"))
+
+    def foreign(*_, **__):
+        raise kept
+
+    key, session = bob.keys.create("k").secret, bob.session("s")
+    monkeypatch.setattr(Session, "tree", foreign)
+    site = app(bob)
+    for path, more in (
+        (f"/api/v1/sessions/{session.id}/tree", {"headers": {"authorization": f"Bearer {key}"}}),
+        (f"/sessions/{session.id}", {"cookies": {"__Host-agentgit": key}}),
+    ):
+        client = TestClient(site, base_url="https://git.example", raise_server_exceptions=False, **more)
+        answer = client.get(path)
+        assert (answer.status_code, "Something went wrong" in answer.text) == (500, True)
+        expect_silent(answer.text)
+    assert HUSH in caplog.text
+
+
+def test_q8_a_tool_that_a_database_refused_is_recorded_without_its_statement(tmp_path):
+    """Q8: what a tool's own database said is on the track in one line: no statement, no parameters, no row."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    with engine.begin() as shop:
+        shop.execute(text("CREATE TABLE card (number TEXT UNIQUE)"))
+        shop.execute(text("INSERT INTO card VALUES (:number)"), {"number": HUSH})
+
+    @tool
+    def pay() -> str:
+        """Pay."""
+        with engine.begin() as shop:
+            shop.execute(text("INSERT INTO card VALUES (:number)"), {"number": HUSH})
+        return "paid"
+
+    with agentgit.open(":memory:") as repo:
+        graph = tool_node_graph(scripted(calls(call("pay", "c1"))), [pay])
+        agent = repo.wrap(graph, "s", effects={"pay": "irreversible"})
+        with pytest.raises(IntegrityError):
+            agent.run("pay")
+        (failed,) = repo.session("s").tool_track()
+        assert failed.error_message == "IntegrityError: (sqlite3.IntegrityError) UNIQUE constraint failed: card.number"
+        expect_silent(str(repo.session("s").tool_track()))
+    engine.dispose()
+
+
+def test_q8_words_of_psycopg_are_cut_where_rows_begin(postgres_url):
+    """Q8: of a server's error only its first line is recorded; those below quote statement and row."""
+    engine = create_engine(postgres_url)
+    with engine.connect() as connection:
+        connection.execute(text("CREATE TEMP TABLE card (number TEXT UNIQUE, pin TEXT NOT NULL)"))
+        with pytest.raises(IntegrityError) as caught:
+            connection.execute(text("INSERT INTO card VALUES (:n, NULL)"), {"n": HUSH})
+    engine.dispose()
+    assert HUSH in str(caught.value)
+    for error in (caught.value, caught.value.orig):
+        assert "violates not-null constraint" in told(error)
+        expect_silent(told(error))
+
+
+INSIDE = ("postgres", "127.0.0.1", "5432", "agentgit_test", ".db", "relation", "table", "constraint", "psycopg")
+"""What names a database, where it is, or what is in it."""
+
+REACHED = "connection to server at 127.0.0.1, port 5432 failed"
+
+
+def failures(url, driver):
+    """Give what a database that fails makes of it, each with what its driver said, if that is where it is from."""
+    kept = OperationalError("SELECT 1 FROM user", {}, driver.OperationalError(REACHED))
+    return {
+        "gone": (Unavailable(f"{url} is out of reach: {REACHED}"), kept),
+        "rule": (AgentGitError(f"{url} refused a statement: CheckViolation (table user)"), kept),
+        "damaged": (Corrupt("The row user 7 in postgres was changed.", row="user 7"), None),
+        "other": (SchemaMismatch("127.0.0.1:5432/agentgit_test lacks: relation user. Run: agentgit db check"), None),
+    }
+
+
+@pytest.mark.parametrize("what", ["gone", "rule", "damaged", "other"])
+def test_q8_a_stranger_is_not_told_where_the_database_is_or_what_it_said(database, monkeypatch, caplog, what):
+    """Q8: while the database fails, no answer of the API or of a page names it, its address or its words."""
+    error, kept = failures(database.name, sqlite3 if database.is_sqlite else psycopg)[what]
+
+    def fails(*_, **__):
+        raise error from kept
+
+    with agentgit.open(database.url, user="ada") as repo:
+        site, key = app(repo), repo.keys.create("k").secret
+        monkeypatch.setattr(Database, "reading", fails)
+        monkeypatch.setattr(Database, "write", fails)
+        for path, more in (
+            ("/api/v1/me", {"headers": {"authorization": f"Bearer {key}"}}),
+            ("/api/v1/me", {"headers": {"authorization": "Bearer agit_x_y_z"}}),
+            ("/metrics", {"headers": {"authorization": "Bearer agit_x_y_z"}}),
+            ("/sessions", {"cookies": {"__Host-agentgit": key}}), ("/readyz", {}), ("/api/v1/login", {}),
+        ):  # fmt: skip
+            client = TestClient(site, base_url="https://git.example", raise_server_exceptions=False, **more)
+            given = {"name": "ada", "password": "y" * 10}
+            answer = client.post(path, json=given) if path.endswith("login") else client.get(path)
+            assert answer.status_code >= 500, path
+            body = re.sub(r"<(style|head|script).*?</\1>", "", answer.text, flags=re.DOTALL)
+            assert [word for word in INSIDE if word in body] == [], (path, body)
+        assert str(error) in caplog.text

@@ -1,0 +1,271 @@
+"""D5: encryption at rest: what lies in an encrypted database, who can read it, and how its keys change."""
+
+import base64
+import json
+
+import backend
+import pytest
+from sqlalchemy import select, update
+from typer.testing import CliRunner
+
+import agentgit
+from agentgit import Keyring, SQLModelSaver
+from agentgit.cli.app import app
+from agentgit.demo import EFFECTS, build
+from agentgit.errors import Corrupt, InvalidInput, KeyMissing, Unavailable
+from agentgit.store.maintenance.key_rotation import Rotation
+from agentgit.store.objects.blobs import Blobs, leaf
+from agentgit.store.sql import encryption
+from agentgit.store.sql.encrypted_columns import raw, sealed_columns
+from agentgit.store.sql.encryption import ENVIRONMENT, MAGIC, key_of
+from agentgit.store.sql.tables import METADATA
+
+MARK = "zebrafish"
+ONE, TWO = Keyring.new_key(), Keyring.new_key()
+
+
+@pytest.fixture
+def url(database):
+    return database.url
+
+
+def story(repo, tmp_path):
+    """Leave the mark everywhere that contents can be: messages, calls, errors, data, plans and reports."""
+    agent = repo.wrap(build(str(tmp_path / "shop.db")), session="s", effects=EFFECTS)
+    agent.run(f"note {MARK}, order two chairs")
+    place = agent.checkpoint("the place", description=f"{MARK} told", data={MARK: [1]})
+    agent.run("order three tables")
+    agent.rollback(place)
+    repo.webhooks.add(f"https://{MARK}.example/", "*")
+
+
+def as_stored(repo):
+    """Give everything that all tables hold as it lies there, as one text."""
+    found = []
+    with backend.reading(repo) as connection:
+        for table in METADATA.sorted_tables:
+            for row in connection.execute(select(raw(table.name))).all():
+                found += [value.decode("latin-1") if isinstance(value, bytes) else str(value) for value in row]
+    return "\n".join(found)
+
+
+def shown(repo):
+    """Give what a user sees of the story."""
+    return [branch.conversation_history for branch in repo.session("s").branches()], repo.session("s").get_checkpoint(
+        "the place"
+    ).to_dict()
+
+
+def test_d5_a_dump_has_names_and_no_contents(url, tmp_path):
+    """D5: with keys, no table has a word of messages, calls, data or descriptions; users see all of it as before."""
+    with agentgit.open(url, keyring=Keyring({"a": ONE}), compression="none") as repo:
+        story(repo, tmp_path)
+        assert MARK in str(shown(repo))
+        lies = as_stored(repo)
+        assert MARK not in lies
+        assert "the place" in lies
+        assert set(repo.maintenance.encryption_keys()) == {"a"}
+        assert repo.maintenance.fsck(3).findings == ()
+        assert repo.maintenance.gc(dry_run=True).lists >= 0
+        named, content = repo.session().search("place"), repo.session().search(MARK)
+        assert [hit.kind for hit in named] == ["checkpoint"]
+        assert (list(content), content.names_only) == ([], True)
+        assert "everything else is encrypted" in str(content)
+
+
+def test_d5_only_the_right_keys_open_it(url, monkeypatch):
+    """D5: without its key, or with another one of that name, nothing is opened; the failure says which key, and how."""
+    with agentgit.open(url, keyring=Keyring({"a": ONE})) as repo:
+        repo.session("s", create=True)
+    with pytest.raises(KeyMissing, match="with the key a, which was not given") as failure:
+        agentgit.open(url)
+    assert failure.value.key_id == "a"
+    with pytest.raises(KeyMissing):
+        agentgit.open(url, keyring=Keyring({"b": TWO}))
+    with pytest.raises(InvalidInput, match="another one"):
+        agentgit.open(url, keyring=Keyring({"a": TWO}))
+    monkeypatch.setenv(ENVIRONMENT, f"b:{TWO},a:{ONE}")
+    with agentgit.open(url) as repo:
+        assert [session.session_name for session in repo.sessions()] == ["s"]
+
+
+@pytest.mark.long
+def test_d5_keys_come_and_go(url, tmp_path):
+    """D5: a plain database is encrypted, its key replaced, and decrypted again; broken off, it goes on."""
+    with agentgit.open(url) as repo:
+        story(repo, tmp_path)
+        before, plain = shown(repo), repo.maintenance.encryption_keys()
+        assert len(repo.session().search("chairs")) > 0
+    with agentgit.open(url, keyring=Keyring({"a": ONE})) as repo:
+        assert shown(repo) == before
+
+        def stop(done, _total):
+            if done > 30:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            repo.maintenance.rotate_keys(progress=stop)
+        assert set(repo.maintenance.encryption_keys()) == {"", "a"}
+        done = repo.maintenance.rotate_keys()
+        assert (set(done.keys), done.problem) == ({"a"}, "")
+        assert 0 < done.changed < plain[""]
+        assert MARK not in as_stored(repo)
+        if backend.is_sqlite(repo):
+            assert MARK.encode() not in (tmp_path / "agentgit.db").read_bytes()
+    with agentgit.open(url, keyring=Keyring({"b": TWO, "a": ONE})) as repo:
+        assert set(repo.maintenance.rotate_keys().keys) == {"b"}
+    with agentgit.open(url, keyring=Keyring({"b": TWO})) as repo:  # the old one is needed no more
+        assert (shown(repo), repo.maintenance.fsck(3).findings) == (before, ())
+        assert repo.maintenance.rotate_keys(off=True).keys == plain | {
+            "": sum(repo.maintenance.encryption_keys().values())
+        }
+    with agentgit.open(url) as repo:
+        assert (shown(repo), repo.maintenance.fsck(3).findings) == (before, ())
+        assert len(repo.session().search("chairs")) > 0
+        assert [event.kind for event in repo.events.list()].count("keys.rotated") == 3
+
+
+@pytest.mark.parametrize("name", [name for name in sealed_columns() if name != "webhook_delivery"])
+def test_d5_what_was_changed_is_named_and_never_shown(sqlite_template, tmp_path, name):
+    """D5: one bit of any sealed value, changed in the file, is found by fsck, which names the row."""
+    path = tmp_path / "x.db"
+    path.write_bytes(sqlite_template.read_bytes())
+    with agentgit.open(path, keyring=Keyring({"a": ONE})) as repo:
+        story(repo, tmp_path)
+        agent = repo.wrap(build("shop.db"), session="files", workspace=tmp_path / "w", effects=EFFECTS)
+        agent.checkpoint("one")
+        repo.session("s").tag("HEAD", "t", description=MARK)
+        table = raw(name)
+        changed = 0
+        for column in sealed_columns()[name]:
+            query = select(table.c[column], *table.primary_key).where(table.c[column].is_not(None))
+            with backend.reading(repo) as connection:
+                rows = [row for row in connection.execute(query) if name != "blob" or key_of(row.data) is not None]
+            if not rows:
+                continue
+            row, changed = rows[0], changed + 1
+            value = getattr(row, column)
+            bad = (
+                value[:-6] + ("A" if value[-6] != "A" else "B") + value[-5:]
+                if isinstance(value, str)
+                else flipped(value)
+            )
+            this = [key == getattr(row, key.name) for key in table.primary_key]
+            backend.write(
+                repo, lambda c, p=(this, column, bad): c.execute(update(table).where(*p[0]).values({p[1]: p[2]}))
+            )
+            found = repo.maintenance.fsck(2).findings
+            assert [one for one in found if one.row.startswith(f"{name} ")], column
+        assert changed
+
+
+def flipped(value):
+    """Change one bit near the end."""
+    if isinstance(value, str):
+        return value[:-6] + ("A" if value[-6] != "A" else "B") + value[-5:]
+    return value[:-1] + bytes([value[-1] ^ 1])
+
+
+def test_d5_a_value_opens_only_where_it_was_sealed(url):
+    """D5: a sealed value is Corrupt in another column or for another tenant; a changed message names its row."""
+    with agentgit.open(url, keyring=Keyring({"a": ONE})) as repo:
+        seal = backend.database(repo).seal
+        closed = seal.seal("tool_invocation.args", b"{}")
+        assert seal.open("tool_invocation.args", closed) == b"{}"
+        with pytest.raises(Corrupt, match=r"tool_invocation\.result"):
+            seal.open("tool_invocation.result", closed)
+        other = encryption.Seal(Keyring({"a": ONE}))
+        other.tenant_id = seal.tenant_id + 1
+        with pytest.raises(Corrupt):
+            other.open("tool_invocation.args", closed)
+        blobs, value = repo.context.store.graphs.content.blobs, leaf("json", b'"hello"')
+        write = backend.database(repo).write
+        write(lambda c: blobs.put_many(c, [value]))
+        table = raw("blob")
+        this = table.c.hash == value.hash
+        with backend.reading(repo) as connection:
+            bad = flipped(connection.execute(select(table.c.data).where(this)).scalar_one())
+        write(lambda c: c.execute(update(table).where(this).values(data=bad)))
+        with backend.reading(repo) as connection, pytest.raises(Corrupt) as failure:
+            Blobs(repo.context.store.tenant_id).get_many(connection, [value.hash])
+        assert failure.value.row == f"blob {value.hash.hex()}"
+
+
+def message(n):
+    return leaf("json", json.dumps({"n": n, "text": f"{MARK} is message {n}, which is as long as others are"}).encode())
+
+
+@pytest.mark.parametrize("keys", [None, Keyring({"a": ONE})])
+def test_d5_values_of_every_shape_survive(url, keys):
+    """D5: what begins like a sealed value, large values in chunks; in clear and not."""
+    with agentgit.open(url, keyring=keys) as repo:
+        blobs, write = repo.context.store.graphs.content.blobs, backend.database(repo).write
+        odd = [leaf("bytes", MAGIC + tail) for tail in (b"", b"\0x", b"\1\1a" + bytes(40), b"\2")]
+        values = [*odd, leaf("bytes", bytes(range(256)) * 4000), leaf("bytes", b"")]
+        values += [message(n) for n in range(120)]
+        write(lambda c: blobs.put_many(c, values))
+        with backend.reading(repo) as connection:
+            fresh = Blobs(repo.context.store.tenant_id)
+            assert all(fresh.get_many(connection, [one.hash])[one.hash] == one for one in values)
+        assert repo.maintenance.fsck(2).findings == ()
+        assert (MARK in as_stored(repo)) == (keys is None)
+        if keys is not None:
+            assert set(Rotation(backend.database(repo), repo.context.store.tenant_id).counts()) == {"a"}
+
+
+async def test_d5_a_saver_and_the_async_side_seal_too(url):
+    """D5: `SQLModelSaver.from_conn_string(keyring=...)` alone, and async verbs, write sealed values and read them."""
+    config = {"configurable": {"thread_id": "t"}}
+    async with SQLModelSaver.from_conn_string(url, keyring=Keyring({"a": ONE})) as saver:
+        graph = build("shop.db").copy({"checkpointer": saver})
+        await graph.ainvoke({"messages": [("user", f"note {MARK}")]}, config)
+        assert MARK in str((await graph.aget_state(config)).values["messages"])
+    with pytest.raises(KeyMissing), SQLModelSaver.from_conn_string(url) as plain:
+        plain.get_tuple(config)
+    with agentgit.open(url, keyring=Keyring({"a": ONE})) as repo:
+        assert MARK not in as_stored(repo)
+
+
+@pytest.mark.parametrize(
+    ("keys", "current"),
+    [({}, None), ({"a": b"short"}, None), ({"a": "no base64"}, None), ({"ä": ONE}, None), ({"": ONE}, None),
+     ({"a": ONE}, "b"), ({"a": 7}, None), ("a", None)],
+)  # fmt: skip
+def test_d5_what_is_no_ring_of_keys_is_refused(keys, current):
+    """D5: bad input: a ring without keys, of wrong keys or names; and no key is ever shown."""
+    with pytest.raises(InvalidInput) as failure:
+        Keyring(keys, current=current)
+    assert ONE not in str(failure.value)
+    raw = base64.b64decode(ONE)
+    assert repr(Keyring({"a": raw})) == "Keyring(['a'], current='a')"
+    with pytest.raises(InvalidInput, match="same name"):
+        Keyring.from_text(f"a:{ONE},a:{TWO}")
+
+
+def test_d5_without_the_library_the_command_is_told(monkeypatch):
+    """D5: where cryptography is not installed, keys are refused with what to install."""
+
+    def gone(name):
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(encryption, "import_module", gone)
+    with pytest.raises(Unavailable, match=r"pip install \"agentgit\[encryption\]\""):
+        agentgit.open(":memory:", keyring=Keyring({"a": ONE}))
+
+
+def test_d5_keys_and_erasing_on_the_command_line(tmp_path, monkeypatch):
+    """D5: make a key, encrypt, count, erase a session: each from the command line, as text and as JSON."""
+    monkeypatch.chdir(tmp_path)
+    with agentgit.open("agentgit.db") as repo:
+        repo.session("s", create=True)
+    run = lambda *words: CliRunner().invoke(app, words)  # noqa: E731  # a short name for one line
+    key = run("db", "keys", "--new").stdout.strip()
+    assert len(base64.b64decode(key)) == 32
+    assert "in clear  5 values" in run("db", "keys").stdout  # two values, and three rows without a code
+    monkeypatch.setenv(ENVIRONMENT, f"2026-11:{key}")
+    assert "5 values stored anew" in run("db", "rotate").stdout
+    assert json.loads(run("db", "keys", "--json").stdout) == {"2026-11": 5}
+    assert run("delete", "s").exit_code == 1  # nobody said yes
+    gone = json.loads(run("delete", "s", "--yes", "--json").stdout)
+    assert (gone["sessions"], gone["rows"]["external_session"], gone["left"]) == (1, 1, [])
+    assert "1 session erased" in run("audit", "verify").stdout

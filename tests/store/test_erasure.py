@@ -1,0 +1,214 @@
+"""D5: erasure: nothing of a session or a user stays, and what others share is whole."""
+
+from datetime import UTC, datetime
+
+import backend
+import pytest
+from dumps import dumped
+from sqlalchemy import delete, insert, select, text, update
+
+import agentgit
+from agentgit.demo import EFFECTS, build
+from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound
+from agentgit.store.sql import process
+from agentgit.store.sql.tables import AUDIT_EVENT, ERASURE
+
+MARK = "zebrafish"
+
+
+def files_hold(repo, words):
+    """Tell whether the files of a SQLite database have these bytes anywhere."""
+    found = b""
+    for path in backend.database(repo).files:
+        try:
+            with open(path, "rb") as file:
+                found += file.read()
+        except FileNotFoundError:
+            continue
+    return words.encode() in found
+
+
+@pytest.fixture
+def two(repo, tmp_path):
+    """Two sessions that share a message and a template; the first one has a mark everywhere that it can be."""
+    repo = agentgit.open(backend.url(repo), compression="none")
+    shop = str(tmp_path / "shop.db")
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.txt").write_text(MARK)
+    first = repo.wrap(build(shop), session=MARK, effects=EFFECTS, workspace=tmp_path / "files")
+    first.run("order two chairs")
+    first.checkpoint(f"{MARK} place", description=f"{MARK} told", data={MARK: 1})
+    repo.session(MARK).tag("HEAD", f"{MARK}-tag")
+    first.run(f"note {MARK}")
+    second = repo.wrap(build(shop), session="other", effects=EFFECTS)
+    second.run("order two chairs")
+    first.rollback(f"{MARK} place")
+    assert len(list(repo.session(MARK).search("chairs"))) > 0
+    assert len(list(repo.session("other").search("chairs"))) > 0
+    repo.webhooks.add(f"https://{MARK}.example/hook", "*", session=MARK)
+    first.checkpoint("one more")  # which waits to be sent
+    yield repo
+    repo.close()
+
+
+def test_d5_a_session_goes_without_a_byte_and_its_neighbour_is_whole(two):
+    """D5: after erasing, no table and no file has anything of it; a session that shares messages is as it was."""
+    session = two.session(MARK)
+    other = two.session("other").branch().conversation_history
+    head = two.session("other").get_checkpoint("HEAD").to_dict()
+    assert MARK in dumped(two)
+    before = two.events.verify()
+    done = two.session(MARK).delete()
+    assert done.rows["checkpoint"] > 3
+    assert done.values > 0
+    assert done.events == next(tip.number for tip in before.tips if tip.session_id == session.id)
+    assert done.snapshots > 0
+    assert done.left == []
+    assert MARK not in dumped(two)
+    assert not files_hold(two, MARK)
+    with pytest.raises(NotFound):
+        two.session(MARK)
+    assert two.session("other").branch().conversation_history == other
+    assert two.session("other").get_checkpoint("HEAD").to_dict() == head
+    assert two.maintenance.fsck(3).findings == ()
+    assert [hit.kind for hit in two.session("other").search("chairs")] != []
+    assert two.events.verify(before.tips).is_sound
+    assert two.events.verify().erased == [session.id]
+    told = [event for event in two.events.list() if event.kind == "session.erased"]
+    assert [(event.detail["erased"], event.user_id) for event in told] == [(session.id, two.user.id)]
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_d5_what_the_planner_knows_of_a_session_goes_with_it(repo, tmp_path):
+    """D5: the values that PostgreSQL keeps to plan by have no name and no word of a session that was erased."""
+    known = text(
+        "SELECT tablename || '.' || attname || ' ' || "
+        "concat_ws(' ', most_common_vals::text, histogram_bounds::text, most_common_elems::text) "
+        "FROM pg_stats WHERE schemaname = current_schema()"
+    )
+
+    def told():
+        with backend.reading(repo) as connection:
+            rows = connection.execute(known).scalars().all()
+        return [row.partition(" ")[0] for row in rows if MARK in row or MARK.encode().hex() in row]
+
+    repo = agentgit.open(backend.url(repo), compression="none")
+    for name in (MARK, "other"):
+        agent = repo.wrap(build(str(tmp_path / "shop.db")), session=name, effects=EFFECTS)
+        for number in range(3):
+            agent.run(f"note {name} {number}")
+            agent.checkpoint(f"{name} place {number}")
+            repo.session(name).tag("HEAD", f"{name}-{number}")
+        assert len(list(repo.session(name).search("note"))) > 0
+    backend.database(repo).shrink(wipe=True)
+    assert {"blob.data", "checkpoint.name", "search_text.words", "tag.name"} <= set(told())
+    assert repo.session(MARK).delete().left == []
+    assert told() == []
+    repo.close()
+
+
+def test_d5_the_trail_lets_only_erased_sessions_go(two):
+    """D5: nobody deletes other events, edits what says that a session was erased, or makes it up."""
+    two.session(MARK).delete()
+    write = backend.database(two).write
+    for statement in (delete(AUDIT_EVENT), update(ERASURE).values(last_seq=1), delete(ERASURE)):
+        with pytest.raises(NotAllowed):
+            write(lambda c, s=statement: c.execute(s))
+    assert two.events.verify().is_sound
+    other = two.session("other").id
+    with backend.reading(two) as connection:
+        row = dict(connection.execute(select(ERASURE)).mappings().one())
+    for statement in (
+        insert(ERASURE).values(**{**row, "external_session_id": other}),
+        delete(AUDIT_EVENT).where(AUDIT_EVENT.c.external_session_id == other),
+    ):
+        with pytest.raises(NotAllowed):
+            write(lambda c, s=statement: c.execute(s))
+    assert two.events.verify().is_sound
+
+
+def test_d5_a_session_that_somebody_runs_is_not_erased(two):
+    """D5: erasing beside a turn is a Conflict, and nothing went; when the turn's process has died, it goes."""
+    sessions, branch = two.context.store.sessions, two.session("other").branch()
+    with process.owner() as alive:
+        backend.write(two, lambda c: sessions.acquire(c, branch.id, alive))
+        with pytest.raises(Conflict, match="Nothing was erased"):
+            two.session("other").delete()
+    assert two.session("other").branch().checkpoint_count == branch.checkpoint_count
+    assert two.session("other").delete().sessions == 1
+
+
+@pytest.mark.long
+def test_d5_a_user_goes_with_all_sessions(two, tmp_path):
+    """D5: erasing a user takes every session, file, key and name of theirs, and their handles end; others are whole."""
+    bob, ann = (two.as_user(two.users.add(name)) for name in ("bob", MARK))
+    (tmp_path / "hers").mkdir()
+    (tmp_path / "hers" / "a.txt").write_text("hers")
+    ann.wrap(build(str(tmp_path / "shop.db")), "hers", effects=EFFECTS, workspace=tmp_path / "hers").run("hello")
+    ann.wrap(build(str(tmp_path / "shop.db")), "more", template="hers", workspace=tmp_path / "hers").checkpoint("same")
+    two.session("other").sharing.share(ann.user, "editor")
+    mine = ann.session("other").get_checkpoint("HEAD")
+    ann.session("other").tag("HEAD", "good")
+    ann.session("other").checkpoint("in another's")
+    ann.session("hers").sharing.share(bob.user, "forker")
+    two.session("other").sharing.share(bob.user, "forker")
+    bob.session("copied", create=True, template=f"{MARK}/hers@HEAD")
+    assert MARK in bob.session("copied").get_checkpoint("main#1").metadata["description"]
+    bob.session("bobs", create=True)
+    bob.session("bobs").sharing.share(ann.user, "editor")
+    key = two.keys.create("a key", user=ann.user)
+    by_key, by_name = two.authenticate(key.secret), agentgit.open(backend.url(two), user=MARK)
+    with pytest.raises(NotAllowed):
+        two.login(MARK, "not it at all")
+    done = two.users.delete(ann.user)
+    assert (done.sessions, done.rows["user"], done.rows["session_member"], done.rows["api_key"]) == (2, 1, 3, 1)
+    assert (done.snapshots > 0, done.left) == (True, [])
+    two.session(MARK).delete()
+    assert MARK not in dumped(two)
+    assert not files_hold(two, MARK)
+    assert by_name.sessions() == []
+    for ended in (ann.sessions, by_key.sessions, lambda: by_name.session("again", create=True)):
+        with pytest.raises(NotAllowed):
+            ended()
+    by_name.close()
+    assert [session.session_name for session in bob.sessions()] == ["bobs", "copied", "other"]
+    assert bob.session("copied").get_checkpoint("main#1").metadata["description"] == "from an erased session"
+    with pytest.raises(Conflict, match="began from an erased session"):
+        bob.session("copied", create=True, template="other@HEAD")
+    assert next(point.user_id for point in two.session("other").log()) == ann.user.id != mine.user_id
+    assert [event.user_id for event in two.events.newest(session="other", kinds="tag.*")] == [ann.user.id]
+    assert two.maintenance.fsck(3).findings == ()
+    assert two.events.verify().is_sound
+
+
+def test_d5_who_may_erase_a_user(two):
+    """D5: an admin erases others, everybody oneself; not by a narrow key, not the last admin, not the local owner."""
+    bob, ann = (two.as_user(two.users.add(name, is_admin=name == "ann")) for name in ("bob", "ann"))
+    narrow = two.authenticate(two.keys.create("a key", "write", user="bob").secret)
+    for who, refused in ((bob, "ann"), (narrow, "bob")):
+        with pytest.raises(NotAllowed):
+            who.users.delete(refused)
+    with pytest.raises(InvalidInput, match="local owner"):
+        two.users.delete("local")
+    bob.session("bobs", create=True)
+    assert bob.users.delete("bob").sessions == 1
+    with pytest.raises(NotFound):
+        two.users.delete("bob")
+    backend.write(two, lambda c: two.context.store.users.change(c, two.user.id, {"disabled_at": datetime.now(UTC)}))
+    with pytest.raises(Conflict, match="last admin"):
+        ann.users.delete("ann")
+    assert [user.name for user in ann.users.all()] == ["ann", "local"]
+
+
+def test_d5_only_the_owner_erases(two):
+    """D5: who has a session shared with them as an editor may not erase it; for others it is not there."""
+    store = two.context.store
+    bob = two.as_user(store.database.write(lambda c: store.users.add(c, "bob")))
+    with pytest.raises(NotFound):
+        bob.session(two.session("other").id).delete()
+    two.session("other").sharing.share(bob.user, "editor")
+    with pytest.raises(NotAllowed):
+        bob.session("other").delete()
+    with pytest.raises(NotAllowed):
+        bob.maintenance.rotate_keys()
+    assert two.session("other").info.branch_count == 1

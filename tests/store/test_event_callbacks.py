@@ -1,0 +1,290 @@
+"""Callbacks: told after the commit, in order, and never in the way of the agent (rows B7, W12)."""
+
+import asyncio
+import logging
+import subprocess
+import sys
+import threading
+import time
+
+import backend
+import pytest
+from scripted import World, obedient, scripted, tool_node_graph
+
+import agentgit
+from agentgit import InvalidInput
+from agentgit.store.audit import bus
+from agentgit.store.audit.trail import note
+
+TIME = 60
+
+
+@pytest.fixture
+def agent(repo):
+    world = World()
+    return repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+
+
+def told(events):
+    return [(event.kind, event.branch_name, event.detail.get("number")) for event in events]
+
+
+def test_b7_each_checkpoint_is_told_after_its_commit(repo, agent):
+    """B7: a callback gets each checkpoint, automatic or named, when another reader can already see it."""
+    got, seen = [], []
+
+    def callback(event):
+        got.append(event)
+        seen.append(repo.session().get_checkpoint(event.detail["checkpoint"]).id)
+
+    with repo.events.on("checkpoint.created", callback) as subscription:
+        agent.run("add chair")
+        agent.checkpoint("x")
+        agent.undo()
+        assert subscription.wait(TIME)
+    assert told(got) == [("checkpoint.created", "main", n) for n in (1, 2, 3)] + [("checkpoint.created", "main-2", 1)]
+    assert seen == [event.detail["checkpoint"] for event in got]
+    assert got == list(repo.events.list(kinds="checkpoint.created"))
+    agent.checkpoint("unheard")
+    assert (subscription.handled, subscription.failed, len(got)) == (4, 0, 4)
+
+
+def test_b7_a_callback_that_raises_is_logged_and_counted(repo, agent, caplog):
+    """B7: what a callback raises reaches neither the agent nor the next event, and can be seen."""
+
+    def callback(event):
+        if event.detail["number"] == 1:
+            raise RuntimeError("my own mistake")
+
+    with caplog.at_level(logging.ERROR, "agentgit.events"), repo.events.on("checkpoint.*", callback) as subscription:
+        assert agent.run("add chair") == "done"
+        assert subscription.wait(TIME)
+    assert (subscription.handled, subscription.failed, str(subscription.last_error)) == (1, 1, "my own mistake")
+    assert "my own mistake" in caplog.text
+    assert "failed=1" in repr(subscription)
+
+
+def test_b7_a_callback_that_blocks_holds_nothing_up(repo, agent, monkeypatch):
+    """B7: while one callback blocks, turns go on, others are told, and closing gives up after its time."""
+    monkeypatch.setattr(bus, "LAST_SECONDS", 0.05)
+    monkeypatch.setattr(bus, "MOST", 2)
+    blocks, free, got = threading.Event(), threading.Event(), []
+
+    def block(event):
+        blocks.set()
+        free.wait(TIME)
+
+    slow = repo.events.on("checkpoint.*", block)
+    quick = repo.events.on("checkpoint.*", got.append)
+    for name in "abcd":
+        agent.checkpoint(name)
+        assert quick.wait(TIME)
+        assert blocks.wait(TIME)
+    assert (slow.missed, slow.wait(0)) == (1, False)
+    slow.close(0.01)
+    assert (slow.handled, slow.failed) == (0, 0)  # it blocks still: nobody has waited for it
+    assert [event.detail["name"] for event in got] == list("abcd")
+    assert slow.missed == 3
+    free.set()
+
+
+def test_b7_order_is_that_of_the_trail(repo):
+    """B7: whatever thread commits, a callback is told each session's events in the order of its trail."""
+    sessions, got = [repo.session(f"s{n}", create=True) for n in range(2)], []
+
+    def write(session):
+        for n in range(15):
+            backend.write(
+                repo,
+                lambda c, n=n: note(c, repo.context.store.tenant_id, "tag.created", session_id=session.id, name=str(n)),
+            )
+
+    with repo.events.on("tag.created", got.append) as subscription:
+        threads = [threading.Thread(target=write, args=(sessions[n % 2],)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert subscription.wait(TIME)
+    for session in sessions:
+        assert [event.number for event in got if event.session_id == session.id] == list(range(2, 32))
+
+
+def test_b7_what_is_taken_back_is_not_told(repo):
+    """B7: a transaction that fails after its events were written tells nobody, and holds up nobody behind it."""
+    session, got = repo.session("s", create=True), []
+    with repo.events.on("*", got.append) as subscription:
+        line = backend.database(repo).bus
+        line.settle(line.expect(list(repo.events.list())), committed=False)
+        backend.write(repo, lambda c: note(c, repo.context.store.tenant_id, "tag.created", session_id=session.id))
+        assert subscription.wait(TIME)
+    assert [event.kind for event in got] == ["tag.created"]
+    assert not line._lines
+
+
+def test_b7_only_what_was_asked_for(database):
+    """B7, W12: kinds, sessions and users choose; nobody is told of another user's sessions."""
+    with agentgit.open(database.url, user="ann") as ann, agentgit.open(database.url, user="bob") as bob:
+        backend.database(bob).bus = backend.database(ann).bus  # as if both had one handle
+        got, his = [], []
+        one, two = ann.session("one", create=True), ann.session("two", create=True)
+        with (
+            ann.events.on(["tag.*", "session.created"], got.append, session=two) as first,
+            bob.events.on("*", his.append) as second,
+        ):
+            for session in (one, two):
+                backend.write(
+                    ann, lambda c, s=session: note(c, ann.context.store.tenant_id, "tag.created", session_id=s.id)
+                )
+            bob.session("his", create=True)
+            assert first.wait(TIME)
+            assert second.wait(TIME)
+        assert [event.session_name for event in got] == ["two"]
+        assert [event.session_name for event in his] == ["his"]
+        for wrong in ("chekpoint.*", [3]):
+            with pytest.raises(InvalidInput):
+                ann.events.on(wrong, got.append)
+        with pytest.raises(InvalidInput):
+            ann.events.on("*", "print")
+
+
+async def test_b7_async_callbacks_run_on_the_agents_loop(repo, agent):
+    """B7: told of an async verb, a coroutine function runs on that verb's loop, in order."""
+    got, here = [], asyncio.get_running_loop()
+
+    async def callback(event):
+        await asyncio.sleep(0)
+        got.append((event.kind, asyncio.get_running_loop() is here))
+
+    subscription = repo.events.on("*", callback, session="s")
+    await agent.ainvoke({"messages": [("user", "add chair")]})
+    await agent.acheckpoint("x")
+    assert await asyncio.to_thread(subscription.wait, TIME)
+    assert got == [(event.kind, True) for event in repo.events.list(session="s")][1:]
+    subscription.close()
+
+
+async def test_b7_closing_on_the_loop_does_not_wait_for_itself(repo, agent, monkeypatch):
+    """B7: a repository that is closed by a coroutine still tells async callbacks what was committed."""
+    got = []
+
+    async def callback(event):
+        got.append(event.kind)
+
+    repo.events.on("turn.done", callback)
+    monkeypatch.setattr(bus, "LAST_SECONDS", TIME)
+    await agent.arun("hello")
+    began = time.monotonic()
+    repo.close()
+    assert time.monotonic() - began < TIME / 2
+    assert got in (["turn.done"], [])  # it ran here, or goes on on this loop
+    while not got:
+        await asyncio.sleep(0.01)
+    assert got == ["turn.done"]
+
+
+def test_b7_async_callbacks_of_sync_verbs_have_a_loop(repo, agent):
+    """B7: without a running loop a coroutine function runs on one of its own, always the same."""
+    got = []
+
+    async def callback(event):
+        await asyncio.sleep(0)
+        got.append(asyncio.get_running_loop())
+
+    with repo.events.on("checkpoint.*", callback) as subscription:
+        agent.run("add chair")
+        assert subscription.wait(TIME)
+    assert len(got) == 2
+    assert got[0] is got[1]
+
+
+def test_b7_a_loop_that_has_ended_loses_nothing(repo, agent):
+    """B7: what a loop that ends at once did not get to is told elsewhere."""
+    got = []
+
+    async def callback(event):
+        got.append(event.kind)
+
+    with repo.events.on("turn.done", callback) as subscription:
+        asyncio.run(agent.arun("hello"))
+        assert subscription.wait(TIME)
+    assert got == ["turn.done"] or subscription.failed == 1  # or the loop broke it off, which is counted
+
+
+def test_b7_an_agent_tells_of_its_own_session(repo, agent):
+    """B7: `events.on` and `events.list` can be those of one session, on whatever branch."""
+    got = []
+    other = repo.wrap(tool_node_graph(scripted("x"), []), "other")
+    with repo.events.on("checkpoint.*", got.append, session=agent.session) as subscription:
+        other.checkpoint("theirs")
+        agent.fork().checkpoint("mine")
+        assert subscription.wait(TIME)
+    assert [event.detail.get("name") for event in got] == [None, None, "mine"]
+    assert [event.session_name for event in repo.events.list(session=agent.session, kinds="session.*")] == ["s"]
+
+
+AT_EXIT = """
+import agentgit, time
+repo = agentgit.open("a.db")
+def callback(event):
+    time.sleep(0.2)
+    print(event.kind)
+repo.events.on("session.*", callback)
+repo.session("s", create=True)
+"""
+
+
+@pytest.mark.long
+def test_b7_a_program_that_ends_tells_what_it_did(tmp_path):
+    """B7: events that wait when the program ends are still told."""
+    done = subprocess.run([sys.executable, "-c", AT_EXIT], cwd=tmp_path, capture_output=True, text=True, check=True)  # noqa: S603  # our own program
+    assert (done.stdout, done.stderr) == ("session.created\n", "")
+
+
+def test_b7_a_callback_may_use_the_repository(repo, agent):
+    """B7: a callback can read and write through the repository that tells it, and end its own subscription."""
+    got = []
+
+    def callback(event):
+        got.append(repo.session().tag(event.detail["checkpoint"], f"t{event.number}").name)
+        if len(got) == 2:
+            subscription.close()
+
+    subscription = repo.events.on("checkpoint.created", callback)
+    for name in "abc":
+        agent.checkpoint(name)
+        assert subscription.wait(TIME)
+    assert got == ["t2", "t4"]
+    assert [event.detail["name"] for event in repo.events.list(kinds="tag.*")] == got
+
+
+def test_b7_a_handler_of_the_log_may_write(repo, agent, monkeypatch):
+    """B7: where the log of what was left out writes here itself, nothing waits for itself."""
+    monkeypatch.setattr(bus, "MOST", 1)
+    free, said = threading.Event(), []
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            said.append(record.getMessage())
+            repo.session("s").tag("HEAD", f"log-{len(said)}")
+
+    log, handler = logging.getLogger("agentgit.events"), Handler()
+    log.addHandler(handler)
+    try:
+        slow = repo.events.on("checkpoint.*", lambda event: free.wait(TIME))
+        for name in "abcd":
+            agent.checkpoint(name)
+    finally:
+        log.removeHandler(handler)
+        free.set()
+    assert slow.wait(TIME)
+    assert len(said) == 1
+
+
+def test_b7_a_callback_does_not_wait_for_itself(repo, agent):
+    """B7: `wait` in the callback itself comes back at once."""
+    waited = []
+    with repo.events.on("checkpoint.*", lambda event: waited.append(told.wait(None))) as told:
+        agent.checkpoint("x")
+        assert told.wait(TIME)
+    assert waited == [False]

@@ -1,0 +1,442 @@
+"""Paths that a snapshot leaves out: it records them, no restore touches them, and every plan and report names them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+from pathlib import Path
+
+import pytest
+from folders import kind, work
+from trees import listening
+
+from agentgit import InvalidInput, Unavailable, Workspace
+
+__all__ = ["kind", "work"]  # the fixtures
+
+LIMIT = 1000
+
+
+@pytest.fixture
+def opened(work, tmp_path, kind):
+    """A function that opens the workspace with some options."""
+    return lambda **options: Workspace(
+        work, tmp_path / "store", environment=kind, **{"max_file_size": LIMIT, **options}
+    )
+
+
+@pytest.fixture
+def workspace(opened):
+    """A workspace with a small limit."""
+    return opened()
+
+
+def large(path: Path, fill: bytes = b"1", size: int = LIMIT + 1) -> None:
+    """Write a file that is larger than the limit."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(fill * size)
+
+
+def pipe(path: Path) -> None:
+    """Make a named pipe."""
+    os.mkfifo(path)
+
+
+MAKE = {
+    "larger than 1,000 bytes": large,
+    "a named pipe": pipe,
+    "a socket": lambda path: listening(path.name)(path.parent),
+    "excluded": lambda path: (path.mkdir(), (path / "inner").write_text("1")),
+}
+
+
+def put(work: Path, why: str) -> str:
+    """Make something that is left out for a reason; give its name."""
+    if why == "excluded":
+        (work / ".gitignore").write_text("left\n")
+    MAKE[why](work / "left")
+    return "left"
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a directory with at most one file."""
+    if path.is_dir() and not path.is_symlink():
+        (path / "inner").unlink(missing_ok=True)
+        path.rmdir()
+    else:
+        path.unlink()
+
+
+@pytest.mark.parametrize("why", MAKE)
+def test_f1_what_was_left_out_and_is_gone_is_named_everywhere(workspace, work, why):
+    """F1: plan, report, `changed()` and diff name a deleted path that the snapshot left out, with the reason."""
+    name = put(work, why)
+    (work / "a").write_text("1")
+    first = workspace.save()
+    remove(work / name)
+    missing = ((name, f"left out of the snapshot ({why})"),)
+    assert workspace.changed() == (name,)
+    assert workspace.plan_restore(first.id).missing == missing
+    assert f"missing:  {name} (left out of the snapshot ({why}))" in str(workspace.plan_restore(first.id))
+    assert workspace.diff(first.id).deleted_files == (name,)
+    done = workspace.restore(first.id)
+    assert done.missing == missing
+    assert done.to_dict()["missing"] == [list(pair) for pair in missing]
+    assert not done.restored
+    second = workspace.save()
+    assert workspace.diff(first.id, second.id).deleted_files == (name,)
+    assert workspace.changed() == ()
+
+
+@pytest.mark.parametrize("name", [".git", "sub/.git"])
+def test_f1_a_repository_that_is_gone_is_named_everywhere(opened, work, name):
+    """F1: `.git` is never captured, and so it is recorded: plan, report, `changed()` and diff name one that is gone."""
+    (work / name).mkdir(parents=True)
+    (work / name / "HEAD").write_text("ref: refs/heads/main")
+    workspace = opened()
+    first = workspace.save()
+    assert (name, "excluded") in workspace.skipped()
+    (work / name / "index").write_text("a command of git")
+    assert not workspace.changed()
+    assert not workspace.diff(first.id)
+    for one in ("index", "HEAD"):
+        (work / name / one).unlink()
+    (work / name).rmdir()
+    missing = ((name, "left out of the snapshot (excluded)"),)
+    assert workspace.changed() == (name,)
+    assert workspace.plan_restore(first.id).missing == missing
+    assert workspace.diff(first.id).deleted_files == (name,)
+    assert workspace.restore(first.id).missing == missing
+
+
+@pytest.mark.parametrize("why", ["larger than 1,000 bytes", "excluded"])
+def test_f1_what_was_left_out_and_changed_is_named_and_stays(workspace, work, why):
+    """F1: a file that the snapshot left out and that has other contents now stays so, and is named as changed."""
+    if why == "excluded":
+        (work / ".gitignore").write_text("left\n")
+    large(work / "left")
+    first = workspace.save()
+    large(work / "left", b"2", LIMIT + 7)
+    told = (("left", f"changed since; left out of the snapshot ({why})"),)
+    assert workspace.changed() == ("left",)
+    assert workspace.plan_restore(first.id).left == told
+    assert workspace.diff(first.id).modified_files == ("left",)
+    assert f"left is not compared: left out ({why})" in workspace.diff(first.id).diff_content
+    assert workspace.restore(first.id).left == told
+    assert (work / "left").read_bytes() == b"2" * (LIMIT + 7)
+
+
+def test_f1_what_is_left_out_and_came_since_is_named_and_stays(workspace, work):
+    """F1: a large file that was made after the snapshot is not removed by a restore, and is named."""
+    (work / "a").write_text("1")
+    first = workspace.save()
+    large(work / "new")
+    told = (("new", "came since; left out (larger than 1,000 bytes)"),)
+    assert workspace.changed() == ("new",)
+    assert workspace.diff(first.id).added_files == ("new",)
+    assert workspace.plan_restore(first.id).left == told
+    assert workspace.restore(first.id).left == told
+    assert (work / "new").exists()
+
+
+def test_f1_what_was_left_out_then_and_fits_now_is_not_deleted(workspace, work):
+    """F1: a file that was too large for the snapshot and is small now stays, through the plan and the restore."""
+    large(work / "data.csv")
+    (work / "a").write_text("1")
+    first = workspace.save()
+    (work / "data.csv").write_text("small")
+    (work / "a").write_text("2")
+    second = workspace.save()
+    plan = workspace.plan_restore(first.id)
+    assert (plan.delete, plan.restore) == ((), ("a",))
+    told = (("data.csv", "changed since; left out of the snapshot (larger than 1,000 bytes)"),)
+    assert plan.left == told
+    assert workspace.diff(first.id, second.id).added_files == ()
+    assert workspace.diff(first.id, second.id).modified_files == ("a", "data.csv")
+    done = workspace.restore(first.id, expect="last")
+    assert (done.deleted, done.restored, done.left) == ((), ("a",), told)
+    assert (work / "data.csv").read_text() == "small"
+    assert workspace.changed() == ()
+    again = workspace.restore(second.id, expect="last")
+    assert (again.restored, again.deleted, again.left) == (("a",), (), ())
+    assert (work / "data.csv").read_text() == "small"
+
+
+def test_f1_a_raised_limit_and_a_lowered_one(opened, work):
+    """F1: with another limit between the snapshots nothing is deleted or lost, whichever way a restore goes."""
+    large(work / "data")
+    first = opened().save()
+    raised = opened(max_file_size=10 * LIMIT)
+    second = raised.save()
+    assert raised.diff(first.id, second.id).modified_files == ("data",)  # only one of them holds it
+    done = raised.restore(first.id)
+    assert (done.deleted, done.missing, done.left) == ((), (), ())
+    assert (work / "data").read_bytes() == b"1" * (LIMIT + 1)
+    (work / "data").unlink()
+    lowered = opened()
+    assert lowered.restore(second.id).restored == ("data",)
+    large(work / "data", b"3")
+    assert lowered.restore(second.id).restored == ("data",)
+    assert (work / "data").read_bytes() == b"1" * (LIMIT + 1)
+
+
+def test_f1_other_patterns_between_snapshots(opened, work):
+    """F1: what patterns left out then is captured now, and stays; a directory of it is one path of the record."""
+    for name in ("node_modules/a/b", "node_modules/c", "x.log", "kept"):
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text("1")
+    excluding = opened(exclude_patterns=["node_modules", "*.log"])
+    first = excluding.save()
+    assert excluding.skipped() == (("node_modules", "excluded"), ("x.log", "excluded"))
+    plain = opened(exclude_patterns=[])
+    second = plain.save()
+    (work / "came").write_text("1")
+    plan = plain.plan_restore(first.id)
+    assert plan.delete == ("came",)
+    assert plain.restore(first.id).deleted == ("came",)
+    assert (work / "node_modules/a/b").read_text() == "1"
+    (work / "x.log").unlink()
+    assert plain.plan_restore(first.id).missing == (("x.log", "left out of the snapshot (excluded)"),)
+    done = opened(exclude_patterns=["node_modules", "*.log"]).restore(second.id)
+    assert done.restored == ("x.log",)
+    assert (work / "node_modules/c").read_text() == "1"
+
+
+def test_f1_an_excluded_directory_that_is_empty_now_stays(opened, work):
+    """F1: a restore does not remove a directory that the snapshot left out, not even an empty one."""
+    (work / "build").mkdir()
+    (work / "build/out").write_text("1")
+    first = opened(exclude_patterns=["build"]).save()
+    (work / "build/out").unlink()
+    workspace = opened()
+    workspace.save()
+    assert workspace.restore(first.id).deleted_directories == ()
+    assert (work / "build").is_dir()
+
+
+def test_f1_what_is_left_out_now_and_in_the_way_is_planned_and_moved_aside(workspace, work):
+    """F1: what no snapshot holds and stands where the snapshot has a file is not overwritten, and is named."""
+    (work / "data").write_text("small")
+    (work / "d").write_text("a file")
+    first = workspace.save()
+    (work / "data").unlink()
+    (work / "d").unlink()
+    workspace.save()
+    large(work / "data")
+    large(work / "d" / "inner")
+    plan = workspace.plan_restore(first.id)
+    assert plan.aside == ("d/inner", "data")
+    assert plan.restore == ("d", "data")
+    done = workspace.restore(first.id)
+    assert [path for path, _ in done.moved_aside] == ["d/inner", "data"]
+    assert {Path(to).read_bytes() for _, to in done.moved_aside} == {b"1" * (LIMIT + 1)}
+    assert done.left == done.missing == ()
+    assert ((work / "data").read_text(), (work / "d").read_text()) == ("small", "a file")
+
+
+def test_f1_a_new_record_is_a_new_snapshot(workspace, work):
+    """F1: where only what is left out changed, `keep` takes a snapshot of it; where nothing did, it takes none."""
+    (work / "a").write_text("1")
+    large(work / "left")
+    first = workspace.keep()
+    assert workspace.keep().id == first.id
+    large(work / "left", b"2", LIMIT + 5)
+    second = workspace.keep()
+    assert second.id != first.id
+    assert workspace.keep().id == second.id
+    assert workspace.plan_restore(second.id).left == ()
+    assert workspace.plan_restore(first.id).left != ()
+
+
+def test_f1_the_record_goes_along_to_another_workspace(opened, work, tmp_path, kind):
+    """F1: a snapshot that is copied into another workspace brings the record of what it left out."""
+    large(work / "left")
+    (work / "a").write_text("1")
+    first = opened().save()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "left").write_text("small")
+    other = Workspace(tmp_path / "other", tmp_path / "other-store", environment=kind)
+    other.save()
+    adopted = other.adopt(opened(), first.id)
+    assert other.plan_restore(adopted.id).delete == ()
+    other.restore(adopted.id)
+    assert (tmp_path / "other" / "left").read_text() == "small"
+    (tmp_path / "other" / "left").unlink()
+    assert other.plan_restore(adopted.id).missing == (("left", "left out of the snapshot (larger than 1,000 bytes)"),)
+
+
+def test_f1_the_record_is_deleted_with_its_last_snapshot(workspace, work, tmp_path):
+    """F1: the record takes no space when no snapshot has it any more."""
+    large(work / "left")
+    first = workspace.save()
+    (work / "left").unlink()
+    workspace.save()
+    workspace.delete(first.id)
+    workspace.gc()
+    with sqlite3.connect(tmp_path / "store" / "catalog.db") as db:
+        assert db.execute("SELECT count(*) FROM left_out").fetchone() == (1,)
+    db.close()
+
+
+def test_f1_a_restore_of_some_paths_names_only_those(workspace, work):
+    """F1: a restore of some paths protects what was left out there, and names nothing else."""
+    for name in ("d/left", "left"):
+        large(work / name)
+    (work / "d/a").write_text("1")
+    first = workspace.save()
+    (work / "d/a").write_text("2")
+    for name in ("d/left", "left"):
+        (work / name).unlink()
+    done = workspace.restore(first.id, paths=["d"])
+    assert [path for path, _ in done.missing] == ["d/left"]
+    assert done.restored == ("d/a",)
+
+
+TYPES = {
+    "a file": lambda path: path.write_text("1"),
+    "an empty directory": lambda path: path.mkdir(),
+    "a directory with a file": lambda path: (path.mkdir(), (path / "inner").write_text("1")),
+    "a link": lambda path: path.symlink_to("nowhere"),
+    "a pipe": pipe,
+}
+
+
+@pytest.mark.parametrize("after", TYPES)
+@pytest.mark.parametrize("before", TYPES)
+def test_a_change_of_type_is_a_change(workspace, work, before, after):
+    """Types: `changed()`, plan and diff name a path whose type changed, and the restore gives it its type back."""
+    if before == after:
+        return
+    TYPES[before](work / "it")
+    first = workspace.save()
+    remove(work / "it")
+    TYPES[after](work / "it")
+    if {before, after} == {"an empty directory", "a directory with a file"}:
+        assert workspace.changed() == ("it/inner",)
+        return
+    assert any(path == "it" or path.startswith("it/") for path in workspace.changed())
+    assert workspace.diff(first.id)
+    plan = workspace.plan_restore(first.id)
+    if after in ("a file", "a link") and before != "a pipe":
+        assert "it" in (*plan.delete, *plan.restore)
+    done = workspace.restore(first.id)
+    if before != "a pipe":
+        assert not workspace.changed()
+        assert (before == "a link") == (work / "it").is_symlink()
+        assert ("directory" in before) == (work / "it").is_dir()
+        assert (before == "a file") == ((work / "it").is_file() and not (work / "it").is_symlink())
+    else:
+        assert done.missing or done.left
+
+
+def test_a_root_that_became_a_link_is_refused(workspace, work, tmp_path):
+    """Root: a link that took the place of the open workspace, or of a directory above, is not followed."""
+    (work / "a").write_text("1")
+    first = workspace.save()
+    (work / "a").write_text("2")
+    work.rename(tmp_path / "moved")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "a").write_text("theirs")
+    work.symlink_to(tmp_path / "elsewhere")
+    for verb in (
+        lambda: workspace.restore(first.id), workspace.save, workspace.keep, workspace.changed, workspace.diff,
+        lambda: workspace.plan_restore(first.id), lambda: workspace.undo_stack,
+    ):  # fmt: skip
+        with pytest.raises(Unavailable, match="symbolic link"):
+            verb()
+    assert (tmp_path / "elsewhere" / "a").read_text() == "theirs"
+    assert (tmp_path / "moved" / "a").read_text() == "2"
+    assert len(workspace.list()) == 1
+    work.unlink()
+    (tmp_path / "moved").rename(work)
+    assert workspace.restore(first.id).restored == ("a",)
+
+
+def test_paths_below_a_link_are_those_of_the_workspace(workspace, work, tmp_path):
+    """Paths: `restore(paths=["src/main.py"])` where `src` became a link replaces the link, and writes through none."""
+    for name in ("src/main.py", "src/other.py", "lib/main.py"):
+        (work / name).parent.mkdir(exist_ok=True)
+        (work / name).write_text(name)
+    first = workspace.save()
+    (work / "src/main.py").unlink()
+    (work / "src/other.py").unlink()
+    (work / "src").rmdir()
+    for target in ("lib", str(tmp_path)):
+        (work / "src").symlink_to(target)
+        (work / "lib/main.py").write_text("theirs")
+        assert workspace.plan_restore(first.id, paths=["src/main.py"]).restore == ("src/main.py",)
+        assert workspace.diff(first.id, paths=["src/main.py"]).deleted_files == ("src/main.py",)
+        done = workspace.restore(first.id, paths=["src/main.py"])
+        assert (done.restored, done.deleted, done.moved_aside) == (("src/main.py",), ("src",), ())
+        assert (work / "lib/main.py").read_text() == "theirs"
+        assert not (work / "src").is_symlink()
+        assert os.listdir(work / "src") == ["main.py"]
+        assert not (tmp_path / "main.py").exists()
+        workspace.restore(done.safety)
+        assert os.readlink(work / "src") == target
+        (work / "src").unlink()
+
+
+def test_a_save_of_a_path_below_a_link_sees_where_it_leads(workspace, work):
+    """Paths: `save(paths=["src/main.py"])`, where `src` is a link, holds the file that was written through it."""
+    (work / "lib").mkdir()
+    (work / "lib/main.py").write_text("1")
+    (work / "src").symlink_to("lib")
+    workspace.save()
+    (work / "src/main.py").write_text("2")
+    second = workspace.save(paths=["src/main.py"])
+    (work / "lib/main.py").write_text("3")
+    workspace.restore(second.id)
+    assert (work / "lib/main.py").read_text() == "2"
+
+
+WILD = "a\x1b[31m\n\u202e.txt"
+TAME = r"a\x1b[31m\n\u202e.txt"
+
+
+def test_names_of_files_are_escaped_in_every_text(workspace, work):
+    """Names: controls and marks of direction in the name of a file reach no terminal; the values keep the true name."""
+    (work / WILD).write_text("1")
+    first = workspace.save(WILD)
+    (work / WILD).write_text("2")
+    diff = workspace.diff(first.id)
+    assert diff.modified_files == (WILD,)
+    plan = workspace.plan_restore(first.id)
+    with pytest.raises(Exception, match="Changed since") as refused:
+        workspace.restore(first.id, expect=first.id)
+    workspace.undo_stack.snapshot("edit", [WILD])
+    (work / WILD).write_text("3")
+    undone = workspace.undo_stack.undo()
+    texts = [str(diff), diff.diff_content, str(plan), str(refused.value), str(undone), str(first)]
+    texts.append(str(workspace.restore(first.id)))
+    for text in texts:
+        assert TAME in text
+        assert all(c.isprintable() or c == "\n" for c in text), text
+
+
+def test_a_socket_and_a_device_are_named_by_their_kind(workspace, work):
+    """F1: special files are left out with the kind as the reason."""
+    with socket.socket(socket.AF_UNIX) as made:
+        before = os.getcwd()
+        os.chdir(work)
+        try:
+            made.bind("socket")
+        finally:
+            os.chdir(before)
+    workspace.save()
+    assert workspace.skipped() == (("socket", "a socket"),)
+
+
+@pytest.mark.parametrize("paths", [[""], ["a\0b"], ["\ud800"], [1], b"a", Path("a")])
+def test_what_is_no_path_is_refused(workspace, work, paths):
+    """Paths: what no file can be called, or is no list of paths, is refused and nothing is touched."""
+    (work / "a").write_text("1")
+    first = workspace.save()
+    (work / "a").write_text("2")
+    for verb in (workspace.restore, workspace.plan_restore, workspace.diff):
+        with pytest.raises(InvalidInput, match="path"):
+            verb(first.id, paths=paths)
+    with pytest.raises(InvalidInput, match="path"):
+        workspace.save(paths=paths)
+    assert (work / "a").read_text() == "2"

@@ -1,0 +1,586 @@
+"""Sessions, branches and checkpoints are carried from one database to another, whole (B8, W4)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+from pathlib import Path
+
+import backend
+import pytest
+from banking import Bank, says
+from carrying import call as plain
+from carrying import carried, everything, point, written
+from delta_graphs import all_seen, chat, delta, said, seen
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from langchain_core.tools import tool
+from langgraph.graph import START, StateGraph
+from langgraph.types import Command
+from scripted import GRAPHS, World, agent_graph, calls, nested_graph, obedient, scripted, tool_node_graph
+from scripted import call as ask
+
+import agentgit
+from agentgit import Conflict, Fenced, InvalidInput, NotFound, Unavailable
+from agentgit.effects.effects import effect
+from agentgit.store.maintenance.gc import collect
+
+
+@pytest.fixture
+def other():
+    """Another repository, in memory."""
+    with agentgit.open(":memory:") as repo:
+        yield repo
+
+
+def lived(repo, shop=None, name="s"):
+    """Make a session with a rollback, a named checkpoint with data, and two branches."""
+    shop = shop or World()
+    agent = repo.wrap(tool_node_graph(obedient(), shop.tools()), name, effects=shop.effects())
+    agent.run("add chair; charge 5")
+    before = agent.checkpoint("before", description="what comes is bad", data={"reward": 1, "of": [None, "\ud800"]})
+    agent.run("send hello; look; note it")
+    retry = agent.rollback(before, force=True)
+    retry.run("add sofa")
+    return retry
+
+
+def test_b8_a_session_is_the_same_in_another_database_and_back(repo, other):
+    """B8: from SQLite or PostgreSQL to another database and back, nothing that people can see is lost."""
+    lived(repo)
+    there = carried(repo, "s", other)
+    back = carried(other, "s", repo)
+    assert (there.session.session_name, back.session.session_name) == ("s", "s-2")
+    assert everything(repo, "s") == everything(other, "s") == everything(repo, "s-2")
+    assert (there.of, there.place, there.branches, there.tool_calls) == ("session", None, 2, 6)
+    assert (back.checkpoints, back.graph_checkpoints, back.values) == (
+        there.checkpoints,
+        there.graph_checkpoints,
+        there.values,
+    )
+
+
+def test_b8_an_export_of_an_import_is_the_same_export(repo, other):
+    """B8: but for ids and times of writing, a file that went through another database says the same."""
+    lived(repo)
+    carried(repo, "s", other)
+    one, two = written(repo, "s"), written(other, "s")
+    kinds = [[line.split(b'"')[3] for line in data.splitlines()] for data in (one, two)]
+    assert kinds[0] == kinds[1]
+
+
+def test_b8_two_imports_of_one_file_are_two_sessions(repo, tmp_path):
+    """B8: each has ids, threads and a name of its own, and lives its own life."""
+    lived(repo)
+    file = tmp_path / "s.jsonl"
+    repo.session("s").export(file)
+    one, two = repo.import_(file).session, repo.import_(str(file)).session
+    assert (one.session_name, two.session_name) == ("s-2", "s-3")
+    threads = [{branch.langgraph_session_id for branch in repo.session(s).branches()} for s in ("s", one, two)]
+    assert len(set.union(*threads)) == 6
+    shop = World()
+    repo.wrap(tool_node_graph(obedient(), shop.tools()), "s-2", effects=shop.effects()).run("add lamp")
+    assert everything(repo, "s-3") == everything(repo, "s") != everything(repo, "s-2")
+
+
+@pytest.mark.parametrize("piped", [False, True])
+def test_b8_long_work_says_how_far_it_is(repo, tmp_path, monkeypatch, piped):
+    """B8: export and import tell how many bytes are done, of how many; both end where all is done."""
+    monkeypatch.setattr("agentgit.store.transfer.summary.STEP", 100)
+    repo.wrap(tool_node_graph(obedient(), World().tools()), "s").run("add chair")
+    file = tmp_path / "s.jsonl"
+    out, into = [], []
+    repo.session("s").export(file, progress=lambda *told: out.append(told))
+    repo.import_(BytesIO(file.read_bytes()) if piped else file, progress=lambda *told: into.append(told))
+    size = file.stat().st_size
+    assert out[-1] == (size, size)
+    assert into[-1] == (2 * size, 2 * size)
+    assert len(into) > len(out) > 2
+    assert into == sorted(into)
+
+
+def test_b8_a_name_that_is_taken_is_refused(repo):
+    """B8: a name that a person asks for is that name or nothing."""
+    lived(repo)
+    with pytest.raises(Conflict, match="another name"):
+        carried(repo, "s", repo, "s")
+    with pytest.raises(InvalidInput, match="needs a name"):
+        carried(repo, "s", repo, " ")
+    assert carried(repo, "s", repo, "copy").session.session_name == "copy"
+
+
+def test_b8_a_branch_is_a_session_with_its_whole_path(repo, other):
+    """B8: conversation, state, checkpoints and track along the path are those of the branch."""
+    lived(repo)
+    made = carried(repo, "s", other, branch="main-2")
+    assert (made.of, made.place) == ("branch", "main-2")
+    assert [branch.name for branch in other.session("s").branches()] == ["main-2", "elsewhere"]
+    theirs, ours = repo.session("s").checkpoints(branch="main-2"), other.session("s").checkpoints(branch="main-2")
+    for one, same in zip(theirs, ours, strict=True):
+        assert one.conversation_history == same.conversation_history
+        assert one.session_state == same.session_state
+        assert one.metadata["state_hash"] == same.metadata["state_hash"]
+        assert [plain(c) for c in one.tool_invocations] == [plain(c) for c in same.tool_invocations]
+    assert (
+        other.session("s").get_checkpoint("before").metadata["data"]
+        == repo.session("s").get_checkpoint("before").metadata["data"]
+    )
+    assert [c.args for c in other.session("s").tool_track(branch="elsewhere")] == [{"text": "hello"}, {"text": "it"}]
+
+
+def test_b8_a_checkpoint_is_a_session_up_to_there(repo, other):
+    """B8: nothing that was said later is in it, and it goes on from there."""
+    lived(repo)
+    place = repo.session("s").get_checkpoint("main#2")
+    made = carried(repo, place, other)
+    assert (made.of, made.place) == ("checkpoint", "main#2")
+    assert [point(one) for one in other.session("s").checkpoints(branch="main")] == [
+        point(one) for one in repo.session("s").checkpoints(branch="main")[:2]
+    ]
+    shop = World()
+    agent = other.wrap(tool_node_graph(obedient(), shop.tools()), "s", effects=shop.effects())
+    assert agent.history() == place.conversation_history
+    agent.run("add lamp")
+    assert shop.items == ["lamp"]
+    assert len(list(agent.get_state_history())) > 5
+
+
+def test_b8_an_empty_session_is_carried(repo, other):
+    """B8: a session in which nothing was said yet is a session."""
+    repo.session("s", create=True)
+    made = carried(repo, "s", other)
+    assert (made.branches, made.checkpoints, made.values) == (1, 0, 0)
+    assert everything(repo, "s") == everything(other, "s")
+
+
+def test_b8_what_is_not_plain_is_carried(repo, other):
+    """B8: large values in parts, U+0000 and lone surrogates, huge integers, times and sets come over as they are."""
+    plain = {"large": "x" * 700_000, "odd": f"\0 {chr(0xD800)} 🪑", "huge": 2**80}
+    state = {"large": "x" * 700_000, "odd": "\0 🪑", "set": {1, 2}, "bytes": b"\xff\0" * 300_000}
+    graph = GRAPHS["functional"](scripted("fine"), [])
+    agent = repo.wrap(graph, "s", check_effects=False)
+    agent.run(f"say {chr(0)}{chr(0xD800)}")
+    agent.checkpoint("odd\0", data=plain)
+    builder = StateGraph(dict)
+    builder.add_node("keep", lambda _: state).add_edge(START, "keep")
+    repo.wrap(builder.compile(), "t").invoke({})
+    for name in ("s", "t"):
+        carried(repo, name, other)
+        assert everything(repo, name) == everything(other, name)
+    assert other.wrap(builder.compile(), "t").get_state().values == state
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_b8_every_kind_of_graph_goes_on_after_an_import(repo, other, kind):
+    """B8: also with subgraphs, tasks and agents; whole, a branch alone, and from a checkpoint."""
+    shop = World()
+
+    def wrapped(repository, name, branch=None):
+        graph = GRAPHS[kind](obedient(), shop.tools())
+        return repository.wrap(graph, name, effects=shop.effects(), check_effects=False, branch=branch)
+
+    wrapped(repo, "s").run("add chair")
+    fork = wrapped(repo, "s").fork()
+    fork.run("add table")
+    carried(repo, "s", other, "whole")
+    carried(repo, "s", other, "branch", branch=fork.branch.name)
+    carried(repo, repo.session("s").get_checkpoint("main#2"), other, "point")
+    assert everything(repo, "s") == everything(other, "whole")
+    for name, branch in (("whole", "main"), ("branch", fork.branch.name), ("point", "main")):
+        agent = wrapped(other, name, branch)
+        history = agent.history()
+        agent.run("add lamp")
+        assert agent.history()[: len(history)] == history
+        assert agent.tool_track()[-1].args == {"item": "lamp"}
+        assert agent.undo().history() == history
+
+
+# -- what was done elsewhere
+
+
+def test_w4_nothing_that_was_imported_is_reversed(repo, other):
+    """W4: a rollback of the import reverses what was done here, and says of the rest that its world is not here."""
+    shop = World()
+    lived(repo, shop)
+    carried(repo, "s", other)
+    here = World()
+    agent = other.wrap(tool_node_graph(obedient(), here.tools()), "s", effects=here.effects())
+    agent.run("add lamp")
+    plan = agent.plan_rollback("main#1")
+    assert (plan.steps[0].action, plan.steps[0].invocation.args) == ("reverse", {"item": "lamp"})
+    assert {step.action for step in plan.steps[1:]} == {"keep"}
+    assert {step.why for step in plan.steps[1:]} == {"it was imported: the world in which it happened is not here"}
+    back = agent.rollback("main#1")
+    assert [item.invocation.args["item"] for item in back.report.reversed] == ["lamp"]
+    assert (here.items, shop.undone) == ([], [])
+    assert len(back.report.kept) == len(plan.steps) - 1
+
+
+def test_w4_no_world_diverges_because_of_an_import(repo, other):
+    """W4: every branch of an import runs, and a switch that brings the world along makes nothing again."""
+    lived(repo)
+    carried(repo, "s", other)
+    here = World()
+    graph = tool_node_graph(obedient(), here.tools())
+    other.wrap(graph, "s", effects=here.effects(), branch="main").run("look")
+    assert other.session("s").plan_switch("main-2").redos == []
+    other.session("s").switch("main", sync="world")
+    other.wrap(graph, "s", effects=here.effects(), branch="main-2").run("look")
+    assert [name for name, _ in here.log] == ["look", "look"]
+
+
+def test_w4_an_import_is_not_looked_for_in_the_world_of_this_program(repo, other):
+    """W4: what nobody knows stays unknown: a `verify` that looks here would see another world."""
+
+    def boom(item: str) -> str:
+        raise KeyboardInterrupt
+
+    def graph():
+        return tool_node_graph(scripted(ask("boom", "call-1", item="x"), "fine"), [tool(boom, description="Break.")])
+
+    asked = []
+    effects = {"boom": effect("irreversible", verify=lambda call: bool(asked.append(call)))}
+    with pytest.raises(KeyboardInterrupt):
+        repo.wrap(graph(), "s", effects={"boom": effect("irreversible")}).run("go")
+    carried(repo, "s", other)
+    agent = other.wrap(graph(), "s", effects=effects)
+    agent.plan_rollback("main#1")
+    assert [c.status for c in agent.tool_track()] == ["unknown"]
+    with pytest.raises(Fenced, match="unknown"):
+        agent.invoke(None)
+    assert asked == []
+    other.resolve(agent.tool_track()[0], "happened", result="broken")
+    assert [(c.status, c.is_imported) for c in agent.tool_track()] == [("done", True)]
+    assert [step.action for step in agent.plan_rollback("main#1").steps] == ["keep"]
+
+
+def test_w4_what_was_consumed_stays_consumed_through_export_and_import(repo, other):
+    """W4: a ticket that works once is not used again in the import, whole, as a branch, or from before its use."""
+    bank = Bank()
+    graph = tool_node_graph(says(ask("use", ticket="A"), "used"), bank.tools())
+    repo.wrap(graph, "s", effects=bank.effects()).run("use it")
+    repo.session("s").rollback("main#1", force=True)
+    for name, ref, how in (
+        ("whole", "s", {}),
+        ("branch", "s", {"branch": "main-2"}),
+        ("point", repo.session("s").get_checkpoint("main#1"), {}),
+    ):
+        carried(repo, ref, other, name, **how)
+        here = Bank()
+        again = tool_node_graph(says(ask("use", ticket="A"), "used again"), here.tools())
+        agent = other.wrap(again, name, effects=here.effects())
+        assert agent.run("use it") == "used again"
+        assert [(c.kind, c.result) for c in agent.tool_track()] == [("replay", "used A")]
+        assert (bank.used, here.used) == (["A"], [])
+    # And once more, out of the import.
+    carried(other, "point", repo, "again")
+    here = Bank()
+    agent = repo.wrap(
+        tool_node_graph(says(ask("use", ticket="A"), "no"), here.tools()), "again", effects=here.effects()
+    )
+    agent.run("use it")
+    assert here.used == []
+
+
+def test_w4_a_payment_is_not_made_twice_after_an_import(repo, other):
+    """W4: the fence of a branch that a rollback made holds in the import of the session, of a branch and of a point."""
+    bank = Bank()
+    pay = {"to": "Ann", "amount": 5}
+    repo.wrap(
+        tool_node_graph(says(ask("pay", **pay, reference="1"), "paid"), bank.tools()), "s", effects=bank.effects()
+    ).run("pay")
+    repo.session("s").rollback("main#1", force=True)
+    cuts = (
+        ("whole", "s", {}),
+        ("branch", "s", {"branch": "main-2"}),
+        ("point", repo.session("s").get_checkpoint("main#1"), {}),
+    )
+    for name, ref, how in cuts:
+        carried(repo, ref, other, name, **how)
+        here = Bank()
+        graph = tool_node_graph(says(ask("pay", **pay, reference="2"), "paid"), here.tools())
+        agent = other.wrap(graph, name, effects=here.effects())
+        agent.run("pay")
+        assert here.ledger == []
+        assert agent.tool_track()[-1].kind == "replay"
+
+
+# -- runs that wait
+
+
+def asking(shop):
+    """A graph that puts a chair, and asks a person about a lamp, in one message."""
+    both = calls(ask("add", "call-1", item="chair"), ask("add_if_approved", "call-2", item="lamp"))
+    return tool_node_graph(scripted(both, "there"), shop.tools())
+
+
+@pytest.mark.parametrize("cut", ["whole", "branch", "point"])
+def test_b8_a_question_that_waits_is_answered_after_the_import(repo, other, cut):
+    """B8: a person answers where the session is now, and what the same message has done already is not done again."""
+    shop = World()
+    agent = repo.wrap(asking(shop), "s", effects=shop.effects())
+    agent.invoke({"messages": [("user", "chair and lamp")]})
+    assert (shop.items, agent.get_state().next) == (["chair"], ("tools",))
+    ref = agent.checkpoint("waiting") if cut == "point" else "s"
+    carried(repo, ref, other, **({"branch": "main"} if cut == "branch" else {}))
+    here = World()
+    there = other.wrap(asking(here), "s", effects=here.effects())
+    assert [c.status for c in there.tool_track()] == ["done", "paused"]
+    there.invoke(Command(resume="yes"))
+    assert here.items == ["lamp"]
+    assert [(c.tool_name, c.status) for c in there.tool_track()] == [("add", "done"), ("add_if_approved", "done")]
+
+
+def test_b8_an_exploration_is_carried(repo, other):
+    """B8: its branches, what came of each, and its scores."""
+    shop = World()
+    agent = repo.wrap(agent_graph(obedient(), shop.tools()), "s", effects={"look": "read_only", **shop.effects()})
+    agent.explore(["look", "hi"], choices=2, score=lambda leaf: 0.5)
+    carried(repo, "s", other)
+    there = other.wrap(agent_graph(obedient(), shop.tools()), "s", effects=shop.effects()).exploration()
+    then = agent.exploration()
+    assert [(b.name, b.status, b.answer, b.score) for b in there.branches] == [
+        (b.name, b.status, b.answer, b.score) for b in then.branches
+    ]
+
+
+@pytest.mark.parametrize("cut", ["branch", "point"])
+def test_b8_one_way_of_an_exploration_is_carried_alone(repo, other, cut):
+    """B8: the branch that it was explored from is not in the export, and so it is no exploration any more."""
+    shop = World()
+    agent = repo.wrap(agent_graph(obedient(), shop.tools()), "s", effects={"look": "read_only", **shop.effects()})
+    leaf = agent.explore(["look", "hi"], choices=2, score=lambda leaf: 0.5).branches[-1]
+    ref = repo.session("s").checkpoints(branch=leaf.name)[-1] if cut == "point" else "s"
+    carried(repo, ref, other, **({"branch": leaf.name} if cut == "branch" else {}))
+    assert other.session("s").branch().conversation_history == repo.session("s").branch(leaf.name).conversation_history
+    assert "exploration" not in other.session("s").branch().metadata
+
+
+@pytest.mark.parametrize("cut", ["whole", "branch", "point"])
+def test_b8_a_value_that_is_spread_over_steps_is_carried(repo, other, cut):
+    """B8: with LangGraph's DeltaChannel the conversation and the state are the same, on forks of forks too."""
+    agent = repo.wrap(chat(delta(3), full=4), "s")
+    for n in range(4):
+        agent.invoke(said(f"hi {n}", f"m{n}"))
+    fork = agent.fork(agent.checkpoints()[4])
+    fork.invoke(said("other", "o1"))
+    again = fork.fork()
+    again.invoke(said("more", "o2"))
+    ref = again.head if cut == "point" else "s"
+    carried(repo, ref, other, **({"branch": again.branch.name} if cut == "branch" else {}))
+    there = other.wrap(chat(delta(3), full=4), "s", branch=again.branch.name)
+    assert all_seen(there) == all_seen(again)
+    for one in (again, there):
+        one.invoke(said("and on", "o3"))
+    assert seen(there.head) == seen(again.head)
+    back = [one.rollback(one.checkpoints()[4]) for one in (again, there)]
+    assert back[0].get_state().values == back[1].get_state().values
+
+
+@pytest.mark.parametrize("own_thread", [False, True])
+def test_b8_a_subgraph_goes_on_where_it_was(repo, other, own_thread):
+    """B8: a question inside of a subgraph is answered after the import of a fork of a fork, with and without memory."""
+    shop = World()
+
+    def graph():
+        model = scripted(ask("add", "c1", item="chair"), "there", ask("add_if_approved", "c2", item="lamp"), "so")
+        return nested_graph(model, shop.tools(), own_thread=own_thread)
+
+    agent = repo.wrap(graph(), "s", effects=shop.effects())
+    agent.run("a chair")
+    fork = agent.fork().fork()
+    fork.invoke({"messages": [("user", "and a lamp?")]})
+    waiting = fork.checkpoint("waiting")
+    cuts = (("whole", "s", {}), ("branch", "s", {"branch": fork.branch.name}), ("point", waiting, {}))
+    for name, ref, how in cuts:
+        carried(repo, ref, other, name, **how)
+        shop.items.clear()
+        there = other.wrap(graph(), name, branch=fork.branch.name, effects=shop.effects())
+        assert there.get_state().next == fork.get_state().next
+        there.invoke(Command(resume="yes"))
+        assert shop.items == ["lamp"]
+        assert there.history()[-1]["content"] == "so"
+
+
+def test_b8_an_export_in_the_middle_of_a_turn_is_of_that_moment(repo, other):
+    """B8: what runs at that moment is unknown where it is read: nobody there will ever know how it ended."""
+    files = []
+
+    @tool
+    def peep() -> str:
+        """Export the session from inside of a tool."""
+        files.append(written(repo, "s"))
+        return "seen"
+
+    graph = tool_node_graph(scripted(ask("peep"), "fine"), [peep])
+    repo.wrap(graph, "s", effects={"peep": effect("irreversible")}).run("go")
+    other.import_(BytesIO(files[0]))
+    assert [c.status for c in other.session("s").tool_track()] == ["unknown"]
+    assert [branch.status for branch in other.session("s").branches()] == ["open"]
+    assert other.session("s").plan_rollback("main#1").is_admissible
+
+
+# -- what cannot be exported
+
+
+def test_b8_a_rollback_that_is_half_done_is_finished_first(repo):
+    """B8: nobody could finish it where the file is read."""
+    shop = World()
+    agent = repo.wrap(tool_node_graph(obedient(), shop.tools()), "s", effects=shop.effects())
+    agent.run("add chair")
+    shop.broken = {"chair"}
+    with pytest.raises(agentgit.RollbackIncomplete):
+        agent.rollback("main#1")
+    with pytest.raises(Conflict, match=r"repo\.resume"):
+        written(repo, "s")
+    assert written(repo, "s", branch="main")
+
+
+def test_b8_what_is_not_there_is_told(repo, tmp_path):
+    """B8: a session, a branch, a folder or a file that is not there is a typed error, and no file is left behind."""
+    with pytest.raises(NotFound):
+        repo.session("nobody").export(tmp_path / "x")
+    lived(repo)
+    with pytest.raises(NotFound):
+        repo.session("s").export(tmp_path / "x", branch="nobody")
+    with pytest.raises(Unavailable, match="cannot be written"):
+        repo.session("s").export(tmp_path / "no" / "x")
+    with pytest.raises(NotFound, match="cannot be read"):
+        repo.import_(tmp_path / "x")
+    with pytest.raises(NotFound):
+        repo.session(checkpoint=agentgit.Checkpoint(id=7)).export(tmp_path / "x")
+    assert list(tmp_path.glob("x*")) == []
+
+
+def test_b8_a_pipe_with_a_name_is_read(repo, other, tmp_path):
+    """B8: `agentgit import <(gunzip -c s.jsonl.gz)`: what cannot be read twice is kept aside first."""
+    lived(repo)
+    data = written(repo, "s")
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as pool:
+        written_there = pool.submit((tmp_path / "pipe").write_bytes, data)
+        other.import_(tmp_path / "pipe")
+        assert written_there.result(30) == len(data)
+    assert everything(other, "s") == everything(repo, "s")
+
+
+@pytest.mark.long
+def test_b8_an_export_grows_with_what_was_said(repo):
+    """B8: a list says only what it adds: twice as many turns make a file that is twice as long, on forks too."""
+    agent = repo.wrap(tool_node_graph(obedient(), World().tools()), "s")
+    listed = []
+    for _ in range(2):
+        for n in range(40):
+            agent.run(f"add item{n}")
+        agent.fork()
+        lines = [json.loads(line) for line in written(repo, "s").splitlines()]
+        listed.append(sum(len(line["items"]) for line in lines if line["record"] == "list"))
+    assert listed[1] < 2.5 * listed[0]
+
+
+def test_b8_an_import_belongs_to_whoever_makes_it(repo, database):
+    """B8: what is somebody else's is not found, and a file from him becomes one's own."""
+    lived(repo)
+    place = repo.session("s").get_checkpoint("main#1")
+    with agentgit.open(database.url, user="ann") as ann:
+        for ref in ("s", place, repo.session("s").branch("main")):
+            with pytest.raises(NotFound):
+                written(ann, ref)
+        made = carried(repo, "s", ann)
+        assert (made.session.user_id, made.session.session_name) == (ann.user.id, "s")
+        assert {point.user_id for point in ann.session("s").checkpoints()} == {ann.user.id}
+        assert everything(ann, "s") == everything(repo, "s")
+
+
+def test_b8_many_imports_at_once_are_many_sessions(repo):
+    """B8: each gets a name and ids of its own, however they meet."""
+    lived(repo)
+    file = written(repo, "s")
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: repo.import_(BytesIO(file)).session.session_name, range(4)))
+    assert sorted(made) == ["s-2", "s-3", "s-4", "s-5"]
+    assert all(everything(repo, name) == everything(repo, "s") for name in made)
+
+
+# -- random lives
+
+
+orders = st.sampled_from(["add a", "add b; charge 3", "send x", "look", "note n", "hi"])
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("run"), orders),
+        st.tuples(st.just("back"), st.integers(0, 5)),
+        st.tuples(st.just("fork"), st.integers(0, 5)),
+        st.tuples(st.just("switch"), st.integers(0, 5)),
+    ),
+    min_size=1,
+    max_size=7,
+)
+
+
+@pytest.mark.long
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(life=steps)
+def test_b8_every_life_is_the_same_after_a_round_trip(life, sqlite_template, tmp_path_factory):
+    """B8: over random trees of turns, rollbacks, forks and switches; each branch alone has its path too."""
+    folder: Path = tmp_path_factory.mktemp("life")
+    shutil.copy(sqlite_template, folder / "a.db")
+    with agentgit.open(folder / "a.db") as repo, agentgit.open(":memory:") as other:
+        shop = World()
+        agent = repo.wrap(tool_node_graph(obedient(), shop.tools()), "s", effects=shop.effects())
+        agent.run("hi")
+        for what, how in life:
+            points = agent.checkpoints()
+            branches = repo.session("s").branches()
+            if what == "run":
+                agent.run(how)
+            elif what == "back":
+                agent = agent.rollback(points[how % len(points)], force=True)
+            elif what == "fork":
+                agent = agent.fork(points[how % len(points)])
+            else:
+                agent = agent.switch(branches[how % len(branches)].name, sync="ignore")
+        carried(repo, "s", other)
+        assert everything(other, "s") == everything(repo, "s")
+        assert [c.status for c in other.session("s").tool_track()] == [c.status for c in repo.session("s").tool_track()]
+        for n, branch in enumerate(repo.session("s").branches()):
+            carried(repo, branch, other, f"branch {n}")
+            ours, theirs = (r.session(s).branch(branch.name) for r, s in ((other, f"branch {n}"), (repo, "s")))
+            assert ours.conversation_history == theirs.conversation_history
+            assert [
+                plain(c.to_dict()) for c in other.session(ours.external_session_id).tool_track(branch=branch.name)
+            ] == [plain(c.to_dict()) for c in repo.session("s").tool_track(branch=branch.name)]
+        for n, place in enumerate(repo.session("s").checkpoints()[:: max(1, len(life) // 2)]):
+            carried(repo, place, other, f"point {n}")
+            ours = other.session(f"point {n}").checkpoints(branch=place.metadata["branch"])[-1]
+            assert ours.conversation_history == place.conversation_history
+            assert ours.metadata["state_hash"] == place.metadata["state_hash"]
+            assert [plain(c) for c in ours.tool_invocations] == [plain(c) for c in place.tool_invocations]
+            assert {step.action for step in other.session(f"point {n}").plan_rollback(ours).steps} <= {"keep", "gone"}
+        assert (
+            backend.write(other, lambda c: collect(c, other.context.store.graphs.content.blobs, dry_run=True)).values
+            == 0
+        )
+
+
+@pytest.mark.parametrize("branch", [None, "main"])
+def test_b8_w9_tags_are_carried(repo, other, branch):
+    """B8, W9: an import has the tags of the checkpoints that it has, also one that is called as a made-up branch is."""
+    lived(repo)
+    repo.session("s").tag("main#2", "elsewhere", description="the first")
+    repo.session("s").tag("main#2", "v1")
+    repo.session("s").export(file := BytesIO(), branch=branch)
+    file.seek(0)
+    other.import_(file)
+    assert [(one.name, one.reference, one.description) for one in other.session("s").tags()] == [
+        (one.name, one.reference, one.description) for one in repo.session("s").tags()
+    ]
+    assert (
+        other.session("s").get_checkpoint("v1").to_dict()["conversation_history"]
+        == (repo.session("s").get_checkpoint("v1").to_dict()["conversation_history"])
+    )
+    with pytest.raises(Conflict, match="the tag"):
+        other.session("s").delete_checkpoint("v1")

@@ -1,0 +1,778 @@
+"""Files go along in an export, and are whole and harmless where it is imported (B8, P3, P4)."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from io import BytesIO
+
+import pytest
+from carrying import everything, forged, of, rows, written
+from desk import Desk, desk, home
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import agentgit
+from agentgit import Conflict, Corrupt, InvalidInput, Workspace, WorkspaceChanged, cli
+from agentgit.store.transfer import file_trees, paths
+from agentgit.store.transfer.file_trees import FileTree, TreeItem
+from agentgit.store.transfer.import_ import check
+
+__all__ = ["desk", "home"]  # the fixtures
+
+
+@pytest.fixture
+def other():
+    """Another repository, in memory."""
+    with agentgit.open(":memory:") as repo:
+        yield repo
+
+
+def wrapped(repo, desk, session="s", **more):
+    return repo.wrap(
+        desk.graph(), session, effects=desk.world.effects(), check_effects=False, workspace=desk.root, **more
+    )
+
+
+@pytest.fixture
+def agent(repo, desk):
+    """An agent that wrote files of several kinds, with a checkpoint before the second half, and another branch."""
+    agent = wrapped(repo, desk)
+    (desk.root / "raw.bin").write_bytes(bytes(range(256)) * 2048)
+    (desk.root / "tool.sh").write_text("#!/bin/sh\n")
+    (desk.root / "tool.sh").chmod(0o700)
+    (desk.root / "in").mkdir()
+    (desk.root / "in" / "link").symlink_to("../a.txt")
+    (desk.root / "empty").mkdir(0o750)
+    agent.run("write a.txt one; add chair")
+    agent.checkpoint("before")
+    agent.run("write a.txt two; write new/b.txt made; delete raw.bin")
+    return agent
+
+
+def looks(root):
+    """Tell all that stands in a directory: kinds, modes, contents, links."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        mode = path.lstat().st_mode
+        data = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else ""
+        found[path.relative_to(root).as_posix()] = (stat.S_IFMT(mode), path.is_symlink() or stat.S_IMODE(mode), data)
+    return found
+
+
+def moved(repo, other, place, ref="s", **how):
+    """Export with files, and import into another repository and another directory."""
+    return other.import_(BytesIO(written(repo, ref, files=True)), workspace=place, **how)
+
+
+def test_b8_files_go_along_and_come_back_where_they_are_imported(repo, agent, other, desk, tmp_path):
+    """B8, P4: in another directory a rewind and a rollback make the files what they were, with modes and links."""
+    now = looks(desk.root)
+    there = tmp_path / "there"
+    made = moved(repo, other, there)
+    assert (made.snapshots, made.left_out) == (3, {})
+    assert made.files == 5  # a.txt twice, raw.bin, tool.sh, new/b.txt
+    assert everything(repo, "s") == everything(other, "s")
+    assert list(there.iterdir()) == []
+    new = Desk(there)
+    back = wrapped(other, new)
+    back.rewind_files("HEAD")
+    assert looks(there) == now
+    retry = back.rollback("before")
+    assert (there / "raw.bin").read_bytes() == bytes(range(256)) * 2048
+    assert (there / "a.txt").read_text() == "one"
+    assert not (there / "new").exists()
+    assert stat.S_IMODE((there / "tool.sh").stat().st_mode) == 0o700
+    retry.run("write c.txt more")
+    assert retry.undo().branch.name
+    assert looks(desk.root) == now
+
+
+def test_b8_an_export_of_an_import_has_the_same_files(repo, agent, other, tmp_path):
+    """B8: out of the importing workspace come the same contents and paths, once more."""
+
+    def files(data):
+        found = [json.loads(line) for line in data.splitlines()]
+        return [{k: v for k, v in one.items() if k != "hash"} for one in found if one["record"] in ("file", "path")]
+
+    moved(repo, other, tmp_path / "there")
+    ours, theirs = (sorted(map(str, files(written(r, "s", files=True)))) for r in (repo, other))
+    assert theirs == ours
+
+
+@pytest.mark.parametrize("cut", ["branch", "point"])
+def test_b8_files_of_one_path_go_along(repo, agent, other, desk, tmp_path, cut):
+    """B8: with a branch go the files of its path, with a checkpoint those until there, and it goes on from there."""
+    fork = agent.rollback("before")
+    fork.run("write d.txt other")
+    data = BytesIO()
+    if cut == "branch":
+        repo.session("s").export(data, branch="main-2", files=True)
+    else:
+        repo.session("s").export(data, checkpoint="before", files=True)
+    made = other.import_(BytesIO(data.getvalue()), workspace=tmp_path / "there")
+    new = Desk(tmp_path / "there")
+    there = wrapped(other, new)
+    there.rewind_files("HEAD")
+    assert new.root.joinpath("a.txt").read_text() == "one"
+    assert (new.root / "d.txt").exists() == (cut == "branch")
+    assert made.snapshots == (4 if cut == "branch" else 2)
+    assert b"two" not in b"".join(line for line in data.getvalue().splitlines() if b'"file"' in line[:20])
+
+
+def test_w6_files_of_imported_checkpoints_are_compared(repo, agent, other, tmp_path):
+    """W6: a diff of two checkpoints tells of their files as it did where they come from."""
+    moved(repo, other, tmp_path / "there")
+    ours, theirs = (r.session("s").diff("main#1", "HEAD") for r in (repo, other))
+    assert (theirs.added_files, theirs.modified_files, theirs.deleted_files, theirs.diff_content) == (
+        ours.added_files, ours.modified_files, ours.deleted_files, ours.diff_content
+    )  # fmt: skip
+    assert theirs.added_files == ["a.txt", "new/b.txt"]
+
+
+def test_b8_without_a_workspace_files_are_left_out_and_counted(repo, agent, other, tmp_path):
+    """B8: who names no directory gets the session, and is told how many snapshots were left out."""
+    data = written(repo, "s", files=True)
+    made = other.import_(BytesIO(data))
+    assert (made.snapshots, made.left_out) == (0, {file_trees.NOT_WANTED: 3})
+    assert everything(repo, "s") == everything(other, "s")
+    assert other.session("s").diff("main#1", "HEAD").added_files == []
+    assert other.import_(BytesIO(data), workspace=tmp_path / "there").snapshots == 3
+
+
+def test_s6_files_that_are_there_are_not_touched(repo, agent, other, desk, tmp_path):
+    """S6: what a person has in the directory is none of the session's: it is named, and stays unless it is forced."""
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "a.txt").write_text("mine")
+    moved(repo, other, there)
+    new = Desk(there)
+    back = wrapped(other, new)
+    with pytest.raises(WorkspaceChanged, match=r"a\.txt"):
+        back.rewind_files("HEAD")
+    assert new.files == {"a.txt": "mine"}
+    done = back.rewind_files("HEAD", force=True)
+    assert (there / "a.txt").read_text() == "two"
+    Workspace(there).restore(done.safety)
+    assert new.files == {"a.txt": "mine"}
+
+
+def test_s6_also_files_that_a_workspace_has_saved_are_not_touched(repo, agent, other, tmp_path):
+    """S6: a directory that other sessions work in is no different; after the first turn its files are the session's."""
+    new = Desk(tmp_path / "there")
+    wrapped(other, new, "another").run("write a.txt theirs")
+    moved(repo, other, new.root)
+    back = wrapped(other, new)
+    with pytest.raises(WorkspaceChanged, match=r"a\.txt"):
+        back.rollback("before", tools="keep")
+    assert new.files == {"a.txt": "theirs"}
+    back.run("write b.txt more")
+    assert back.rollback("before", tools="keep").report.files.safety
+    assert new.root.joinpath("a.txt").read_text() == "one"
+
+
+def test_w5_no_branch_diverges_because_files_were_imported(repo, agent, other, tmp_path):
+    """W5: any branch runs in the directory as it is; as soon as one has run, the others say what it changed."""
+    agent.rollback("before").run("write d.txt other")
+    moved(repo, other, tmp_path / "there")
+    new = Desk(tmp_path / "there")
+    main = wrapped(other, new, branch="main")
+    main.run("write e.txt first")
+    with pytest.raises(agentgit.WorldDiverged, match=r"d\.txt|a\.txt"):
+        wrapped(other, new, branch="main-2").run("write f.txt second")
+    main.switch("main-2", sync="world").run("write f.txt second")
+    there = {path.name for path in new.root.iterdir()}
+    assert there >= {"a.txt", "d.txt", "f.txt", "raw.bin"}
+    assert "e.txt" not in there
+
+
+@pytest.mark.parametrize("environment", ["git", "directory"])
+def test_b8_each_kind_of_workspace_reads_what_each_has_written(repo, other, tmp_path, environment):
+    """B8, C5: snapshots of git become directories and the other way round."""
+    desk, new = Desk(tmp_path / "work"), Desk(tmp_path / "there")
+    agent = repo.wrap(
+        desk.graph(), "s", check_effects=False,
+        workspace=Workspace(desk.root, tmp_path / "from", environment=environment),
+    )  # fmt: skip
+    (desk.root / "link").symlink_to("a.txt")
+    (desk.root / "odd").mkdir(0o700)
+    agent.run("write a.txt one; write b/c.txt two")
+    agent.run("delete a.txt; write b/d.txt two")
+    to = Workspace(new.root, tmp_path / "to", environment={"git": "directory", "directory": "git"}[environment])
+    moved(repo, other, to)
+    back = other.wrap(new.graph(), "s", check_effects=False, workspace=to)
+    back.rewind_files("main#2")
+    assert new.files == {"a.txt": "one", "b/c.txt": "two", "link": "one"}
+    back.rewind_files("main#4")
+    assert looks(new.root) == looks(desk.root)
+
+
+def test_c5_what_only_its_environment_can_read_is_counted(repo, other, tmp_path):
+    """C5: snapshots of an environment of one's own, such as images, stay, and both sides are told how many."""
+
+    class Counter:
+        kept = 0
+
+        def checkpoint(self):
+            self.kept += 1
+            return str(self.kept)
+
+        def restore(self, id):
+            raise AssertionError(id)
+
+    desk = Desk(tmp_path / "work")
+    own = Workspace(desk.root, tmp_path / "own", environment=Counter())
+    repo.wrap(desk.graph(), "s", check_effects=False, workspace=own).run("write a.txt one")
+    data = BytesIO()
+    left = {file_trees.OWN: 2}
+    assert repo.session("s").export(data, files=True).left_out == left
+    made = other.import_(BytesIO(data.getvalue()), workspace=tmp_path / "there")
+    assert (made.snapshots, made.left_out) == (0, left)
+    with pytest.raises(InvalidInput, match="directory"):
+        other.import_(BytesIO(data.getvalue()), workspace=own)
+
+
+def test_b8_a_snapshot_that_is_gone_is_counted(repo, agent, other, desk, tmp_path):
+    """B8: what is not stored any more does not stop an export, and nobody makes its storage anew."""
+    store = Workspace(desk.root)
+    gone = repo.session("s").get_checkpoint("main#1")
+    store.delete(store.list()[-1].id)
+    assert repo.session("s").export(tmp_path / "x", files=True).left_out == {file_trees.GONE: 1}
+    made = other.import_(tmp_path / "x", workspace=tmp_path / "there")
+    assert (made.snapshots, made.left_out) == (2, {file_trees.GONE: 1})
+    assert other.session("s").get_checkpoint("main#1").metadata["workspace_snapshot"] is None
+    assert gone.metadata["workspace_snapshot"] is not None
+    store.close()
+    os.rename(store.storage_dir, tmp_path / "lost")
+    assert repo.session("s").export(tmp_path / "x", files=True).left_out == {file_trees.GONE: 3}
+    assert not os.path.exists(store.storage_dir)
+
+
+ODD = {
+    "Icon\r": "has control characters",
+    "a\nb": "has control characters",
+    ".GIT": "is of a git repository",
+    "con.txt": "is a device or another path on some systems",
+    "aux.py": "is a device or another path on some systems",
+    "A.TXT": "is the same as 'a.txt' on some systems",
+    "out": "is a link that may lead out of the workspace",
+    "s": "has a mode with which it would run as its owner, or another special bit",
+}
+"""Paths that not every system can have beside `a.txt`, and why."""
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_f5_a_path_that_cannot_travel_is_left_out_alone_and_named(repo, desk, other, tmp_path, name):
+    """F5: an export leaves out this path, names it in its report and the file, and carries all else; the import too."""
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one")
+    odd = desk.root / name
+    odd.symlink_to("/etc/passwd") if name == "out" else odd.write_text("x")
+    if name == "s":
+        odd.chmod(0o4755)
+    agent.run("write b.txt two")
+    odd.unlink()
+    agent.run("write c.txt three")
+    data = BytesIO()
+    made = repo.session("s").export(data, files=True)
+    assert (made.left_out, made.left_paths, made.snapshots) == ({}, {name: ODD[name]}, 6)
+    records = [json.loads(line) for line in data.getvalue().splitlines()]
+    named = [(one["path"], one["why"]) for one in records if one["record"] == "left"]
+    assert named == [(name, ODD[name]), (name, None)]
+    assert "x" not in [one["text"] for one in records if one["record"] == "file"]
+    back = other.import_(BytesIO(data.getvalue()), workspace=tmp_path / "there")
+    assert (back.left_paths, back.to_dict()["left_paths"]) == (made.left_paths, {name: ODD[name]})
+    new = Desk(tmp_path / "there")
+    there = wrapped(other, new)
+    for place, files in (("main#4", ["a.txt", "b.txt"]), ("HEAD", ["a.txt", "b.txt", "c.txt"])):
+        done = there.rewind_files(place)
+        assert sorted(new.files) == files
+        missing = [(one.path, one.why) for one in done.changes if one.action == "missing"]
+        assert missing == ([(name, f"left out of the snapshot ({ODD[name]})")] if place == "main#4" else [])
+
+
+def test_f5_of_two_names_that_are_one_elsewhere_the_first_travels_until_it_goes(repo, desk, other, tmp_path):
+    """F5: of `Makefile` and `makefile` one travels; once the other is alone, it does."""
+    agent = wrapped(repo, desk)
+    agent.run("write Makefile big; write makefile small; write a.txt one")
+    agent.run("delete Makefile")
+    made = moved(repo, other, tmp_path / "there")
+    assert made.left_paths == {"makefile": "is the same as 'Makefile' on some systems"}
+    new = Desk(tmp_path / "there")
+    there = wrapped(other, new)
+    there.rewind_files("main#2")
+    assert new.files == {"Makefile": "big", "a.txt": "one"}
+    there.rewind_files("HEAD")
+    assert new.files == {"makefile": "small", "a.txt": "one"}
+
+
+def test_f5_a_path_that_becomes_one_that_cannot_travel_goes_from_the_export(repo, desk, other, tmp_path):
+    """F5: a link that cannot travel is left out of its snapshot alone; a restore leaves what stands at its path."""
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one; write b.txt two")
+    agent.run("shell rm a.txt && ln -s /etc/passwd a.txt")
+    agent.run("shell rm a.txt && echo -n three > a.txt")
+    made = moved(repo, other, tmp_path / "there")
+    assert made.left_paths == {"a.txt": ODD["out"]}
+    new = Desk(tmp_path / "there")
+    there = wrapped(other, new)
+    for place, files in (
+        ("main#2", {"a.txt": "one", "b.txt": "two"}), ("main#4", {"a.txt": "one", "b.txt": "two"}),
+        ("HEAD", {"a.txt": "three", "b.txt": "two"}),
+    ):  # fmt: skip
+        there.rewind_files(place)
+        assert new.files == files
+
+
+def test_f5_an_export_of_an_import_names_the_same_paths(repo, desk, other, tmp_path):
+    """F5: what an import did not bring is named again when the session is exported from there."""
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one")
+    (desk.root / "aux.py").write_text("x")
+    agent.run("write b.txt two")
+    moved(repo, other, tmp_path / "there")
+    assert other.session("s").export(BytesIO(), files=True).left_paths == {"aux.py": ODD["aux.py"]}
+
+
+def run(monkeypatch, capsys, *words):
+    """Run a command; give what it says."""
+    monkeypatch.setattr(sys, "argv", ["agentgit", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code in (0, None)
+    return capsys.readouterr().out
+
+
+def test_f5_names_of_left_out_paths_cannot_write_to_a_terminal(desk, tmp_path, monkeypatch, capsys):
+    """F5: the command line names such paths without the control characters in them, and JSON has them all."""
+    monkeypatch.chdir(tmp_path)
+    with agentgit.open("a.db") as there:
+        agent = wrapped(there, desk)
+        (desk.root / "a\x1b[2Jb").write_text("x")
+        (desk.root / "aux.py").symlink_to("/dev/null")
+        agent.run("write a.txt one")
+    said = run(monkeypatch, capsys, "export", "s", "x", "--files", "--db", "a.db")
+    assert "\x1b[2J" not in said
+    assert "left out: aux.py is a device or another path on some systems" in said
+    assert "[2Jb has control characters" in said
+    said = run(monkeypatch, capsys, "import", "x", "--db", "b.db", "--workspace", "there", "--json")
+    assert sorted(json.loads(said)["left_paths"]) == ["a\x1b[2Jb", "aux.py"]
+
+
+# -- hostile files
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory):
+    """An export with files of several kinds."""
+    folder = tmp_path_factory.mktemp("hostile")
+    with pytest.MonkeyPatch.context() as patch, agentgit.open(":memory:") as repo:
+        patch.setenv("AGENTGIT_HOME", str(folder / "home"))
+        desk = Desk(folder / "work")
+        agent = wrapped(repo, desk)
+        (desk.root / "large.bin").write_bytes(b"\xff" * 300_000)
+        (desk.root / "link").symlink_to("a.txt")
+        agent.run("write a.txt one; write d/b.txt two")
+        agent.run("write a.txt three; delete d/b.txt")
+        return written(repo, "s", files=True)
+
+
+def put(path, **item):
+    """Put something at a path of the last tree."""
+    return lambda found: found.insert(
+        found.index(of(found, "path")[-1]) + 1, {"record": "path", "path": path, **at(found, **item)}
+    )
+
+
+def at(found, mode=0o644, link=None, file=True):
+    """Make what stands at a path: a file that the export has, or a link."""
+    if file is True:
+        file = of(found, "file")[0]["id"] if link is None else None
+    return {"mode": mode, "file": file, "link": link}
+
+
+def change(kind, which=0, /, **fields):
+    """Change one record of a kind."""
+    return lambda found: of(found, kind)[which].update(fields)
+
+
+def drop(kind, which=0):
+    """Leave one record of a kind out."""
+    return lambda found: found.remove(of(found, kind)[which])
+
+
+def left(path, why="x", after="tree"):
+    """Say that the first tree leaves out a path."""
+    return lambda found: found.insert(
+        found.index(of(found, after)[0]) + 1, {"record": "left", "path": path, "why": why}
+    )
+
+
+LONG = "x" * 256
+LIES = {
+    "a path left out that leads out": (left("../a"), "leads out"),
+    "an absolute path left out": (left("/etc/passwd"), "leads out"),
+    "a path left out with an end of the text": (left("a\0b"), "leads out"),
+    "no path left out": (left(""), "no text of 1"),
+    "a path left out that is carried": (left("a.txt"), "carried and left out"),
+    "a path that was not left out": (left("new", None), "was not left out"),
+    "a path left out for a long reason": (left("new", LONG), "no text of 1 to 200"),
+    "a path left out too late": (left("new", after="path"), "comes too late"),
+    "a path left out of no tree": (left("new", after="checkpoint"), "is of no tree"),
+    "a way out": (put("../x"), "leads out"),
+    "a way out on the way": (put("d/../../x"), "leads out"),
+    "an absolute path": (put("/etc/passwd"), "leads out"),
+    "a point": (put("./x"), "leads out"),
+    "nothing": (put(""), "no text of 1"),
+    "no text": (put(7), "is no text"),
+    "a repository": (put(".git/hooks/post-checkout"), "git repository"),
+    "a repository in a folder": (put("d/.git"), "git repository"),
+    "a repository for the Mac": (put(".gi\u200ct/config"), "git repository"),
+    "a repository for Windows": (put("GIT~1/config"), "git repository"),
+    "a repository as a stream": (put(".git::$INDEX_ALLOCATION/config"), "git repository"),
+    "control characters": (put("a\x1b[2J"), "control characters"),
+    "an end of the text": (put("a\0b"), "control characters"),
+    "a lone surrogate": (put("\ud800"), "no path of any system"),
+    "a device": (put("d/NUL.txt"), "device"),
+    "a path of Windows": (put("..\\..\\x"), "another path"),
+    "a long name": (put(LONG), "more than 255 bytes"),
+    "a long path": (put("/".join(["x" * 99] * 50)), "no text of 1 to 4096"),
+    "a case clash": (put("A.TXT"), "is the same as"),
+    "a case clash of folders": (put("D/x"), "is the same as"),
+    "a clash of accents": (
+        lambda found: [put("\u00e9")(found), put("e\u0301", mode=0o600)(found)],
+        "is the same as",
+    ),
+    "an absolute link": (put("out", link="/etc"), "lead out"),
+    "a link that goes up": (put("out", link="../x"), "lead out"),
+    "a link that goes up later": (put("out", link="d/../../x"), "lead out"),
+    "a link through a link": (lambda found: [put("l", link="d")(found), put("l/x")(found)], "is below such"),
+    "a file below a file": (put("a.txt/x"), "is below such"),
+    "a link into a repository": (put("out", link="d/.GIT/hooks"), "into a git repository"),
+    "a link with control characters": (put("out", link="a\nb"), "control characters"),
+    "a mode for its owner": (put("x", mode=0o4755), "mode is no whole number"),
+    "a path that is there twice": (lambda found: [put("x")(found), put("x")(found)], "a second time"),
+    "what goes and was not there": (put("x", mode=None, file=None), "nothing is there"),
+    "a file without a mode": (put("x", mode=None), "has no mode"),
+    "a file and a link": (lambda found: put("x", link="a.txt", file=of(found, "file")[0]["id"])(found), "and a link"),
+    "contents that are not there": (put("x", file="0" * 64), "names a file"),
+    "contents that are missing": (drop("file", -1), "names a file"),
+    "contents that come twice": (
+        lambda found: found.insert(found.index(of(found, "file")[1]), dict(of(found, "file")[1])), "second file"),
+    "contents that lie": (change("file", -1, text="other"), "does not match its hash"),
+    "a size that lies": (change("file", -1, size=1), "or its size"),
+    "a size that is huge": (change("file", -1, size=2**40), "size is no whole number"),
+    "parts without end": (change("file", -1, text=None, parts=2**30), "cannot have"),
+    "a part that is missing": (drop("part"), "where a part"),
+    "a tree of another number": (change("tree", 1, id=7), "not the next tree"),
+    "a tree of another base": (change("tree", 0, base=1), "does not begin with"),
+    "no tree": (drop("tree"), "of no tree"),
+    "a snapshot of no tree": (change("snapshot", 0, tree=9), "of no tree"),
+    "a snapshot of nothing": (change("snapshot", 0, tree=None), "say why"),
+    "a reason that there is not": (change("snapshot", 0, tree=None, why="because"), "why is none of"),
+    "a snapshot of no branch": (change("snapshot", 0, branch=7), "names a branch 7"),
+    "a snapshot of no checkpoint": (change("snapshot", 0, checkpoints=[7]), "names a checkpoint 7"),
+    "two snapshots of a checkpoint": (
+        lambda found: of(found, "snapshot")[1].update(checkpoints=of(found, "snapshot")[0]["checkpoints"]),
+        "second one of checkpoint",
+    ),
+    "a doubled snapshot": (
+        lambda found: found.insert(found.index(of(found, "snapshot")[0]), dict(of(found, "snapshot")[0])),
+        "second snapshot",
+    ),
+    "a place to write to": (change("snapshot", 0, settings={"storage": "/"}), "unknown field 'settings'"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def target(tmp_path):
+    """Where it is imported, with a workspace that has something."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.txt").write_text("mine")
+    with agentgit.open(":memory:") as repo, Workspace(tmp_path / "mine") as workspace:
+        workspace.save("mine")
+        yield repo, workspace
+
+
+def refused(target, data, *said, error=Corrupt):
+    """Make sure that a file is refused, and leaves nothing behind: not in the database, the folder or the storage."""
+    repo, workspace = target
+
+    def seen():
+        folder = os.path.join(workspace.storage_dir, "git")
+        packs = sorted(os.listdir(os.path.join(folder, "objects", "pack")))
+        return rows(repo), [one.id for one in workspace.list()], packs, os.listdir(workspace.workspace_dir)
+
+    before = seen()
+    with pytest.raises(error) as found:
+        repo.import_(data if isinstance(data, BytesIO) else BytesIO(data), workspace=workspace)
+    assert seen() == before
+    for text in said:
+        assert text in str(found.value)
+    return found.value
+
+
+def test_b8_the_export_with_files_is_fine(export, target):
+    """B8: what the other tests forge can be imported."""
+    repo, workspace = target
+    repo.import_(BytesIO(export), workspace=workspace)
+    kinds = {json.loads(line)["record"] for line in export.splitlines()}
+    assert {"file", "part", "tree", "path", "snapshot"} <= kinds
+    assert len(workspace.list()) == 1 + 3
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_b8_hostile_files_change_nothing_and_say_where(export, target, lie):
+    """B8: paths that lead out, links that lead out, devices, clashes, sizes and hashes that lie."""
+    how, said = LIES[lie]
+    found = refused(target, forged(export, how), said)
+    assert found.row.startswith("line ")
+
+
+def test_b8_a_bomb_is_not_unpacked(export, target, monkeypatch):
+    """B8: a tree that has the same contents at many paths is refused when it is far more than what the file carries."""
+    monkeypatch.setattr(file_trees, "MUCH", 1_000_000)
+    monkeypatch.setattr(file_trees, "AT_MOST", 3)
+
+    def bomb(found):
+        large = next(one["id"] for one in of(found, "file") if one["parts"])
+        for n in range(3):
+            put(f"copy-{n}", file=large)(found)
+
+    refused(target, forged(export, bomb), "unpacks to more than 3 times")
+    monkeypatch.setattr(file_trees, "MOST_PATHS", 3)
+    refused(target, forged(export, put("one-more")), "more than 3 of one tree")
+
+
+def test_b8_an_export_with_files_that_is_cut_off_is_refused(export):
+    """B8: after every line that there is, and in the middle of each."""
+    whole = export.splitlines(keepends=True)
+    for n in range(1, len(whole)):
+        for cut in (b"".join(whole[:n]), b"".join(whole[:n]) + whole[n][: len(whole[n]) // 2]):
+            with pytest.raises(Corrupt, match=r"[Ll]ine \d+"):
+                check(BytesIO(cut))
+
+
+def test_b8_an_import_that_fails_late_takes_its_files_back(export, target, monkeypatch):
+    """B8: a name that is taken, or a database that fails, leaves no snapshot behind."""
+    repo, workspace = target
+    repo.session("taken", create=True)
+    before = workspace.list()
+    with pytest.raises(Conflict):
+        repo.import_(BytesIO(export), session="taken", workspace=workspace)
+    assert workspace.list() == before
+    with monkeypatch.context() as patch:
+        patch.setattr(type(workspace._catalog), "hold", lambda *_: (_ for _ in ()).throw(agentgit.Unavailable("full")))
+        with pytest.raises(agentgit.Unavailable, match="full"):
+            repo.import_(BytesIO(export), workspace=workspace)
+    assert workspace.list() == before
+
+
+def test_b8_a_disk_that_is_full_is_told(export, target, monkeypatch):
+    """B8: where the files cannot be kept aside while they are checked, the failure says where, and nothing is there."""
+
+    class Full(BytesIO):
+        def write(self, data, /):
+            raise OSError(28, "No space left on device")
+
+    repo, workspace = target
+    monkeypatch.setattr("tempfile.TemporaryFile", Full)
+    with pytest.raises(agentgit.Unavailable, match=r"No space left on device.*TMPDIR"):
+        repo.import_(BytesIO(export), workspace=workspace)
+    assert repo.sessions() == []
+    assert len(workspace.list()) == 1
+
+
+def test_p7_imported_snapshots_stay_as_long_as_a_checkpoint_has_them(export, tmp_path):
+    """P7: they are held however many others come, and go when their checkpoint went."""
+    with agentgit.open(":memory:") as repo:
+        (tmp_path / "there").mkdir()
+        small = Workspace(tmp_path / "there", max_checkpoints=1)
+        made = repo.import_(BytesIO(export), workspace=small)
+        for n in range(3):
+            (tmp_path / "there" / "x").write_text(str(n))
+            small.save()
+        assert len(small.list()) == 3 + 1
+        repo.session(made.session).retention.clear()
+        repo.maintenance.gc()
+        small.save()
+        assert len(small.list()) < 3 + 1
+
+
+def test_b8_a_large_file_is_not_read_whole_to_be_checked():
+    """B8: contents go by in parts; in memory are their hashes."""
+    import tracemalloc
+
+    from agentgit.store.transfer.file_trees import FileChecker
+    from agentgit.store.transfer.lines import PART_BYTES
+
+    parts = 64
+    data = os.urandom(PART_BYTES)
+    whole = sha256()
+    for _ in range(parts):
+        whole.update(data)
+    checker = FileChecker()
+    record = {"id": whole.digest(), "size": parts * PART_BYTES, "text": None, "data": None, "parts": parts}
+    coded = base64.b64encode(data).decode()
+    tracemalloc.start()
+    checker.file(record)
+    for _ in range(parts):
+        checker.part({"data": coded})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert not checker.is_open
+    assert peak < 4 * PART_BYTES
+
+
+NAMES = st.sampled_from(["a", "b", "..", ".", "", "A", "c/d", "/", "\0", "\udcff", "é", "con", ".git"])
+
+
+@given(st.lists(NAMES, min_size=1, max_size=5).map("/".join))
+def test_b8_a_path_that_is_taken_stays_within(value):
+    """B8: whatever is taken is below the directory, and is the same path again."""
+    try:
+        found = paths.path(value)
+    except ValueError:
+        return
+    whole = os.path.normpath(os.path.join(b"/root/work", found))
+    assert whole == b"/root/work/" + found
+    assert paths.text_of(found) == value
+
+
+ITEMS = st.dictionaries(
+    st.lists(st.sampled_from("abc"), min_size=1, max_size=3).map("/".join),
+    st.lists(st.sampled_from(["a", "b", "c", "..", "."]), min_size=1, max_size=5).map("/".join),
+    min_size=1, max_size=6,
+)  # fmt: skip
+
+
+@given(ITEMS)
+def test_b8_links_that_are_taken_lead_nowhere_else(tmp_path_factory, items):
+    """B8: links may go through one another, and still none leads out; the file system itself is asked."""
+    tree, made = FileTree(), {}
+    for path, target in items.items():
+        item = TreeItem(0o777, link=target.encode())
+        try:
+            tree.change(path.encode(), item)
+        except ValueError:
+            tree = FileTree()
+            for known, link in made.items():
+                tree.change(known.encode(), TreeItem(0o777, link=link.encode()))
+        else:
+            made[path] = target
+    root = tmp_path_factory.mktemp("links") / "x"
+    for path, target in made.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).symlink_to(target)
+    for path in made:
+        found = os.path.realpath(root / path)
+        assert found == str(root) or found.startswith(f"{root}/")
+
+
+def test_b8_files_are_carried_from_the_command_line(tmp_path, monkeypatch, capsys):
+    """B8: `--files` and `--workspace`; what is left out is told, also in JSON."""
+    monkeypatch.chdir(tmp_path)
+    desk = Desk(tmp_path / "work")
+    with agentgit.open("a.db") as repo:
+        wrapped(repo, desk).run("write a.txt one")
+
+    def said(*words):
+        monkeypatch.setattr("sys.argv", ["agentgit", *words])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        assert not left.value.code
+        return capsys.readouterr().out
+
+    assert "2 snapshots of 1 file\n" in said("export", "s", "x", "--files", "--db", "a.db")
+    left = said("import", "x", "--db", "b.db").splitlines()
+    assert left[1] == "  2 snapshots left out: no workspace was named to put them into"
+    assert json.loads(said("import", "x", "--db", "b.db", "--json"))["left_out"] == {file_trees.NOT_WANTED: 2}
+    said("import", "x", "--workspace", "there", "--session", "t", "--db", "b.db")
+    said("rewind", "t", "HEAD", "--yes", "--db", "b.db")
+    assert (tmp_path / "there" / "a.txt").read_text() == "one"
+
+
+KILLED = """
+import os, signal, sys
+import agentgit
+from agentgit.store.transfer import import_
+from agentgit.workspace.snapshot_import import Incoming
+
+where, data, url = sys.argv[1:4]
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if where == "checked":
+    Incoming.put_into = die
+elif where == "a tree":
+    seen, plain = [], Incoming._trees
+    def trees(self):
+        for n, one in enumerate(plain(self)):
+            if n:
+                die()
+            yield one
+    Incoming._trees = trees
+elif where == "rows":
+    import_._Tables.flush = die
+else:
+    agentgit.store.transfer.import_.Import._store = die
+agentgit.open(url).import_(data, workspace=sys.argv[4])
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("where", ["checked", "a tree", "rows", "the database"])
+def test_b8_an_import_that_is_killed_changes_nothing_that_anybody_sees(export, database, tmp_path, where):
+    """B8: after kill -9 anywhere there is no session, the folder is as it was, and importing once more works."""
+    (tmp_path / "x").write_bytes(export)
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "mine.txt").write_text("mine")
+    url = database.url.render_as_string(hide_password=False)
+    done = subprocess.run([sys.executable, "-c", KILLED, where, str(tmp_path / "x"), url, str(there)], check=False)  # noqa: S603  # our own
+    assert done.returncode == -signal.SIGKILL
+    with agentgit.open(database.url) as repo:
+        assert (repo.sessions(), repo.maintenance.fsck(3).is_sound) == ([], True)
+        assert os.listdir(there) == ["mine.txt"]
+        assert repo.import_(tmp_path / "x", workspace=there).snapshots == 3
+        assert wrapped(repo, Desk(there)).rewind_files("HEAD", force=True).changes
+
+
+def test_b8_two_imports_at_once_into_one_workspace(export, database, tmp_path):
+    """B8: each has snapshots of its own, and both can be gone back to."""
+    with agentgit.open(database.url) as repo, ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda _: repo.import_(BytesIO(export), workspace=tmp_path / "there"), range(2)))
+        assert sorted(one.session.session_name for one in made) == ["s", "s-2"]
+        for one in made:
+            wrapped(repo, Desk(tmp_path / "there"), one.session.session_name).rewind_files("HEAD", force=True)
+            assert (tmp_path / "there" / "a.txt").read_text() == "three"
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_b8_bytes_that_are_changed_anywhere_are_found(export, data):
+    """B8: cut off, left out, put in or flipped at any byte: always the same failure, which names a line."""
+    at = data.draw(st.integers(0, len(export) - 1))
+    how = data.draw(st.sampled_from(["cut", "drop", "put", "flip", "double"]))
+    some = data.draw(st.binary(min_size=1, max_size=9))
+    changed = {
+        "cut": export[:at],
+        "drop": export[:at] + export[at + len(some) :],
+        "put": export[:at] + some + export[at:],
+        "flip": export[:at] + bytes([export[at] ^ (some[0] or 1)]) + export[at + 1 :],
+        "double": export[:at] + export[max(0, at - 500) :],
+    }[how]
+    if changed == export:
+        return
+    with pytest.raises((Corrupt, InvalidInput)) as found:
+        check(BytesIO(changed))
+    assert isinstance(found.value, InvalidInput) or re.fullmatch(r"line \d+", found.value.row)

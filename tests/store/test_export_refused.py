@@ -1,0 +1,541 @@
+"""A damaged, truncated, forged or hostile export changes nothing, and says where it is wrong (B8)."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import re
+from hashlib import shake_256
+from io import BytesIO
+
+import ormsgpack
+import pytest
+from carrying import everything, forged, of, rows, written
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.graph import START, StateGraph
+from scripted import World, agent_graph, call, calls, obedient, scripted, tool_node_graph
+
+import agentgit
+from agentgit import Corrupt, InvalidInput, SQLModelSaver
+from agentgit.saver.codec import make_codec
+from agentgit.store.objects.blobs import leaf, list_hash, pack
+from agentgit.store.threads.graph_rows import hash_state
+from agentgit.store.transfer import import_, import_check, records
+from agentgit.store.transfer.fields import MOST
+from agentgit.store.transfer.lines import Sealer
+
+
+@pytest.fixture(scope="module")
+def source():
+    """A session with a rollback, an exploration, a question that waits, and data of a person."""
+    with agentgit.open(":memory:") as repo:
+        shop = World()
+        agent = repo.wrap(tool_node_graph(obedient(), shop.tools()), "s", effects=shop.effects())
+        agent.run("add chair; send hello")
+        agent.checkpoint("before", data={"reward": 1})
+        agent.run("look; note it")
+        agent.rollback("before", force=True).run("add sofa; send hello")
+        explored = repo.wrap(agent_graph(obedient(), shop.tools()), "s", effects=shop.effects())
+        explored.explore(["look"], choices=2)
+        both = calls(call("add", "call-1", item="bed"), call("add_if_approved", "call-2", item="lamp"))
+        asking = repo.wrap(tool_node_graph(scripted(*["hm"] * 4, both), shop.tools()), "s", effects=shop.effects())
+        asking.invoke({"messages": [("user", "bed and lamp")]})
+        asking.checkpoint("asked")
+        yield repo
+
+
+@pytest.fixture(scope="module")
+def export(source):
+    """That session as a file."""
+    return written(source, "s")
+
+
+@pytest.fixture
+def target():
+    """Where it is imported."""
+    with agentgit.open(":memory:") as repo:
+        yield repo
+
+
+def refused(target, data, *said, error=(Corrupt, InvalidInput)):
+    """Make sure that a file is refused and leaves nothing behind; give what was said."""
+    before = rows(target)
+    with pytest.raises(error) as found:
+        target.import_(data if isinstance(data, BytesIO) else BytesIO(data))
+    assert rows(target) == before
+    for text in said:
+        assert re.search(text, str(found.value)), str(found.value)
+    return found.value
+
+
+def test_b8_the_export_itself_is_fine(source, export, target):
+    """B8: what the other tests damage can be imported."""
+    target.import_(BytesIO(export))
+    assert everything(target, "s") == everything(source, "s")
+    kinds = {json.loads(line)["record"] for line in export.splitlines()}
+    assert {"session", "branch", "value", "list", "state", "write", "checkpoint", "call", "operation", "log"} <= kinds
+
+
+@pytest.mark.long
+def test_b8_every_line_that_is_changed_missing_doubled_or_moved_is_found(export, target):
+    """B8: the failure names the line, or the first one after what is missing."""
+    whole = export.splitlines(keepends=True)
+    for n, line in enumerate(whole):
+        middle = len(line) // 2
+        flipped = line[:middle] + bytes([line[middle] ^ 1]) + line[middle + 1 :]
+        refused(target, b"".join([*whole[:n], flipped, *whole[n + 1 :]]), f"Line {n + 1} " if n else "")
+        refused(target, b"".join([*whole[:n], *whole[n + 1 :]]), rf"[Ll]ine ({n}|{n + 1})\b" if n else "")
+        refused(target, b"".join([*whole[: n + 1], *whole[n:]]), f"Line {n + 2} ")
+        if n:
+            refused(target, b"".join([*whole[: n - 1], line, whole[n - 1], *whole[n + 1 :]]))
+
+
+@pytest.mark.long
+def test_b8_a_file_that_is_cut_off_anywhere_is_found(target):
+    """B8: at every byte of a small file, and what is added behind its end too."""
+    with agentgit.open(":memory:") as repo:
+        repo.session("s", create=True)
+        whole = written(repo, "s")
+    for end in range(len(whole)):
+        refused(target, whole[:end])
+    refused(target, whole + b"\n", "Line 5 ")
+    refused(target, whole + whole, "Line 5 ")
+
+
+def test_b8_a_file_that_is_cut_off_between_lines_says_so(export, target):
+    """B8: all lines are good, and its end is missing."""
+    whole = export.splitlines(keepends=True)
+    for n in (1, 2, len(whole) // 2, len(whole) - 1):
+        refused(target, b"".join(whole[:n]), f"ends with line {n}", "cut off", error=Corrupt)
+
+
+@pytest.mark.parametrize("data", [b"", b"\n", b"{}\n", b"notes\n", b"\x89PNG\r\n\x1a\n", b"PK\3\4", b"\x80\4K\1."])
+def test_b8_what_is_no_export_is_refused(target, data):
+    """B8: an empty file, notes, a picture, an archive, a pickle."""
+    refused(target, data, "no export of agentgit", error=InvalidInput)
+
+
+@pytest.mark.parametrize("other", [0, 2, "1", None])
+def test_b8_an_export_of_another_format_says_what_to_do(export, target, other):
+    """B8: a file of another format is refused: export it again, or upgrade the library."""
+    refused(
+        target,
+        forged(export, lambda found: found[0].update(format=other)),
+        f"This export has format {other!r}, and this version of agentgit reads format 1.",
+        "Export the session again with this version, or run: pip install --upgrade agentgit",
+        error=InvalidInput,
+    )
+
+
+ODD = [
+    None, True, -1, 0, 2**31, 2**53, 2**90, 1.5, "", "x", "\0", "\ud800", "0" * 64, "x" * 300, [], ["x"], [None], {},
+    {"x": None}, [[[]]], "2026-01-01T00:00:00+00:00", "2026-01-01", "0001-01-01T00:00:00+10:00",
+]  # fmt: skip
+
+
+def places(value, way=()):
+    """List the ways to all that is in a record, of a list only to its first item."""
+    inside = value.items() if isinstance(value, dict) else list(enumerate(value))[:1] if isinstance(value, list) else ()
+    for name, item in inside:
+        if name != "hash":
+            yield (*way, name)
+            yield from places(item, (*way, name))
+
+
+def records_of_each_kind(export):
+    """Give the line of the richest record of each kind, and the ways into it."""
+    richest: dict[str, int] = {}
+    whole = [json.loads(line) for line in export.splitlines()]
+    for n, record in enumerate(whole):
+        best = richest.setdefault(record["record"], n)
+        if len(list(places(record))) > len(list(places(whole[best]))):
+            richest[record["record"]] = n
+    return [(n, way) for n in richest.values() for way in places(whole[n])]
+
+
+def put(found, line, way, odd):
+    """Put something odd somewhere."""
+    at = found[line]
+    for name in way[:-1]:
+        at = at[name]
+    at[way[-1]] = odd
+
+
+@pytest.mark.long
+def test_b8_no_value_of_any_field_breaks_anything(export):
+    """B8: a field that is forged is refused with its line; or it is harmless, and the session can be looked at."""
+    with agentgit.open(":memory:") as target:
+        for n, (line, way) in enumerate(records_of_each_kind(export)):
+            for odd in ODD[n % 6 :: 6]:
+                file = forged(export, lambda found, at=(line, way, odd): put(found, *at))
+                try:
+                    made = target.import_(file)
+                except (Corrupt, InvalidInput):
+                    continue
+                looked_at(target, made.session)
+
+
+NOISE = shake_256(b"long").hexdigest(5000)
+"""A text that PostgreSQL cannot pack, so that it is too long for any index."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("odd", ["\0", "\ud800", NOISE], ids=["nul", "surrogate", "long"])
+def test_b8_text_that_a_database_refuses_is_no_failure_of_the_database(repo, export, odd):
+    """B8: on PostgreSQL too, odd text is stored as it is, or refused with its line."""
+    for line, way in records_of_each_kind(export):
+        if len(way) > 1:
+            continue
+        try:
+            made = repo.import_(forged(export, lambda found, at=(line, way, odd): put(found, *at)))
+        except (Corrupt, InvalidInput):
+            continue
+        looked_at(repo, made.session)
+
+
+def looked_at(repo, session):
+    """Look at all that people can look at; of the plans, at those to both ends of each branch and to named points."""
+    seen = everything(repo, session)
+    str(repo.session(session).tree())
+    for operation in repo.session(session).operations():
+        repo.context.engine().read_report(operation.id)
+    for branch in repo.session(session).branches():
+        first, *between, last = repo.session(session).checkpoints(branch=branch.name)
+        for point in (first, *(point for point in between if point.checkpoint_name), last):
+            str(repo.session(session).plan_rollback(point))
+        list(repo.session(session).trajectories(branch=branch.name))
+    return seen
+
+
+# -- what contradicts itself
+
+
+def change(kind, /, at=0, **fields):
+    """Change one record of a kind."""
+    return lambda found: of(found, kind)[at].update(fields)
+
+
+def drop(kind, at=0):
+    """Leave one record of a kind out."""
+    return lambda found: found.remove(of(found, kind)[at])
+
+
+def double(kind, at=0):
+    """Have one record of a kind twice."""
+    return lambda found: found.insert(found.index(of(found, kind)[at]) + 1, dict(of(found, kind)[at]))
+
+
+def nested(found):
+    """Put a record before the first value; make one that has it."""
+    inner = value("record", pack({}))
+    found.insert(found.index(of(found, "value")[0]), inner)
+    return value("record", pack({"x": bytes.fromhex(inner["id"])}))
+
+
+def pending(**fields):
+    """Change the place of the first pending writes that a checkpoint keeps."""
+    return lambda found: next(one for one in of(found, "checkpoint") if one["pending"])["pending"][0].update(fields)
+
+
+LIES = {
+    "pending writes of a graph checkpoint that is not there": (pending(state="nowhere"), "not its own"),
+    "pending writes of a namespace that is not there": (pending(ns="nowhere"), "not its own"),
+    "a pending write without a value": (
+        pending(writes=[{"task": "t", "idx": 0, "path": "", "channel": "c", "value": []}]),
+        "without a value",
+    ),
+    "a doubled pending write": (
+        pending(writes=[{"task": "t", "idx": 0, "path": "", "channel": "c", "value": []}] * 2),
+        "a second time",
+    ),
+    "a pending write of a value that is not there": (
+        pending(writes=[{"task": "t", "idx": 0, "path": "", "channel": "c", "value": ["0" * 64]}]),
+        "names a value",
+    ),
+    "a value that lies about its hash": (change("value", text="other", data=None), "does not match its hash"),
+    "a value of another type": (change("value", type="json"), "does not match its hash"),
+    "a value that is missing": (drop("value"), "names a value"),
+    "a list that is missing": (drop("list"), "names a value"),
+    "a doubled value": (double("value"), "second value"),
+    "a doubled branch": (double("branch"), "second branch"),
+    "a doubled checkpoint": (double("checkpoint"), "second checkpoint"),
+    "a doubled call": (double("call"), "second call"),
+    "a doubled operation": (double("operation"), "second operation"),
+    "a doubled state": (double("state"), "second time"),
+    "a doubled write": (double("write"), "second time"),
+    "a doubled entry of the log": (double("log"), "out of order"),
+    "a log that tells other than a call": (change("log", action="unknown"), "was last logged as unknown"),
+    "no session": (drop("session"), "where none should be"),
+    "two sessions": (double("session"), "where none should be"),
+    "a state that lies about its hash": (change("state", state_hash="0" * 64), "hash of its state"),
+    "a count of messages that is wrong": (change("state", at=2, messages=7), "counts 7 messages"),
+    "a checkpoint without its state": (change("checkpoint", at=1, state="nowhere"), "no graph checkpoint"),
+    "a checkpoint of nobody": (change("checkpoint", branch=7), "names a branch 7"),
+    "a position behind the end": (change("checkpoint", position=1000), "behind the end of its tool track"),
+    "a branch that leaves from nowhere": (change("branch", at=1, point=7), "leaves from no checkpoint"),
+    "a branch below itself": (
+        lambda found: of(found, "branch")[1].update(parent=of(found, "branch")[1]["id"]),
+        "names a",
+    ),
+    "two roots": (change("branch", at=1, parent=None, point=None), "not the first branch"),
+    "a head that is elsewhere": (change("branch", head=7), "head is no checkpoint"),
+    "a wrong beginning": (change("branch", at=1, inherited=7), "does not begin where"),
+    "a current branch that is not there": (change("session", current=7), "names a branch 7"),
+    "a status that does not exist": (change("call", status="maybe"), "status is none of"),
+    "a call that still runs": (change("call", status="intended"), "status is none of"),
+    "an effect that does not exist": (change("call", effect="harmless"), "effect is none of"),
+    "a replay of nothing": (change("call", kind="replay"), "stands for no other call"),
+    "a replay of what is not there": (change("call", replay_of=7), "names a call 7"),
+    "an undo function": (change("call", undo="os:system"), "unknown field 'undo'"),
+    "a verify function": (change("call", verify="os:system"), "unknown field 'verify'"),
+    "an operation that goes on": (change("operation", status="partial"), "unknown field 'status'"),
+    "an operation about nothing": (change("operation", accepted=[7]), "names a call 7"),
+    "a request that nobody makes": (change("operation", request={"files": {"snapshot": "x"}}), "unknown field 'files'"),
+    "a log of nothing": (change("log", call=7), "names a call 7"),
+    "a record of another program": (change("log", record="pickle"), "no record that an export has"),
+    "a path": (change("session", path="../../etc/passwd"), "unknown field 'path'"),
+    "a name that is no branch's": (change("branch", name="../#@"), "cannot be called"),
+    "a header without a version": (lambda found: of(found, "state")[0]["header"].pop("v"), "no field 'v'"),
+    "a header that does not say what changed": (
+        lambda found: of(found, "state")[0]["header"].pop("updated"),
+        "no field 'updated'",
+    ),
+    "versions that nobody can compare": (
+        lambda found: of(found, "state")[1]["header"]["versions"].update(x="1"),
+        "cannot be compared",
+    ),
+    "what was seen and cannot be compared": (
+        lambda found: of(found, "state")[1]["header"]["seen"].update(x={"y": "1"}),
+        "cannot be compared",
+    ),
+    "tokens that are none": (
+        lambda found: of(found, "state")[-1]["header"].update(usage={"m": ["much"]}),
+        "no whole number",
+    ),
+    "tokens that are too few": (lambda found: of(found, "state")[-1]["header"].update(usage={"m": [1]}), "tokens"),
+    "a step that is none": (lambda found: of(found, "state")[-1]["meta"].update(step=[[]]), "step is no whole number"),
+    "a checkpoint's name that none can have": (change("checkpoint", name="x" * 201), "name is no text of 1 to 200"),
+    "a number after which none comes": (change("checkpoint", at=-1, number=2**31 - 1), "number is no whole number"),
+    "a call after which none comes": (change("call", at=-1, arrival=2**31 - 1), "arrival is no whole number"),
+    "a batch after which none comes": (change("call", at=-1, batch=2**31 - 1), "batch is no whole number"),
+    "a step after which none comes": (change("state", at=-1, seq=2**31 - 1), "seq is no whole number"),
+    "an entry after which none comes": (change("log", at=-1, seq=2**31 - 1), "seq is no whole number"),
+    "an exploration whose end is not told": (
+        lambda found: of(found, "branch")[-1]["meta"]["exploration"].pop("end"),
+        "no field 'end'",
+    ),
+    "a score that is none": (
+        lambda found: of(found, "branch")[-1]["meta"]["exploration"].update(score="best"),
+        "score is no number",
+    ),
+    "a record in a record": (
+        lambda found: found.insert(found.index(of(found, "value")[1]), nested(found)),
+        "record in a record",
+    ),
+    "wrong counts": (lambda found: found[-1].update(counts={"X": 1}), "and there are"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_b8_what_contradicts_itself_is_refused_though_its_hashes_are_right(export, target, lie):
+    """B8: ids that are doubled, references that are broken, statuses that do not exist, hashes that lie."""
+    how, said = LIES[lie]
+    found = refused(target, forged(export, how), r"^Line \d+ of the export", said, error=Corrupt)
+    assert found.row.startswith("line ")
+
+
+def value(kind, data):
+    """Make the record of a value whose hash is right."""
+    return {
+        "record": "value", "id": leaf(kind, data).hash.hex(), "type": kind, "text": None,
+        "data": base64.b64encode(data).decode(), "parts": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("pickle", pickle.dumps(print)), ("list", b""), ("chunk", b"x"), ("json", b"{"), ("message", b"[1]"),
+        ("message", b'{"type":"ai","data":{"tool_calls":[7]}}'), ("msgpack", b"\xc1"), ("record", b"\0\0\0\1"),
+        ("json+py", b"[" * 100_000 + b"]" * 100_000), ("json", b"[" * 100_000 + b"]" * 100_000),
+    ],
+)  # fmt: skip
+def test_b8_a_value_that_nobody_could_read_is_refused(export, target, kind, data):
+    """B8: pickles, broken JSON, messages that are none, nests without end; nothing of it is ever run."""
+    hostile = forged(export, lambda found: found.insert(found.index(of(found, "value")[0]), value(kind, data)))
+    refused(target, hostile, r"^Line \d+ of the export", error=Corrupt)
+
+
+def test_b8_deep_json_is_refused(export, target):
+    """B8: what is nested without end does not end in a RecursionError."""
+    for depth in (300, 900, 5_000, 100_000):
+        deep = export.splitlines(keepends=True)
+        body = deep[1].partition(b',"hash"')[0] + b',"x":' + b"[" * depth + b"]" * depth
+        sealed = Sealer()
+        first = sealed.line({name: v for name, v in json.loads(deep[0]).items() if name != "hash"})
+        chain = records.sha256(sealed._chain + body).digest()
+        refused(target, first + body + records._tail(chain), "Line 2 ", error=Corrupt)
+
+
+def test_b8_a_line_without_end_is_not_read_whole(export, target, monkeypatch):
+    """B8: a line of a gigabyte is refused after its first part."""
+
+    class Endless(BytesIO):
+        longest = 0
+
+        def readline(self, size=-1, /):
+            assert size is not None
+            assert size > 0
+            Endless.longest = max(Endless.longest, size)
+            return super().readline(size)
+
+    monkeypatch.setattr(records, "LONGEST", 10_000)
+    head = export.splitlines(keepends=True)[0]
+    stream = Endless(head + b'{"record":"session","name":"' + b"x" * 1_000_000)
+    with pytest.raises(Corrupt, match="Line 2 of the export is longer than 10000 bytes"):
+        list(records.read_lines(stream))
+    assert Endless.longest == 10_001
+
+
+def test_b8_a_value_in_parts_must_be_whole(target):
+    """B8: parts that are missing, doubled, or come without their value are found."""
+    with agentgit.open(":memory:") as repo:
+        graph = agent_graph(scripted("x" * 600_000), [])
+        repo.wrap(graph, "s").run("hi")
+        export = written(repo, "s")
+    for how in (drop("part"), double("part"), lambda found: found.remove(found[found.index(of(found, "part")[0]) - 1])):
+        refused(target, forged(export, how), r"^Line \d+ ", error=Corrupt)
+    huge = forged(export, lambda found: found[found.index(of(found, "part")[0]) - 1].update(parts=2**30))
+    refused(target, huge, "cannot have", error=Corrupt)
+
+
+def test_b8_an_import_that_dies_leaves_nothing(export, tmp_path, monkeypatch):
+    """B8: all is stored in one transaction; killed in the middle, nothing is there."""
+    with agentgit.open(tmp_path / "a.db") as target:
+        before = rows(target)
+        plain = import_._Tables.flush
+
+        def die(self, *kinds):
+            plain(self, *kinds)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(import_._Tables, "flush", die)
+        with pytest.raises(KeyboardInterrupt):
+            target.import_(BytesIO(export))
+        assert rows(target) == before
+
+
+def test_b8_a_file_that_changes_while_it_is_read_leaves_nothing(export, target):
+    """B8: what is stored was checked in the same breath."""
+    with agentgit.open(":memory:") as repo:
+        repo.session("s", create=True)
+        other = written(repo, "s")
+
+    class Changing(BytesIO):
+        times = 0
+
+        def seek(self, *where):
+            self.times += 1
+            if self.times == 2:
+                super().seek(0)
+                self.truncate()
+                self.write(other)
+            return super().seek(*where)
+
+    before = rows(target)
+    changing = Changing(export)
+    whole = import_.check(changing)
+    with pytest.raises(Corrupt, match="changed while it was read"):
+        import_.Import(target.context.store, target.user.id, changing, None).run(whole)
+    assert rows(target) == before
+
+
+def test_b8_what_goes_on_from_great_numbers_goes_on(repo, export):
+    """B8: on PostgreSQL too, a session whose numbers are as great as is taken has room for the next turns."""
+
+    def great(found):
+        change("checkpoint", at=-1, number=MOST)(found)
+        change("call", at=-1, arrival=MOST, batch=MOST)(found)
+        change("log", at=-1, seq=MOST)(found)
+
+    made = repo.import_(forged(export, great))
+    shop = World()
+    agent = repo.wrap(
+        tool_node_graph(obedient(), shop.tools()), made.session.session_name, branch="main", effects=shop.effects()
+    )
+    agent.run("add lamp")
+    assert shop.items == ["lamp"]
+
+
+@pytest.mark.parametrize("where", ["a list", "a record", "a state"])
+def test_b8_a_value_that_is_named_very_often_is_a_bomb(export, target, monkeypatch, where):
+    """B8: what would unpack to far more than the file carries is refused; each value is there only once."""
+    monkeypatch.setattr(import_check, "MUCH", 200_000)
+    large = value("json", json.dumps("x" * 100_000).encode())
+    key = bytes.fromhex(large["id"])
+    made = [large]
+    if where == "a list":
+        many = tuple([key] * 4000)
+        items = [one.hex() for one in many]
+        made.append({"record": "list", "id": list_hash(many).hex(), "base": None, "keep": 0, "items": items})
+    elif where == "a record":
+        made.append(value("record", pack({f"x{n}": key for n in range(4000)})))
+
+    def bomb(found):
+        at = found.index(of(found, "value")[0])
+        found[at:at] = made
+        if where == "a state":
+            state = of(found, "state")[0]
+            state["channels"] |= {f"x{n}": large["id"] for n in range(4000)}
+            channels = {name: bytes.fromhex(held) for name, held in state["channels"].items()}
+            state["state_hash"] = hash_state(channels).hex()
+
+    refused(target, forged(export, bomb), "unpacks to more than", error=Corrupt)
+
+
+class Cipher:
+    """A cipher that is good enough to tell what it has sealed from what it has not."""
+
+    def encrypt(self, plaintext):
+        return "swap", plaintext[::-1]
+
+    def decrypt(self, ciphername, ciphertext):
+        return ciphertext[::-1]
+
+
+CALLED: list[str] = []
+
+
+def called(text):
+    """What a hostile value names."""
+    CALLED.append(text)
+    return text
+
+
+def test_b8_what_is_not_sealed_is_not_taken_for_sealed(target, tmp_path):
+    """B8: a forged value that goes around the cipher is not read by the serializer below it, which calls anything."""
+    hostile = b"msgpack\0" + ormsgpack.packb(ormsgpack.Ext(0, ormsgpack.packb((__name__, "called", "forged"))))
+
+    def graph(saver):
+        builder = StateGraph(dict)
+        builder.add_node("keep", lambda _: {"x": {1, 2}}).add_edge(START, "keep")
+        return builder.compile(checkpointer=saver)
+
+    with SQLModelSaver.from_conn_string(tmp_path / "a.db", serde=EncryptedSerializer(Cipher())) as saver:
+        config = {"configurable": {"thread_id": "1"}}
+        graph(saver).invoke({}, config)
+        codec = make_codec(EncryptedSerializer(Cipher()), own=False)
+        with pytest.raises(Corrupt, match="not sealed"):
+            codec.decode(leaf("serde", hostile))
+        assert saver.get_tuple(config).checkpoint["channel_values"]["__root__"] == {"x": {1, 2}}
+    assert CALLED == []
+
+
+def test_b8_a_sealed_pickle_is_refused(export, target):
+    """B8: no pickle comes in, also not as what a serializer of somebody's own may have written."""
+    hostile = value("serde", b"pickle\0" + pickle.dumps(print))
+    refused(
+        target, forged(export, lambda found: found.insert(found.index(of(found, "value")[0]), hostile)), "pickle",
+        error=Corrupt,
+    )  # fmt: skip

@@ -1,0 +1,115 @@
+"""Whatever branches a session grows: a collection keeps what can be reached, all of it and nothing else (W13)."""
+
+import shutil
+from contextlib import suppress
+
+import backend
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from langchain_core.messages import AIMessage
+from langgraph.graph import MessagesState, StateGraph
+from sqlalchemy import select
+
+import agentgit
+from agentgit.checkpoints import Retention
+from agentgit.store.sql.tables import BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE, LIST
+from agentgit.store.threads.graph_rows import found
+
+DEEDS = st.lists(
+    st.tuples(
+        st.sampled_from(["say", "say", "name", "tag", "fork", "back", "merge", "delete", "thin", "collect", "untag"]),
+        st.integers(0, 50),
+    ),
+    min_size=3,
+    max_size=14,
+)
+
+
+def chat():
+    """A graph that answers in one step."""
+    graph = StateGraph(MessagesState).add_node("answer", lambda state: {"messages": [AIMessage(f"{len(state)} ok")]})
+    return graph.set_entry_point("answer").compile()
+
+
+def do(repo, agent, deed, number):
+    """Do one thing at one of the places that there are; give the agent that goes on."""
+    places = sorted(
+        {
+            point.id
+            for branch in repo.session("s").branches()
+            for point in repo.session("s").checkpoints(branch=branch.name)
+        }
+    )
+    place = places[number % len(places)]
+    branches = [branch.name for branch in repo.session("s").branches()]
+    with suppress(agentgit.Conflict, agentgit.NotFound, agentgit.InvalidInput):  # what is refused is left out
+        if deed == "say":
+            agent.run(f"say {number}")
+        elif deed == "name":
+            agent.checkpoint(f"n{number % 3}", data={"n": number})
+        elif deed == "tag":
+            repo.session("s").tag(place, f"t{number % 3}")
+        elif deed == "untag":
+            repo.session("s").untag(f"t{number % 3}")
+        elif deed == "fork":
+            return agent.fork(place)
+        elif deed == "back":
+            return agent.rollback(place)
+        elif deed == "merge":
+            agent.merge(branches[number % len(branches)])
+        elif deed == "delete":
+            repo.session("s").delete_checkpoint(place)
+        elif deed == "thin":
+            repo.session("s").retention.apply(Retention(compress_after=1 + number % 4, keep_last=1 + number % 3))
+        else:
+            repo.maintenance.gc(shrink=False)
+    return agent
+
+
+def held(repo):
+    """What each checkpoint and each branch holds."""
+    points = [p for branch in repo.session("s").branches() for p in repo.session("s").checkpoints(branch=branch.name)]
+    return {p.id: p.to_dict() for p in points} | {b.name: b.conversation_history for b in repo.session("s").branches()}
+
+
+def reachable(repo):
+    """The hashes of all values that something leads to, one by one and by the reader's own road."""
+    blobs, way = repo.context.store.graphs.content.blobs, set()
+    with backend.reading(repo) as connection:
+        for row in connection.execute(select(GRAPH_CHECKPOINT)):
+            way.update(found(row).values.values())
+        for value in connection.execute(select(GRAPH_WRITE.c.value)).scalars():
+            way.update(value[n : n + 32] for n in range(0, len(value), 32))
+        for key in list(way):
+            if blobs.get_many(connection, [key])[key].type == LIST:
+                way.update(blobs.item_hashes(connection, key))
+    return way
+
+
+def stored(repo):
+    """The hashes of all values that are stored."""
+    return set(repo.context.read(lambda c: c.execute(select(BLOB.c.hash)).scalars().all()))
+
+
+@pytest.mark.long
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(deeds=DEEDS)
+def test_w13_a_collection_keeps_what_can_be_reached_and_nothing_else(sqlite_template, tmp_path_factory, deeds):
+    """W13: after any story, what checkpoints and branches hold is as before, and of the values just that is left."""
+    with agentgit.open(shutil.copy(sqlite_template, tmp_path_factory.mktemp("story"))) as repo:
+        agent = repo.wrap(chat(), "s")
+        agent.run("begin")
+        for deed, number in deeds:
+            agent = do(repo, agent, deed, number)
+        before = held(repo)
+        would = repo.maintenance.gc(dry_run=True)
+        done = repo.maintenance.gc()
+        assert (would.steps, would.values, would.bytes) == (done.steps, done.values, done.bytes)
+        assert held(repo) == before
+        assert stored(repo) == reachable(repo)
+        assert repo.maintenance.fsck(level=3).findings == ()
+        for point in [key for key in before if isinstance(key, int)][:6]:
+            assert agent.fork(point).history() == before[point]["conversation_history"]
+        agent.switch(agent.branch.name, sync="ignore").run("and on")
+        assert repo.maintenance.fsck(level=3).findings == ()

@@ -1,0 +1,319 @@
+"""Hostile users (D5): names that mislead, numbers that no database takes, credentials that reach too far."""
+
+from datetime import UTC, datetime, timedelta
+from itertools import product
+
+import backend
+import pytest
+from pwdlib import PasswordHash
+from pwdlib.hashers.argon2 import Argon2Hasher
+from scripted import World, obedient, tool_node_graph
+from sqlalchemy import event as events
+from test_fsck import damage
+
+from agentgit.auth import credentials
+from agentgit.errors import AgentGitError, InvalidInput, NotAllowed, NotFound, TooManyAttempts
+from agentgit.store.database import Database
+from agentgit.store.records import login_attempts
+from agentgit.store.sql.tables import LOGIN_FAILURE
+
+HUGE = 2**70
+
+
+@pytest.fixture
+def people(repo):
+    """Handles of three users; ada has a session."""
+    made = {name: repo.as_user(repo.users.add(name)) for name in ("ada", "bob", "cy")}
+    made["ada"].session("s", create=True)
+    return made
+
+
+def test_d5_nobody_calls_a_session_like_another_ones(repo, people):
+    """D5: `eve/plan` is eve's session plan and never one that another user calls so, also if that is shared."""
+    _, bob, cy = people.values()
+    cy.session("eve/plan", create=True)  # before there is an eve
+    eve = repo.as_user(repo.users.add("eve"))
+    eve.session("plan", create=True)
+    cy.session("eve/plan").sharing.share("bob")
+    for find in (bob.session, lambda name: bob.session(name, create=True)):
+        with pytest.raises(NotFound):
+            find("eve/plan")
+    assert bob.session("cy/eve/plan").info.owner_name == "cy"
+    eve.session("plan").sharing.share("bob")
+    assert bob.session("eve/plan").info.owner_name == "eve"
+
+
+def test_d5_who_leaves_takes_nobody_along(people):
+    """D5: a member who leaves a session ends no link and no right of others; only its owner does."""
+    ada, bob, cy = people.values()
+    link = ada.session("s").sharing.create_link()
+    for one in (bob, cy):
+        one.accept(link.token)
+    bob.session("ada/s").sharing.unshare("bob")
+    assert (bob.sessions(), cy.session("ada/s").info.role) == ([], "viewer")
+    assert ada.session("s").sharing.links()[0].revoked_at is None
+
+
+def test_d5_a_key_that_reads_joins_and_leaves_nothing(repo, people):
+    """D5: a handle with the scope `read` or `fork` changes no right of its user: it takes no link, leaves nothing."""
+    ada, bob, _ = people.values()
+    ada.session("s").sharing.share("bob")
+    link = ada.session("s").sharing.create_link("editor")
+    for scope in ("read", "fork"):
+        handle = repo.authenticate(repo.keys.create("k", scope, user="bob").secret)
+        for change in (
+            lambda h=handle: h.accept(link.token),
+            lambda h=handle: h.session("ada/s").sharing.unshare("bob"),
+        ):
+            with pytest.raises(NotAllowed, match="scope"):
+                change()
+    assert bob.session("ada/s").info.role == "viewer"
+
+
+def test_a_right_that_ends_at_once_is_given_and_ends(people):
+    """Bad input: a right of a microsecond is one, though it is over before it is told."""
+    ada, bob, _ = people.values()
+    member = ada.session("s").sharing.share("bob", expires_in=timedelta(microseconds=1))
+    assert (member.user_name, member.role, member.link_id) == ("bob", "viewer", None)
+    assert bob.sessions() == []
+
+
+def test_a_number_that_is_no_id_names_nothing(repo, people):
+    """Bad input: whatever is named by a number that no database takes is a typed failure."""
+    ada = people["ada"]
+    asked = [
+        ada.session,
+        ada.operation,
+        ada.resume,
+        ada.revoke_link,
+        ada.keys.revoke,
+        ada.webhooks.remove,
+        repo.as_user,
+        repo.users.find,
+        lambda n: ada.session("s").sharing.share(n),
+        lambda n: ada.session("s").get_checkpoint(n),
+        lambda n: ada.session("s").branch(n),
+        lambda n: ada.resolve(n, "happened"),
+        lambda n: ada.session("s").sharing.unshare(n),
+        lambda n: ada.session(n).export("x.jsonl"),
+        lambda n: ada.session("t", create=True, template=n),
+    ]
+    for ask, number in product(asked, (HUGE, -HUGE, 2**63, -1)):
+        with pytest.raises(NotFound):
+            ask(number)
+
+
+def test_what_is_no_count_is_refused(repo, people):
+    """Bad input: how many, that is none, is a typed failure; so are a place in the trail and a name that are none."""
+    ada = people["ada"]
+    asked = (ada.sessions, lambda n: ada.events.newest(session="s", limit=n), lambda n: repo.events.audit(limit=n))
+    for ask, wrong in product(asked, (HUGE, 0, -1, "all", True, 1.5)):
+        with pytest.raises(InvalidInput):
+            ask(wrong)
+    for ask in (lambda: list(ada.events.list(after="x")), lambda: ada.sessions(name=5)):
+        with pytest.raises(InvalidInput):
+            ask()
+    assert list(ada.events.list(session="s", after=HUGE)) == []
+
+
+# -- credentials
+
+
+@pytest.fixture
+def statements(repo):
+    """What is said to the database from now on."""
+    said = []
+
+    def tell(connection, cursor, statement, parameters, context, many):
+        said.append(statement.split()[0].upper())
+
+    events.listen(backend.database(repo).engine, "before_cursor_execute", tell)
+    yield said
+    events.remove(backend.database(repo).engine, "before_cursor_execute", tell)
+
+
+def test_d5_a_good_key_costs_reads_only(repo, people, statements):
+    """D5: a request with a key that holds writes nothing, also where failures of its address are counted."""
+    made = repo.keys.create("k", user="bob")
+    repo.authenticate(made.secret, source="10.0.0.1")  # its first use is written down
+    del statements[:]
+    repo.authenticate(made.secret, source="10.0.0.1")
+    assert set(statements) <= {"SELECT", "BEGIN", "COMMIT", "ROLLBACK"}
+    assert len(statements) < 8
+
+
+def test_d5_a_clock_that_went_back_shuts_nobody_out(repo, people, monkeypatch):
+    """D5: a pause that is longer than any was set by another clock, and is none."""
+    monkeypatch.setattr(
+        login_attempts, "FIRST_PAUSE", timedelta(minutes=2)
+    )  # the test may take longer than the true one
+    for _ in range(31):
+        with pytest.raises(NotAllowed):
+            repo.authenticate("x", source="a")
+    with pytest.raises(TooManyAttempts):
+        repo.authenticate("x", source="a")
+    ahead = datetime.now(UTC) + timedelta(days=1)
+    backend.write(repo, lambda c: c.execute(LOGIN_FAILURE.update().values(blocked_until=ahead)))
+    with pytest.raises(NotAllowed) as refused:
+        repo.authenticate("x", source="a")
+    assert not isinstance(refused.value, TooManyAttempts)
+
+
+def test_d5_a_password_that_changes_while_it_is_looked_at_lets_nobody_in(repo, people, monkeypatch):
+    """D5: a login with the old password, which a new one overtakes, is refused."""
+    repo.users.set_password("bob", "correct horse")
+
+    def slow(password, stored):
+        repo.users.set_password("bob", "another horse")
+        return True
+
+    monkeypatch.setattr("agentgit.repository.login.is_password_of", slow)
+    with pytest.raises(NotAllowed, match="do not hold"):
+        repo.login("bob", "correct horse")
+
+
+def test_d5_a_password_is_hashed_anew_when_more_work_is_usual(repo, people, monkeypatch):
+    """D5: who logs in with a password that was hashed with less work gets it hashed with today's, and once."""
+    weak, strong = (PasswordHash((Argon2Hasher(time_cost=n, memory_cost=8, parallelism=1),)) for n in (1, 2))
+    monkeypatch.setattr(credentials, "_hasher", lambda: weak)
+    repo.users.set_password("bob", "correct horse")
+    monkeypatch.setattr(credentials, "_hasher", lambda: strong)
+    credentials._of_nobody.cache_clear()
+    first = repo.login("bob", "correct horse")
+
+    def stored():
+        with backend.reading(repo) as connection:
+            return repo.context.store.users.password(connection, first.user.id)
+
+    once = stored()
+    assert "t=2" in once
+    repo.login("bob", "correct horse")
+    assert stored() == once
+    assert first.sessions() == []  # which is let in as before
+    credentials._of_nobody.cache_clear()
+
+
+def test_d5_who_acts_for_others_does_so_no_longer_than_they_may(repo, people):
+    """D5: what an admin's key has opened by `as_user` ends with the key, also where it was opened through another."""
+    repo.users.add("olga", is_admin=True)
+    made = repo.keys.create("k", "admin", user="olga")
+    acting = repo.authenticate(made.secret).as_user("olga").as_user("ada")
+    assert acting.session("s").info.is_own
+    repo.keys.revoke(made.key)
+    with pytest.raises(NotAllowed, match="holds no more"):
+        acting.sessions()
+
+
+def test_w13_rights_that_hang_in_the_air_are_found(repo, people):
+    """W13: keys, links and members of what is not there, or with words that mean nothing, are named at level 1."""
+    ada = people["ada"]
+    key, link = repo.keys.create("k", user="cy").key, ada.session("s").sharing.create_link()
+    people["bob"].accept(link.token)
+    ada.session("s").sharing.share("cy")
+    ada.webhooks.add("https://example.com/")
+    assert repo.maintenance.fsck(1).findings == ()
+    damage(
+        repo,
+        f'DELETE FROM "user" WHERE id = {key.user_id}',  # noqa: S608  # a number of our own
+        "UPDATE api_key SET scope = 'god'",
+        "UPDATE session_link SET external_session_id = 5, role = 'owner'",
+        "UPDATE webhook SET user_id = 5",
+    )
+    found = {(one.row.split("/")[0].split()[0], one.what.split(" is ")[0]) for one in repo.maintenance.fsck(1).findings}
+    assert found >= {
+        ("api_key", f"its user {key.user_id}"),
+        ("api_key", "its scope"),
+        ("session_link", "its session 5"),
+        ("session_link", "its role"),
+        ("session_member", "its link"),
+        ("session_member", f"its user {key.user_id}"),
+        ("webhook", "its user 5"),
+    }
+
+
+def test_d5_what_was_erased_is_not_there_for_who_still_holds_it(repo):
+    """D5: after erasing, agents and values of before find nothing, write nothing, and say so in words of ours."""
+    world = World()
+
+    def wrap():
+        return repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+
+    agent, other = wrap(), wrap()
+    agent.run("add chair")
+    point, session = agent.checkpoint("one"), repo.session("s")
+    late, call = repo.session("s").checkpoints()[0], agent.tool_track()[0]
+    repo.session("s").delete()
+    asked = [
+        lambda: agent.run("hm"),
+        lambda: other.run("hm"),
+        lambda: agent.checkpoint("two"),
+        agent.undo,
+        agent.fork,
+        lambda: agent.rollback("one"),
+        lambda: agent.switch("main"),
+        lambda: agent.tag("one", "t"),
+        agent.tree,
+        lambda: agent.explore(1, ["hm"]),
+        lambda: agent.update_state(None, {"messages": [("user", "hm")]}),
+        lambda: agent.head,
+        lambda: late.conversation_history,
+        lambda: repo.resolve(call, "happened"),
+        lambda: repo.session("t", create=True, template=point),
+        lambda: list(repo.events.list(session=session)),
+        lambda: session.retention.clear(),
+        lambda: session.sharing.share(repo.user),
+        lambda: session.delete(),
+        lambda: agent.merge("main"),
+    ]
+    for ask in asked:
+        with pytest.raises(NotFound):
+            ask()
+    assert (len(world.items), repo.sessions(), repo.maintenance.fsck(1).findings) == (1, [], ())
+    assert repo.session("s", create=True).id != session.id
+
+
+def test_d5_a_refusal_that_an_erasing_overtakes_leaves_the_trail_whole(repo, people, monkeypatch, caplog):
+    """D5: what is told of a session after it was erased would be a trail without it: it is not written."""
+    ada, bob, _ = people.values()
+    ada.session("s").sharing.share("bob")
+    tell = Database._tell
+
+    def late(database, refused):
+        monkeypatch.undo()
+        ada.session("s").delete()
+        tell(database, refused)
+
+    monkeypatch.setattr(Database, "_tell", late)
+    with pytest.raises(NotAllowed):
+        bob.session("ada/s").switch("main")
+    assert "not in the audit trail" in caplog.text
+    assert repo.events.verify().findings == ()
+
+
+HOSTILE = ["\0", "\ud800", "x" * 100_000, "\u202es", "a/b", "ada/", "/s", "@", "#1", "' OR 1=1 --", "%", "\n"]
+
+
+@pytest.mark.long
+def test_hostile_names_are_refused_or_kept_as_they_are(repo, people):
+    """Bad input: no name breaks a verb: it is refused with a typed failure, or it is that name and finds itself."""
+    ada, bob = people["ada"], people["bob"]
+    asked = (
+        bob.session,
+        repo.as_user,
+        repo.users.find,
+        lambda n: ada.session("s").sharing.share(n),
+        bob.accept,
+        repo.authenticate,
+    )
+    for text in HOSTILE:
+        for ask in asked:
+            with pytest.raises(AgentGitError):
+                ask(text)
+        with pytest.raises(NotAllowed):
+            repo.login(text, "correct horse", source=text)
+        try:
+            assert ada.session(text, create=True).name == text
+            ada.session(text).sharing.share("bob")
+            assert bob.session(f"ada/{text}").name == text
+        except InvalidInput:
+            assert len(text) > 200 or not text.strip()

@@ -1,0 +1,48 @@
+"""Connections that the server closed while nobody used them."""
+
+import pytest
+from puts import on, put, values
+from sqlalchemy import create_engine, text
+
+from agentgit import SQLModelSaver
+from agentgit.errors import Unavailable
+from agentgit.store.database import Database
+from agentgit.store.sql import postgres
+
+
+def close_others(url):
+    """Let the server close every other connection to this database."""
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+        connection.execute(text(query + " AND pid <> pg_backend_pid()"))
+    engine.dispose()
+
+
+@pytest.fixture
+def saver(postgres_url):
+    """A saver with a connection in its pool."""
+    database = Database(postgres_url)
+    saver = SQLModelSaver(database)
+    put(saver, "idle", {"a": 1})
+    yield saver
+    saver.delete_thread("idle")
+    database.close()
+
+
+async def test_an_idle_connection_that_was_closed_is_replaced(saver, monkeypatch):
+    """After a pause nobody notices that the server was restarted, in sync and async calls."""
+    await saver.aget_tuple(on("idle"))
+    close_others(saver.database.url)
+    monkeypatch.setattr(postgres, "IDLE_SECONDS", 0.0)
+    assert values(saver, on("idle")) == {"a": 1}
+    assert (await saver.aget_tuple(on("idle"))).checkpoint["channel_values"] == {"a": 1}
+
+
+def test_a_connection_that_breaks_in_use_is_not_used_again(saver, monkeypatch):
+    """A call on a connection that was just used and then closed fails with what to do; the next one works."""
+    monkeypatch.setattr(postgres, "IDLE_SECONDS", 3600.0)  # whatever "just" is on this machine
+    close_others(saver.database.url)
+    with pytest.raises(Unavailable):
+        values(saver, on("idle"))
+    assert values(saver, on("idle")) == {"a": 1}

@@ -1,0 +1,350 @@
+"""Messages and values of odd shape are refused with their line, or everybody can read them afterwards (B8)."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+from io import BytesIO
+from typing import Annotated, Any, TypedDict
+
+import ormsgpack
+import pytest
+from carrying import forged, of, rows, written
+from fastapi.testclient import TestClient
+from langchain_core.messages import AIMessage, AnyMessage, FunctionMessage, HumanMessage, SystemMessage, ToolMessage
+from langgraph.graph import START, StateGraph
+from langgraph.graph.message import add_messages
+from langgraph.types import interrupt
+
+import agentgit
+from agentgit import Corrupt, InvalidInput
+from agentgit.saver.leaf_codec import message_leaf, rebuild, stored_form
+from agentgit.store.objects.blobs import leaf, list_hash, pack, unpack
+from agentgit.store.threads.graph_rows import hash_state
+from agentgit.store.transfer.messages import stored
+from agentgit.web import app
+
+
+class State(TypedDict, total=False):
+    """What a conversation has besides its messages."""
+
+    messages: Annotated[list[AnyMessage], add_messages]
+    notes: list[Any]
+    odd: Any
+
+
+CALL = {"name": "look", "args": {"at": ["shop"]}, "id": "c1", "type": "tool_call"}
+SPENT = {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7, "input_token_details": {"cache_read": 1}}
+TALK = [
+    SystemMessage("be kind", id="m0"), HumanMessage([{"type": "text", "text": "hello"}, "there"], id="m1"),
+    AIMessage("", id="m2", tool_calls=[CALL], usage_metadata=SPENT, response_metadata={"model_name": "m"}),
+    ToolMessage("a shop", tool_call_id="c1", name="look", id="m3", artifact={"raw": 1}),
+    AIMessage("done", id="m4", additional_kwargs={"seen": {1, 2}}), FunctionMessage("old", name="f", id="m5"),
+]  # fmt: skip
+
+
+def graph():
+    """Say what the test wants, and ask somebody about the second turn."""
+
+    def say(state: State) -> Any:
+        if len(state["messages"]) > 1:
+            return {"messages": [AIMessage(str(interrupt({"sure": [1]})))]}
+        return {"messages": TALK, "notes": ["a", {"b": 1}, "x" * 500], "odd": (1, 2)}
+
+    return StateGraph(State).add_node("say", say).add_edge(START, "say").compile()
+
+
+@pytest.fixture(scope="module")
+def export():
+    """A session with every kind of value, and a question that waits."""
+    with agentgit.open(":memory:") as repo:
+        agent = repo.wrap(graph(), "s")
+        agent.invoke({"messages": [("user", "hello")]})
+        agent.invoke({"messages": [("user", "go on")]})
+        yield written(repo, "s")
+
+
+def kind_and_data(record):
+    """Give the type and the bytes of a value."""
+    return record["type"], record["text"].encode() if record["text"] is not None else base64.b64decode(record["data"])
+
+
+def reforged(export, changes):
+    """Change values, and put new hashes wherever the old ones stood, as if the session had been stored so.
+
+    Args:
+        export: the bytes.
+        changes: for each place among the values, the type and bytes that stand there now.
+    """
+    names: dict[str, str] = {}
+
+    def new(name):
+        return names.get(name, name)
+
+    def change(found):
+        for n, record in enumerate(of(found, "value")):
+            kind, data = changes.get(n) or kind_and_data(record)
+            if kind == "record" and n not in changes:
+                data = pack({name: bytes.fromhex(new(key.hex())) for name, key in unpack(data).items()})
+            made = leaf(kind, data).hash.hex()
+            names[record["id"]] = made
+            record.update(id=made, type=kind, text=None, data=base64.b64encode(data).decode(), parts=None)
+        lists: dict[str, list[str]] = {}
+        states: dict[str, str] = {}
+        for record in found:
+            if record["record"] == "list":
+                old = record["id"]
+                record["items"] = [new(key) for key in record["items"]]
+                record["base"] = record["base"] and new(record["base"])
+                whole = [*lists.get(record["base"], [])[: record["keep"]], *record["items"]]
+                record["id"] = names[old] = list_hash(map(bytes.fromhex, whole)).hex()
+                lists[record["id"]] = whole
+            elif record["record"] == "state":
+                record["channels"] = {name: new(key) for name, key in record["channels"].items()}
+                old = record["state_hash"]
+                record["state_hash"] = hash_state({n: bytes.fromhex(k) for n, k in record["channels"].items()}).hex()
+                states[old] = record["state_hash"]
+            elif record["record"] == "checkpoint":
+                record["state_hash"] = states.get(record["state_hash"], record["state_hash"])
+            for write in (record, *(one for at in record.get("at", ()) for one in at["writes"])):
+                if isinstance(write.get("value"), list):
+                    write["value"] = [new(key) for key in write["value"]]
+
+    return forged(export, change)
+
+
+def values_of(export):
+    """List the values of an export with their places."""
+    records = [json.loads(line) for line in export.splitlines()]
+    return list(enumerate(map(kind_and_data, of(records, "value"))))
+
+
+def read_everywhere(repo, name):
+    """Read a session in every way that there is; whatever raises fails the test."""
+    session = repo.session(name)
+    try:
+        agent = repo.wrap(graph(), name)
+        str(agent.state), agent.messages, str(agent.log()), str(agent.tree()), repr(agent.history())
+        agent.get_state({"configurable": {}})
+        list(agent.get_state_history())
+    except InvalidInput as error:
+        assert "another serializer" in str(error)  # noqa: PT017  # the graph needs it, and everybody else does not
+    points = session.checkpoints()
+    for point in points:
+        json.dumps(point.to_dict())
+        point._repr_html_()
+    for one, other in itertools.pairwise([points[0], *points]):
+        found = session.diff(one, other)
+        json.dumps(found.to_dict()), str(found), found._repr_html_()
+    str(session.compare("HEAD", "HEAD"))
+    list(session.search("hello")), list(session.search("shop", all_branches=True))
+    str(session.plan_rollback(points[0]))
+    list(session.trajectories())
+    repo.session().stats()
+    again = BytesIO()
+    session.export(again)
+    repo.import_(BytesIO(again.getvalue()), session=f"{name} again")
+    key = repo.keys.create(name).secret
+    client = TestClient(app(repo), base_url="https://git.example", headers={"authorization": f"Bearer {key}"})
+    browser = TestClient(app(repo), base_url="https://git.example", cookies={"__Host-agentgit": key})
+    at, ends = f"/sessions/{session.id}", f"a={points[0].id}&b={points[-1].id}"
+    parts = [f"{at}/checkpoints/{point.id}" for point in points]
+    for ask, ways in (
+        (client, [f"{at}{rest}" for rest in ("", "/tree", "/log", "/calls", "/search?q=hello", f"/diff?{ends}")]),
+        (client, [f"{part}{rest}" for part in parts for rest in ("", "/messages", "/state", "/calls")]),
+        (browser, [at, *parts, f"{at}/search?q=shop", f"{at}/rollback?to=main%231", f"{at}/diff?{ends}"]),
+    ):
+        for way in ways:
+            answer = ask.get(f"/api/v1{way}" if ask is client else way)
+            assert answer.status_code == 200, (way, answer.text)
+
+
+def taken(repo, file, name):
+    """Import a file and read it everywhere; or make sure that it was refused with its line, and left nothing."""
+    before, refusal = rows(repo), None
+    try:
+        repo.import_(file, session=name)
+    except Corrupt as error:
+        refusal = error
+    if refusal is None:
+        read_everywhere(repo, name)
+        return True
+    assert str(refusal).startswith("Line "), refusal
+    assert rows(repo) == before
+    return False
+
+
+def places(value, way=()):
+    """List the ways to all that is in a value."""
+    inside = value.items() if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else ()
+    for name, item in inside:
+        yield (*way, name)
+        yield from places(item, (*way, name))
+
+
+def changed(value, way, odd):
+    """Give a copy of a value with something else in one place; with nothing there if `odd` is `...`."""
+    made = at = json.loads(json.dumps(value))
+    for name in way[:-1]:
+        at = at[name]
+    if odd is ...:
+        del at[way[-1]]
+    else:
+        at[way[-1]] = odd
+    return made
+
+
+def deep(levels):
+    """Make a nest of lists."""
+    made: list[Any] = []
+    for _ in range(levels):
+        made = [made]
+    return made
+
+
+ODD = [
+    ..., None, True, 7, -1, 1.5, 2**90, float("nan"), float("inf"), "", "x", "\0", "\ud800", "<b>",
+    [], [7], [None], [[]], ["x"], {}, {"type": "text"}, {"text": 7}, {"x": None}, [{}], [{"id": []}],
+    [{"name": "f", "args": {}, "id": {}}], [{"name": 7, "args": {}, "id": "c"}], [{"name": "f", "args": [], "id": "c"}],
+    [{"type": "text"}], [{"type": "text", "text": [1]}], deep(200), deep(400), 10**4000,
+]  # fmt: skip
+
+EXTRAS = ("_fields_set", "cls", "self", "model_dump", "pretty_print", "tool_calls", "usage_metadata", "name")
+"""Fields that a message may be given though its kind has none of them."""
+
+
+def as_leaf(value):
+    """Write a message as bytes, as somebody may who does not ask agentgit."""
+    return "message+py", json.dumps(value).encode()
+
+
+def mutants(export):
+    """Give changes of the messages of an export: each field and what is in it, with what it never is."""
+    for n, (kind, data) in values_of(export):
+        if kind in ("message", "message+py"):
+            message = json.loads(data)
+            for way in places(message):
+                for odd in ODD:
+                    if not (odd is ... and isinstance(way[-1], int)):
+                        yield {n: as_leaf(changed(message, way, odd))}
+            for name in EXTRAS:
+                for odd in ODD[1::3]:
+                    yield {n: as_leaf(changed(message, ("data", name), odd))}
+
+
+def sent(value):
+    """Write msgpack."""
+    return ormsgpack.packb(value, option=ormsgpack.OPT_NON_STR_KEYS)
+
+
+A_MESSAGE = ("langchain_core.messages.ai", "AIMessage", {"content": 7}, "model_validate_json")
+A_FUNCTION = {"type": "human", "data": {"content": ormsgpack.Ext(0, sent(("os", "getcwd", "x")))}}
+
+LEAVES = [
+    ("null", b""), ("bytes", b"\xff\0"), ("serde", b"json\0x"), ("serde", b"\xff\0x"), ("serde", b""),
+    ("json", b"7"), ("json", b'"x"'), ("json", b"{}"), ("json", b"[]"), ("json", b'{"type":7}'),
+    ("json", b'{"type":"ai","tool_calls":[7]}'), ("json", b'{"type":"ai","content":7,"data":3}'),
+    ("json", b"[" * 200 + b"]" * 200), ("json", b"[" * 700 + b"]" * 700), ("json+py", b"[" * 700 + b"]" * 700),
+    ("json+py", b"NaN"), ("json+py", b'"\\ud800"'), ("json+py", b"1" * 4000),
+    ("run", b"7"), ("run", b"{}"), ("run", b'{"a":1}'), ("run", b"null"), ("run", b'["a",7]'), ("run", b"[]"),
+    ("run+py", b"[NaN]"),
+    ("message", b'{"type":"human","data":{"content":"x"}}'), ("message", b'"x"'), ("message", b"{}"),
+    ("message", b'{"type":"chat","data":{}}'), ("message", b'{"type":"AIMessageChunk","data":{"content":""}}'),
+    ("message", b'{"type":"remove","data":{"id":"x","content":""}}'), ("message", b'{"type":"human","data":{}}'),
+    ("message", b'{"type":"tool","data":{"content":"x"}}'), ("message", b'{"type":["ai"],"data":{}}'),
+    ("message", b'{"type":"ai","data":[["content","x"]]}'),
+    ("message+msgpack", sent(7)), ("message+msgpack", sent({"type": "ai"})), ("message+msgpack", sent(A_FUNCTION)),
+    ("message+msgpack", sent({"type": "tool", "data": {"content": "x", "tool_call_id": 7}})),
+    ("msgpack", sent({"type": "ai", "tool_calls": [7]})), ("msgpack", sent({"type": "ai", "content": 7})),
+    ("msgpack", sent({"type": "tool", "content": "", "tool_call_id": []})),
+    ("msgpack", sent({"type": "ai", "content": "", "id": {}})), ("msgpack", sent({7: 8})),
+    ("msgpack", sent(ormsgpack.Ext(99, b"x"))), ("msgpack", sent(ormsgpack.Ext(5, sent(A_MESSAGE)))),
+]  # fmt: skip
+
+
+@pytest.fixture
+def target():
+    """Where it is imported."""
+    with agentgit.open(":memory:", user="ada") as repo:
+        yield repo
+
+
+def test_b8_values_that_nobody_changed_are_read_everywhere(export, target):
+    """B8: what the other tests change is taken as it is, made anew record by record."""
+    assert taken(target, BytesIO(export), "as it is")
+    assert taken(target, reforged(export, {}), "made anew")
+
+
+def test_b8_messages_that_agentgit_writes_are_taken(export):
+    """B8: all four kinds of message pass, and so does one with fields of its own."""
+    for message in (*TALK[:4], HumanMessage("x", name="ann", mine=[1])):
+        leaf_ = message_leaf(stored_form(message))
+        assert rebuild(stored(json.loads(leaf_.data))) == message
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"type": "chat", "data": {"content": "x"}}, "type is none of"),
+        ({"type": "human"}, "no field 'data'"),
+        ({"type": "human", "data": {}}, "no field 'content'"),
+        ({"type": "human", "data": {"content": 7}}, "data content is neither"),
+        ({"type": "tool", "data": {"content": "x"}}, "no field 'tool_call_id'"),
+        ({"type": "ai", "data": [1]}, "data is no object"),
+        ({"type": "ai", "data": {"content": "", "tool_calls": [{}]}}, "data tool_calls has no field 'args'"),
+        ({"type": "ai", "data": {"content": "", "_fields_set": []}}, "has a field '_fields_set'"),
+        ({"type": "ai", "data": {"content": "", "type": "human"}}, "data type is none of ai"),
+        ({"type": "human", "data": {"content": "", "tool_calls": "x"}}, "cannot be read"),
+    ],
+)
+def test_b8_the_line_of_an_odd_message_says_what_is_odd(export, target, message, said):
+    """B8: the failure names the line and the field."""
+    place = next(n for n, (kind, _) in values_of(export) if kind == "message")
+    before = rows(target)
+    with pytest.raises(Corrupt, match=rf"^Line \d+ of the export .*{said}"):
+        target.import_(reforged(export, {place: as_leaf(message)}))
+    assert rows(target) == before
+
+
+def all_taken(export, all_changes):
+    """Count those that were taken and all; a hundred in one repository, so that what lies there slows nothing down."""
+    count, all_changes = [], iter(all_changes)
+    while hundred := list(itertools.islice(all_changes, 100)):
+        with agentgit.open(":memory:", user="ada") as target:
+            count += [taken(target, reforged(export, changes), f"n{n}") for n, changes in enumerate(hundred)]
+    return sum(count), len(count)
+
+
+def odd_values(export):
+    """Give changes of all values of an export: something of another type in its place."""
+    places_ = [n for n, (kind, _) in values_of(export) if kind != "record"]
+    return ({place: odd} for place, odd in itertools.product(places_, LEAVES))
+
+
+@pytest.mark.long
+def test_b8_odd_messages_are_refused_or_read_everywhere(export):
+    """B8: of every field of every message that is forged one odd value after the other; some of each, by turns."""
+    count, n = all_taken(export, itertools.islice(mutants(export), 0, None, 61))
+    assert 0 < count < n
+
+
+@pytest.mark.long
+def test_b8_many_odd_messages_are_refused_or_read_everywhere(export):
+    """B8: the same, with one of seven of all odd values in all fields (all of them take a quarter of an hour)."""
+    count, n = all_taken(export, itertools.islice(mutants(export), 0, None, 7))
+    assert 0 < count < n
+
+
+@pytest.mark.long
+def test_b8_odd_values_are_refused_or_read_everywhere(export):
+    """B8: where a value stood stands one of another type: in conversations, states, writes and questions."""
+    count, n = all_taken(export, itertools.islice(odd_values(export), 0, None, 13))
+    assert 0 < count < n
+
+
+@pytest.mark.long
+def test_b8_all_odd_values_are_refused_or_read_everywhere(export):
+    """B8: the same, with every odd value in every place."""
+    count, n = all_taken(export, odd_values(export))
+    assert 0 < count < n

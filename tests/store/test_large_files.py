@@ -1,0 +1,113 @@
+"""Large files: hashed, stored, restored and compared part by part, in little memory."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+import tracemalloc
+
+import processes
+import pytest
+
+from agentgit import Workspace
+from agentgit.workspace.disk.atomic_file import IN_MEMORY
+
+SIZE = 100_000_000
+LITTLE = 40_000_000
+"""What Python may take for all of it, in bytes."""
+
+
+def sparse(path, ends: bytes, size: int = SIZE) -> None:
+    """Write a large file that takes little space."""
+    with open(path, "wb") as file:
+        file.write(ends)
+        file.seek(size - len(ends))
+        file.write(ends)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["git", "directory"])
+def test_a_large_file_takes_little_memory(tmp_path, kind):
+    """Large files: save, diff, plan, restore and copying to another workspace take less than 40 MB for 100 MB."""
+    work = tmp_path / "work"
+    work.mkdir()
+    workspace = Workspace(work, tmp_path / "store", environment=kind, max_file_size=2 * SIZE)
+    sparse(work / "big", b"one")
+    tracemalloc.start()
+    try:
+        first = workspace.save()
+        sparse(work / "big", b"two")
+        assert workspace.changed() == ("big",)
+        assert workspace.diff(first.id).diff_content == "Files a/big and b/big differ; too large to show\n"
+        second = workspace.save()
+        assert "too large to show" in workspace.diff(first.id, second.id).diff_content
+        assert workspace.plan_restore(first.id).restore == ("big",)
+        assert workspace.restore(first.id).restored == ("big",)
+        assert tracemalloc.get_traced_memory()[1] < LITTLE
+    finally:
+        tracemalloc.stop()
+    with open(work / "big", "rb") as file:
+        assert file.read(3) == b"one"
+        file.seek(SIZE - 3)
+        assert file.read() == b"one"
+    assert workspace.changed() == ()
+
+
+GIT = """
+    import os, resource, sys
+    from agentgit import Workspace
+    work, store = sys.argv[1:]
+    workspace = Workspace(work, store, max_file_size=10**9)
+    first = workspace.save()
+    os.unlink(os.path.join(work, "big"))
+    workspace.restore(first.id)
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    print(most < max(own, 100_000) + 60_000, most, own)
+"""
+
+
+@pytest.mark.long
+def test_git_takes_little_memory_too(tmp_path):
+    """Large files: git streams a file of 300 MB into its store and out of it."""
+    (tmp_path / "work").mkdir()
+    sparse(tmp_path / "work" / "big", b"one", 300_000_000)
+    done = processes.run(textwrap.dedent(GIT), tmp_path / "work", tmp_path / "store")
+    assert done.stdout.startswith("True"), (done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("size", [IN_MEMORY - 1, IN_MEMORY, IN_MEMORY + 1, IN_MEMORY + (1 << 20)])
+@pytest.mark.parametrize("kind", ["git", "directory"])
+def test_sizes_around_the_limit_of_memory_come_back(tmp_path, kind, size):
+    """Large files: contents around the size from which they are not held in memory come back byte for byte."""
+    work = tmp_path / "work"
+    work.mkdir()
+    workspace = Workspace(work, tmp_path / "store", environment=kind)
+    data = os.urandom(1 << 10) * (size // 1024) + b"x" * (size % 1024)
+    (work / "a").write_bytes(data)
+    (work / "b").write_bytes(data[::-1])
+    first = workspace.save()
+    for name in ("a", "b"):
+        (work / name).write_bytes(b"")
+    workspace.restore(first.id)
+    assert (work / "a").read_bytes() == data
+    assert (work / "b").read_bytes() == data[::-1]
+    os.utime(work / "a", (1, 1))
+    assert workspace.changed() == ()
+
+
+def test_a_file_of_the_old_limit_is_held_by_default(tmp_path):
+    """Limit: a file of 50 MB, such as a database, is in a snapshot without any option; one of 101 MB is left out."""
+    work = tmp_path / "work"
+    work.mkdir()
+    for name, size in (("shop.db", 50_000_000), ("model.bin", 101_000_000)):
+        with open(work / name, "wb") as file:
+            file.truncate(size)
+    workspace = Workspace(work, tmp_path / "store")
+    first = workspace.save()
+    assert workspace.skipped() == (("model.bin", "larger than 100,000,000 bytes"),)
+    (work / "shop.db").unlink()
+    (work / "model.bin").unlink()
+    done = workspace.restore(first.id)
+    assert (work / "shop.db").stat().st_size == 50_000_000
+    assert done.missing == (("model.bin", "left out of the snapshot (larger than 100,000,000 bytes)"),)

@@ -1,0 +1,234 @@
+"""Leases: on a server a run that nobody heard of for long is taken back, and can do no harm if it lives all the same.
+
+SQLite has none: a file is on one machine, where a process is seen to be dead.
+"""
+
+import threading
+from datetime import UTC, datetime
+
+import backend
+import pytest
+from langgraph.graph import START, MessagesState, StateGraph
+from puts import count
+from scripted import World, obedient, tool_node_graph
+from sqlalchemy import select, update
+
+import agentgit
+from agentgit import Conflict, InvalidInput, RollbackIncomplete, reversible
+from agentgit.errors import Unavailable
+from agentgit.store.sql import process
+from agentgit.store.sql.tables import BRANCH, GRAPH_CHECKPOINT, OPERATION
+
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+
+on_postgresql = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+
+
+class Meanwhile(World):
+    """A world in which something else happens once, while a tool or an undo is on its way.
+
+    Args:
+        then: what.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.then = None
+
+    def _put(self, name, item):
+        self._happen()
+        return super()._put(name, item)
+
+    def remove(self, args, result):
+        self._happen()
+        super().remove(args, result)
+
+    def _happen(self):
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_renewed(monkeypatch):
+    """Let nothing be renewed that a test has let end, however long it takes."""
+    monkeypatch.setattr(process, "PER_LEASE", 0.01)
+
+
+@pytest.fixture
+def world():
+    return Meanwhile()
+
+
+def wrapped(repo, world):
+    return repo.wrap(
+        tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(add=reversible(world.remove))
+    )
+
+
+def let_end(repo, table=BRANCH):
+    """Let all leases end, as if their time had passed; give how many there were."""
+    ending = update(table).where(table.c.lease_until.is_not(None)).values(lease_until=LONG_AGO)
+    return backend.write(repo, lambda c: c.execute(ending).rowcount)
+
+
+def ends(repo, table=BRANCH):
+    """Read when the leases of what is at work end."""
+    with backend.reading(repo) as connection:
+        return list(connection.execute(select(table.c.lease_until).where(table.c.owner.is_not(None))).scalars())
+
+
+@on_postgresql
+def test_d5_a_run_of_another_machine_is_taken_back_when_its_lease_has_ended(repo, world, monkeypatch):
+    """D5: before that it is a Conflict, after it the next one goes on, and nobody had to say recover."""
+    agent = wrapped(repo, world)
+    agent.run("add chair")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(process, "_here", lambda: "another machine")
+        with repo.context.store.at_work() as owner:
+            backend.write(repo, lambda c: repo.context.store.sessions.acquire(c, agent.branch.id, owner))
+    with pytest.raises(Conflict, match="Another agent is running") as refused:
+        agent.run("add table")
+    assert refused.value.head == agent.head.id
+    assert let_end(repo) == 1
+    agent.run("add table")
+    assert world.items == ["chair", "table"]
+    assert ends(repo) == []
+    assert [event.kind for event in repo.events.list(session="s") if event.kind == "turn.abandoned"] == [
+        "turn.abandoned"
+    ]
+
+
+@on_postgresql
+def test_d5_a_turn_whose_lease_ended_saves_nothing_more(repo, world):
+    """D5: another one took its branch and ran; the late one gets a Conflict, and only tells how its call ended."""
+    agent = wrapped(repo, world)
+    agent.run("add chair")
+
+    def run():
+        with agentgit.open(backend.url(repo)) as other:
+            wrapped(other, world).run("look")
+
+    def take_over():
+        assert let_end(repo) == 1
+        other = threading.Thread(target=run)  # it is in no turn, as another process
+        other.start()
+        other.join()
+
+    world.then = take_over
+    with pytest.raises(Conflict, match="taken over"):  # sync: no step is saved late, while the other one looks
+        agent.invoke({"messages": [("user", "add table")]}, durability="sync")
+    late = wrapped(repo, world)
+    assert [m["content"] for m in late.history() if m["role"] == "user"] == ["add chair", "add table", "look"]
+    assert [(c.tool_name, c.status) for c in late.tool_track()] == [("add", "done"), ("add", "done"), ("look", "done")]
+    assert repo.maintenance.fsck(3).is_sound
+
+
+@on_postgresql
+def test_d5_a_turn_that_was_taken_back_saves_no_step_though_nobody_moved_its_thread(repo):
+    """D5: each step asks for its branch in the statement that stores it, also one that looks at nothing else."""
+
+    def says(state):
+        if len(state["messages"]) > 2:
+            assert let_end(repo) == 1
+            with agentgit.open(backend.url(repo)) as other:
+                other.session("s").recover(force=True)
+            before.append(count(backend.database(repo), GRAPH_CHECKPOINT))
+        return {"messages": [("ai", "said")]}
+
+    before = []
+    graph = StateGraph(MessagesState).add_node("says", says).add_edge(START, "says").compile()
+    agent = repo.wrap(graph, "s")
+    agent.run("one")
+    with pytest.raises(Conflict, match="taken over"):
+        agent.invoke({"messages": [("user", "two")]}, durability="sync")
+    assert before == [count(backend.database(repo), GRAPH_CHECKPOINT)]
+
+
+@on_postgresql
+def test_d5_a_rollback_whose_lease_ended_publishes_nothing(repo, world):
+    """D5: another process took it over while it was in an undo; the late one moves no branch and claims no reversal."""
+    agent = wrapped(repo, world)
+    agent.run("add chair")
+    agent.checkpoint("before")
+    agent.run("add table")
+
+    def take_over():
+        assert let_end(repo, OPERATION) == 1
+        with agentgit.open(backend.url(repo)) as other, pytest.raises(RollbackIncomplete):
+            other.resume(other.session("s").operations()[0])
+
+    world.then = take_over
+    with pytest.raises(Conflict, match="taken over"):
+        agent.rollback("before")
+    (operation,) = repo.session("s").operations()
+    assert (operation.status, repo.session("s").branch().name) == ("partial", "main")
+    (call,) = [call for call in agent.tool_track() if call.status == "reverse_unknown"]
+    repo.resolve(call, "happened")
+    assert repo.resume(operation).status == "done"
+    assert (world.items, repo.session("s").branch().name) == (["chair"], "main-2")
+    assert ends(repo, OPERATION) == []
+
+
+@on_postgresql
+def test_d5_the_lease_of_a_run_is_renewed_and_not_that_of_one_taken_over(repo, world):
+    """D5: one renewal is for all that this process runs, and for nothing that is no longer its own."""
+    agent = wrapped(repo, world)
+    seen = []
+
+    def look():
+        let_end(repo)
+        backend.database(repo).leases.renew()
+        seen.extend(ends(repo))
+        taking = update(BRANCH).where(BRANCH.c.owner.is_not(None)).values(owner="h|1|1|x", lease_until=LONG_AGO)
+        backend.write(repo, lambda c: c.execute(taking))
+        backend.database(repo).leases.renew()
+        seen.extend(ends(repo))
+
+    world.then = look
+    with pytest.raises(Conflict, match="taken over"):
+        agent.run("add chair")
+    assert seen[0] > datetime.now(UTC)
+    assert seen[1] == LONG_AGO
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_d5_a_file_has_no_leases(repo, world):
+    """D5: on SQLite nothing is renewed and no thread runs for it."""
+    agent = wrapped(repo, world)
+    seen = []
+    world.then = lambda: seen.extend(ends(repo))
+    agent.run("add chair")
+    assert (seen, backend.database(repo).leases) == ([None], None)
+
+
+def test_d5_a_lease_is_renewed_until_its_work_ends_also_after_a_failure(monkeypatch):
+    """D5: the thread renews again and again, goes on when the database was away, and ends when nothing is held."""
+    monkeypatch.setattr(process, "PER_LEASE", 3000)
+    renewed, failures = threading.Semaphore(0), [Unavailable("away"), RuntimeError("nobody expected this")]
+
+    def write(tenant_id, work):
+        renewed.release()
+        if failures:
+            raise failures.pop()
+
+    kept = process.Leases(write, seconds=3)
+    kept.keep("a", process.Held(BRANCH, 1, 2))
+    thread = kept._thread
+    assert all(renewed.acquire(timeout=60) for _ in range(3))
+    kept.end("a")
+    thread.join(60)
+    assert not thread.is_alive()
+    kept.keep("b", process.Held(BRANCH, 1, 2))
+    assert renewed.acquire(timeout=60)
+    again = kept._thread
+    kept.close()
+    again.join(60)
+    assert not again.is_alive()
+
+
+@pytest.mark.parametrize("seconds", [0, 2.9, -1, float("nan")])
+def test_d5_a_lease_too_short_to_be_renewed_is_refused(seconds):
+    """D5: a lease shorter than an ordinary pause would let living runs be taken over."""
+    with pytest.raises(InvalidInput, match="lease_seconds"):
+        process.Leases(lambda tenant_id, work: None, seconds)

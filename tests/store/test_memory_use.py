@@ -1,0 +1,53 @@
+"""How much memory reading takes: one conversation at a time, however many checkpoints there are."""
+
+import tracemalloc
+
+import pytest
+from langchain_core.messages import HumanMessage
+from puts import on, put
+
+from agentgit import SQLModelSaver
+
+MESSAGES, CHECKPOINTS = 40, 1000
+
+
+@pytest.fixture
+def saver(database):
+    """A saver on a thread of many checkpoints that all have the same long conversation."""
+    saver, parent = SQLModelSaver(database), None
+    talk = [HumanMessage(f"message {n} " * 20, id=str(n)) for n in range(MESSAGES)]
+    for n in range(CHECKPOINTS):
+        changed = ["messages", "n"] if parent is None else ["n"]
+        config = put(saver, "t", {"messages": talk, "n": n}, parent=parent, changed=changed)
+        parent = config["configurable"]["checkpoint_id"]
+    assert len(saver.get_tuple(on("t")).checkpoint["channel_values"]["messages"]) == MESSAGES  # caches are warm
+    return saver
+
+
+class Peak:
+    """The greatest amount of memory that Python had at once inside of a block, in bytes."""
+
+    def __enter__(self):
+        tracemalloc.start()
+        return self
+
+    def __exit__(self, *_):
+        self.bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+
+
+@pytest.mark.long
+async def test_listing_takes_memory_for_one_conversation_at_a_time(saver):
+    """Listing 1,000 checkpoints takes about the memory of listing 200: that of a few conversations."""
+    with Peak() as one:
+        saver.get_tuple(on("t"))
+    peaks = []
+    for limit in (200, None):
+        with Peak() as peak:
+            assert sum(1 for _ in saver.list(on("t"), limit=limit)) == (limit or CHECKPOINTS)
+        peaks.append(peak.bytes)
+        with Peak() as peak:
+            assert sum([1 async for _ in saver.alist(on("t"), limit=limit)]) == (limit or CHECKPOINTS)
+        peaks.append(peak.bytes)
+    assert max(peaks[2:]) < 3 * min(peaks[:2])  # five times as many checkpoints
+    assert max(peaks) < 8 * one.bytes

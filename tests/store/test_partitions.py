@@ -1,0 +1,89 @@
+"""The variant of PostgreSQL whose tables are divided by tenant: the same store, keys, walls and trigger (D5)."""
+
+from contextlib import closing
+
+import backend
+import pytest
+from test_row_level_security import seen, works
+from test_upgrade import rows_of, tables_of
+
+import agentgit
+from agentgit.errors import InvalidInput, NotAllowed
+from agentgit.store.database import Database
+from agentgit.store.schema import partitioning, roles, schema
+from agentgit.store.sql.tables import METADATA
+
+PARTS = "SELECT count(*) FROM pg_inherits"
+
+
+@pytest.fixture
+def divided(empty_server):
+    """A database that was divided with a session of each of three tenants in it, and its rows as they were."""
+    with closing(Database(empty_server)) as database:
+        schema.upgrade(database)
+        for tenant in ("local", "one", "two"):
+            with agentgit.open(empty_server, tenant=tenant) as repo:
+                works(repo, "before")
+        before = rows_of(database)
+        assert partitioning.partition(database, 3) == len(METADATA.tables) - 1
+        yield database, before
+
+
+@pytest.mark.long
+def test_d5_a_divided_database_has_all_and_works(divided):
+    """D5: every row is there, keys, references, indexes and policies are as migrations make them, and work goes on."""
+    database, before = divided
+    after = rows_of(database, {table.name: set(table.c.keys()) for table in METADATA.sorted_tables})
+    assert {name: sorted(map(repr, rows)) for name, rows in after.items()} == {
+        name: sorted(map(repr, before[name])) for name in after
+    }
+    schema.check(database, deep=True)
+    with database.reading() as connection:
+        assert connection.exec_driver_sql(PARTS).scalar() >= 3 * (len(METADATA.tables) - 1)
+    for tenant in ("local", "one"):
+        with agentgit.open(database.url, tenant=tenant) as repo:
+            works(repo, "after")
+            assert len(repo.session("before").branches()) == 2
+            assert repo.maintenance.fsck(level=3).is_sound
+            repo.maintenance.gc()
+            assert repo.events.verify().is_sound
+    assert partitioning.partition(database, 3) == 0
+
+
+@pytest.mark.long
+def test_d5_a_divided_database_keeps_its_walls(divided):
+    """D5: what was granted stays granted, tenants stay apart, no part can be read or edited past its table."""
+    database, _ = divided
+    with agentgit.open(database.url) as repo:
+        role = f"agentgit_parts_{repo.context.store.tenant_id}"
+    database.write(lambda c: c.exec_driver_sql(f"CREATE ROLE {role} LOGIN"))
+    roles.grant(database, role)
+    with agentgit.open(database.url.set(username=role), tenant="one") as repo:
+        works(repo, "mine")
+        assert seen(backend.database(repo))["external_session"] == 2
+        assert set(seen(backend.database(repo).bound()).values()) == {0}
+        with pytest.raises(NotAllowed), backend.reading(repo) as connection:
+            connection.exec_driver_sql("SELECT * FROM blob_p0")
+    for place in ("audit_event", "audit_event_p0", "audit_event_p1"):
+        with pytest.raises(NotAllowed, match="cannot be changed"):
+            database.write(lambda c, at=place: c.exec_driver_sql(f"UPDATE {at} SET kind = ''"))  # noqa: S608  # our own names
+    database.write(lambda c: c.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}"))
+
+
+@pytest.mark.long
+def test_d5_a_divided_database_is_migrated_like_any_other(divided, second):
+    """D5: migrations go down and up on divided tables, and what they make anew is divided by asking again."""
+    database, _ = divided
+    for revision in ("0001", "base"):
+        schema.upgrade(database)
+        assert schema.downgrade(database, revision, lose=True)
+    schema.upgrade(database)
+    schema.check(database, deep=True)
+    assert partitioning.partition(database, 3) > 0
+    assert {table.name for table in database.write(tables_of)} > set(METADATA.tables)
+
+
+def test_what_cannot_be_divided_is_refused(database):
+    """Bad input: SQLite, and a count that cannot be meant."""
+    with pytest.raises(InvalidInput, match="SQLite" if database.is_sqlite else "parts"):
+        partitioning.partition(database, 1)

@@ -1,0 +1,185 @@
+"""Pointers and metadata that two transactions change at once, where each statement sees what the other committed."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import backend
+import pytest
+from scripted import World, obedient, tool_node_graph
+from sqlalchemy import create_engine, text
+
+from agentgit import WorldDiverged, reversible
+from agentgit.agents.turn.files import TurnFiles
+from agentgit.agents.turn.outcome_buffer import Outcomes
+from agentgit.rollback.finish import Finisher
+from agentgit.store.records.checkpoints import named
+from agentgit.store.sql.batch import catch_up
+from agentgit.values import as_object
+
+TIME = 60
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def wrapped(repo, world, branch=None):
+    undo = reversible(world.remove)
+    return repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(add=undo), branch=branch)
+
+
+def until_somebody_waits(url):
+    """Wait until another connection of this PostgreSQL database waits for a lock."""
+    engine = create_engine(url)
+    query = text(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    until = time.monotonic() + TIME
+    with engine.connect() as connection:
+        while not connection.execute(query).scalar():
+            connection.rollback()
+            assert time.monotonic() < until, "nobody waits"
+    engine.dispose()
+
+
+@pytest.fixture
+def meet(repo):
+    """Runs work in two transactions, the second while the first is not committed yet and the second waits for it."""
+
+    def meet(first, second):
+        with ThreadPoolExecutor(1) as pool:
+            others = []
+
+            def both(connection):
+                first(connection)
+                catch_up(connection)  # with what would else go with the commit
+                others.append(pool.submit(backend.database(repo).write, second))
+                if not backend.is_sqlite(repo):  # there is only one writer anyway
+                    until_somebody_waits(backend.url(repo))
+
+            backend.write(repo, both)
+            return others[-1].result(TIME)
+
+    return meet
+
+
+def test_d5_facts_of_a_branch_that_are_noted_at_once_are_all_kept(repo, meet):
+    """D5: two transactions that add to the metadata of a branch lose neither fact, and count each turn."""
+    repo.session("s", create=True)
+    branch, sessions = repo.session("s").branch().id, repo.context.store.sessions
+    meet(lambda c: sessions.note(c, branch, {"a": 1}), lambda c: sessions.note(c, branch, {"b": 2}))
+    meet(lambda c: sessions.count_turn(c, branch), lambda c: sessions.count_turn(c, branch))
+    with backend.reading(repo) as connection:
+        assert as_object(sessions.branch(connection, branch).meta) == {"a": 1, "b": 2, "turns": 2}
+
+
+def test_d5_checkpoints_that_are_made_at_once_are_numbered_and_the_head_is_the_last(repo, world, meet):
+    """D5: of two that are made at once none is lost, and the head is the one with the greater number."""
+    agent = wrapped(repo, world)
+    agent.run("add chair")
+    store, branch = repo.context.store, agent.branch.id
+    point = agent.head
+
+    def made(name):
+        def make(connection):
+            moment = store.moment(connection, store.sessions.branch(connection, branch))
+            return store.checkpoints.add(connection, branch, moment.snapshot, named(point.user_id, name))
+
+        return make
+
+    last = meet(made("one"), made("two"))
+    points = repo.session("s").checkpoints()
+    assert [p.checkpoint_name for p in points][-2:] == ["one", "two"]
+    assert repo.wrap(agent.graph, "s", check_effects=False).head.id == last
+    assert repo.maintenance.fsck(3).is_sound
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_w5_what_happens_while_a_turn_looks_at_the_world_is_not_taken_for_seen(repo, world, monkeypatch):
+    """W5: a call of another branch that ends just then stops this branch at its next effect."""
+    agent = wrapped(repo, world)
+    agent.run("look")
+    other = agent.fork(name="other")
+    arrived, go, written = threading.Event(), threading.Event(), threading.Event()
+    put = world._put
+
+    def slow(name, item):
+        if item == "sofa":
+            arrived.set()
+            assert go.wait(TIME)
+        return put(name, item)
+
+    looked = TurnFiles.divergence
+
+    def look_and_wait(self, connection, branch, planner, last):
+        plan = looked(self, connection, branch, planner, last)
+        if branch.name == "main" and not go.is_set():
+            go.set()
+            assert written.wait(TIME)
+        return plan
+
+    monkeypatch.setattr(world, "_put", slow)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(lambda: other.run("add sofa"))
+        assert arrived.wait(TIME)
+        monkeypatch.setattr(TurnFiles, "divergence", look_and_wait)
+        write = Outcomes.write
+
+        def write_and_tell(self):
+            write(self)
+            if self.turn.branch.name == "other":
+                written.set()
+
+        monkeypatch.setattr(Outcomes, "write", write_and_tell)
+        with pytest.raises(WorldDiverged, match="sofa"):
+            agent.run("add table")
+        running.result(TIME)
+    assert world.items == ["sofa"]
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_d2_a_switch_during_a_publication_is_not_lost(repo, world, monkeypatch):
+    """D2: who leads the session elsewhere while a rollback is published waits for it, and has the last word."""
+    agent = wrapped(repo, world)
+    agent.run("add chair")
+    agent.checkpoint("before")
+    third = agent.fork(name="third").branch.id
+    agent.run("add table")
+    opened = Finisher.branch
+    with ThreadPoolExecutor(1) as pool:
+        others = []
+
+        def open_slowly(self, *given, **how):
+            others.append(pool.submit(repo.session("s").switch, "third"))
+            until_somebody_waits(backend.url(repo))
+            return opened(self, *given, **how)
+
+        monkeypatch.setattr(Finisher, "branch", open_slowly)
+        agent.rollback("before")
+        others[0].result(TIME)
+    assert repo.session("s").branch().id == third
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_w1_a_rollback_that_is_being_published_is_not_called_half_done(repo, world, monkeypatch):
+    """W1: who takes it back by force at that moment waits, and finds it done."""
+    agent = wrapped(repo, world)
+    agent.run("add chair")
+    agent.checkpoint("before")
+    agent.run("add table")
+    opened = Finisher.branch
+    with ThreadPoolExecutor(1) as pool:
+        others = []
+
+        def open_slowly(self, *given, **how):
+            others.append(pool.submit(repo.session("s").recover, branch="main-2", force=True))
+            until_somebody_waits(backend.url(repo))
+            return opened(self, *given, **how)
+
+        monkeypatch.setattr(Finisher, "branch", open_slowly)
+        retry = agent.rollback("before")
+        assert others[0].result(TIME).status == "open"
+    assert [operation.status for operation in repo.session("s").operations()] == ["done"]
+    assert retry.run("look") == "done"

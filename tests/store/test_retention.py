@@ -1,0 +1,457 @@
+"""Retention: what a session keeps of its checkpoints, and that what something needs is never touched (B4, B5, P7)."""
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from hashlib import shake_256
+from typing import TypedDict
+
+import backend
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langgraph.graph import StateGraph
+from scripted import World, call, obedient, scripted, tool_node_graph
+from sqlalchemy import text, update
+
+import agentgit
+from agentgit.checkpoints import Retention
+from agentgit.checkpoints.retention import KeptPoint, judge
+from agentgit.errors import InvalidInput
+from agentgit.handles.rollbacks import Rollbacks
+from agentgit.store.audit.trail import begin_notes
+from agentgit.store.maintenance import retention
+from agentgit.store.sql.tables import TOOL_INVOCATION
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+POINTS = st.lists(
+    st.builds(
+        lambda name, is_auto, age, needed: {"name": name, "is_auto": is_auto, "age": age, "needed": needed},
+        st.sampled_from([None, None, "a", "b", "\0\ud800"]),
+        st.booleans(),
+        st.integers(0, 1000),
+        st.sampled_from(["", "", "", "a branch leaves from it"]),
+    ),
+    max_size=60,
+).map(
+    lambda made: [
+        KeptPoint(
+            id=n, name=p["name"], is_auto=p["is_auto"], created_at=NOW - timedelta(days=p["age"]), needed=p["needed"]
+        )
+        for n, p in enumerate(made)
+    ]
+)
+LIMIT = st.none() | st.integers(1, 50)
+RETENTIONS = st.builds(
+    Retention,
+    compress_after=LIMIT,
+    keep_last=st.integers(1, 30),
+    max_checkpoints=LIMIT,
+    max_age=st.none() | st.integers(1, 900).map(lambda days: timedelta(days=days)),
+    max_bytes=LIMIT,
+)
+
+
+def ten_each(points):
+    """A measure: each checkpoint takes ten bytes, and what there is besides takes five."""
+    return lambda gone: 5 + 10 * (len(points) - len(set(gone)))
+
+
+def kept(points, retention):
+    """The points that stay."""
+    return [one.point for one in judge(points, retention, NOW, ten_each(points)) if not one.goes]
+
+
+# -- the rule
+
+
+def test_b4_past_fifty_the_first_the_last_twenty_and_the_newest_of_each_name_stay():
+    """B4: with the defaults fifty checkpoints stay as they are, and of fifty-one the essential ones do."""
+    points = [KeptPoint(id=n, name="n" if n in (5, 9) else None, created_at=NOW) for n in range(51)]
+    assert kept(points[:50], Retention()) == points[:50]
+    assert [point.id for point in kept(points, Retention())] == [0, 9, *range(31, 51)]
+
+
+def test_p7_the_oldest_go_when_the_limit_is_passed():
+    """P7: of a hundred and one checkpoints the oldest goes, automatic ones before named ones and the first at last."""
+    points = [KeptPoint(id=n, is_auto=n not in (1, 2), name="x" * n or None, created_at=NOW) for n in range(101)]
+    [gone] = [one for one in judge(points, Retention(compress_after=None), NOW) if one.goes]
+    assert (gone.point.id, gone.why) == (3, "there are more than 100")
+    three = Retention(compress_after=None, keep_last=1, max_checkpoints=3)
+    assert [point.id for point in kept(points, three)] == [0, 2, 100]
+
+
+def test_older_ones_than_the_age_go_but_the_first_and_the_last():
+    """B4: an age limit takes what is older, and leaves the first and the newest ones of a session that slept."""
+    points = [KeptPoint(id=n, name="x", created_at=NOW - timedelta(days=100 - n)) for n in range(10)]
+    aged = Retention(compress_after=None, max_checkpoints=None, keep_last=3, max_age=timedelta(days=95))
+    assert [point.id for point in kept(points, aged)] == [0, 5, 6, 7, 8, 9]
+    aged = Retention(compress_after=None, max_checkpoints=None, keep_last=3, max_age=timedelta(days=1))
+    assert [point.id for point in kept(points, aged)] == [0, 7, 8, 9]
+
+
+@given(POINTS, RETENTIONS)
+def test_b4_what_is_needed_and_the_newest_never_go(points, retention):
+    """B4: whatever the limits say, what something needs stays, and so do the newest ones."""
+    last = min(retention.keep_last, retention.max_checkpoints or retention.keep_last)
+    spared = {point.id for point in points if point.needed} | {point.id for point in points[-last:]}
+    assert spared <= {point.id for point in kept(points, retention)}
+
+
+@given(POINTS, RETENTIONS)
+def test_p7_no_more_stay_than_the_limit_says(points, retention):
+    """P7: more than the limit stay only if they are needed or the newest ones."""
+    stay = kept(points, retention)
+    most = retention.max_checkpoints
+    if most is not None and len(stay) > most:
+        newest = {point.id for point in points[-min(retention.keep_last, most) :]}
+        assert all(point.needed or point.id in newest for point in stay)
+
+
+def test_b4_the_oldest_go_while_the_session_takes_too_much():
+    """B4: just so many go that the limit is kept, automatic ones first, then named ones, and the first at last."""
+    points = [KeptPoint(id=n, is_auto=n not in (1, 2), name="x" * n or None, created_at=NOW) for n in range(9)]
+
+    def small(most):
+        return Retention(compress_after=None, max_checkpoints=None, keep_last=3, max_bytes=most)
+
+    assert [point.id for point in kept(points, small(95))] == list(range(9))
+    assert [point.id for point in kept(points, small(94))] == [0, 1, 2, 4, 5, 6, 7, 8]
+    assert [point.id for point in kept(points, small(65))] == [0, 1, 2, 6, 7, 8]
+    assert [point.id for point in kept(points, small(54))] == [0, 6, 7, 8]
+    assert [point.id for point in kept(points, small(1))] == [6, 7, 8]
+
+
+@given(POINTS, RETENTIONS)
+def test_b4_a_session_is_too_large_only_if_nothing_else_may_go(points, retention):
+    """B4: what is over the limit of bytes is needed, or among the newest."""
+    stay = kept(points, retention)
+    if retention.max_bytes is not None and ten_each(stay)(()) > retention.max_bytes:
+        last = min(retention.keep_last, retention.max_checkpoints or retention.keep_last)
+        newest = {point.id for point in points[-last:]}
+        assert all(point.needed or point.id in newest for point in stay)
+
+
+@given(POINTS, RETENTIONS, st.randoms())
+def test_b4_thinning_again_takes_nothing_more(points, retention, chance):
+    """B4: each checkpoint gets a verdict with its reason, the order does not matter, and doing it twice is as once."""
+    judged = judge(points, retention, NOW, ten_each(points))
+    assert [one.point for one in judged] == points
+    assert all(one.why for one in judged)
+    shuffled = list(points)
+    chance.shuffle(shuffled)
+    assert judge(shuffled, retention, NOW, ten_each(points)) == judged
+    stay = kept(points, retention)
+    assert kept(stay, retention) == stay
+
+
+@given(RETENTIONS)
+def test_a_retention_is_read_again_as_it_was(retention):
+    """B4: what is stored with a session is what was said."""
+    assert Retention.from_dict(retention.to_dict()) == retention
+    assert str(retention)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"max_checkpoints": 0}, {"max_checkpoints": -1}, {"compress_after": "50"}, {"keep_last": None},
+        {"keep_last": True}, {"max_checkpoints": 2**40}, {"max_age": 5}, {"max_age": timedelta(0)},
+        {"max_bytes": 0}, {"max_bytes": True}, {"max_bytes": 1.5}, {"max_bytes": 2**63},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_bad_input_a_limit_that_is_none(bad):
+    """Bad input: what is no limit is refused where it is written."""
+    with pytest.raises(InvalidInput):
+        Retention(**bad)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"max": 3}, {"max_age": "long"}, {"max_age": 1e300}, {"max_age": float("nan")}], ids=str
+)
+def test_bad_input_a_stored_retention_that_is_none(bad):
+    """Bad input: what was not written by `to_dict` is refused, and no other error comes out."""
+    with pytest.raises((InvalidInput, ValueError)):
+        Retention.from_dict(bad)
+
+
+# -- in a session
+
+
+def wrap(repo, world=None, **how):
+    """An agent in session s that does what it is told."""
+    world = world or World()
+    return repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(), **how)
+
+
+def forgetful():
+    """A graph whose state is the last text only, so that older checkpoints are all that older texts are kept for."""
+
+    class State(TypedDict):
+        text: str
+
+    return StateGraph(State).add_node("keep", lambda state: state).set_entry_point("keep").compile()
+
+
+def noise(n, size):
+    """A text of so many bytes in hexadecimal form that does not become much shorter by packing."""
+    return shake_256(str(n).encode()).hexdigest(size)
+
+
+def references(repo):
+    """The checkpoints that are there, over all branches."""
+    with backend.reading(repo) as connection:
+        return [point.reference for point in retention.points(connection, repo.context.store, repo.session("s").id)]
+
+
+def test_b4_a_session_is_thinned_out_by_itself_when_a_turn_ends(repo):
+    """B4: a session keeps everything until somebody says otherwise; then it thins itself out as turns end."""
+    agent = wrap(repo)
+    for _ in range(6):
+        agent.run("hm")
+    assert len(repo.session("s").checkpoints()) == 12
+    assert repo.session("s").retention.set(Retention(compress_after=10, keep_last=4)) is None
+    named = agent.checkpoint("mine")
+    assert references(repo) == ["main#1", "main#10", "main#11", "main#12", "main#13"]
+    for _ in range(20):
+        agent.run("hm")
+        assert len(references(repo)) <= 10
+    assert repo.session("s").get_checkpoint("mine").id == named.id
+    assert repo.session("s").retention.set(None) == Retention(compress_after=10, keep_last=4)
+    assert repo.session("s").retention.get() is None
+    for _ in range(6):
+        agent.run("hm")
+    assert len(references(repo)) > 10
+    assert len(agent.history()) == 64
+
+
+def test_b4_what_is_kept_is_stored_with_the_session(repo):
+    """B4: another handle on the database thins the session out too."""
+    wrap(repo).run("hm")
+    repo.session("s").retention.set(Retention(compress_after=2, keep_last=1))
+    with agentgit.open(backend.url(repo)) as other:
+        wrap(other).run("hm")
+    assert references(repo) == ["main#1", "main#4"]
+    assert repo.sessions()[0].metadata["retention"]["keep_last"] == 1
+
+
+def test_b4_branch_points_heads_and_what_a_rollback_went_to_stay(repo):
+    """B4: every branch still has its beginning, its branch point and its head, and each can be gone back to."""
+    world = World()
+    agent = wrap(repo, world)
+    for n in range(4):
+        agent.run(f"add i{n}")
+    agent.fork("main#3")
+    retry = agent.rollback("main#5")
+    retry.run("add x")
+    retry.rollback("main#2", name="third")
+    thinned = repo.session("s").retention.apply(Retention(compress_after=1, keep_last=1), dry_run=True)
+    why = {one.point.reference: one.why for one in thinned.kept}
+    assert why["main#3"] == "branch main-2 leaves from it"
+    assert why["main#8"] == "it is the head of branch main"
+    assert why["main-3#3"] == "it is the head of branch main-3"
+    assert why["main-3#1"] == "a branch begins with it"
+    assert why["main#1"] == "it is the first"
+    done = repo.session("s").retention.apply(Retention(compress_after=1, keep_last=1))
+    assert [one.point for one in done.gone] == [one.point for one in thinned.gone]
+    assert sorted(references(repo)) == sorted(why)
+    assert str(repo.session("s").tree())
+    for reference in why:
+        assert repo.session("s").plan_rollback(reference).checkpoint_id
+    assert repo.maintenance.fsck(level=3).is_sound
+
+
+def test_b4_w9_a_checkpoint_with_a_tag_stays(repo):
+    """B4, W9: a tag keeps its checkpoint, and thinning says so; without the tag it goes."""
+    agent = wrap(repo)
+    for _ in range(4):
+        agent.run("hm")
+    repo.session("s").tag("main#3", "v1")
+    thinned = repo.session("s").retention.apply(Retention(compress_after=1, keep_last=1))
+    assert {one.point.reference: one.why for one in thinned.kept}["main#3"] == "it has the tag v1"
+    assert repo.session("s").get_checkpoint("v1").metadata["reference"] == "main#3"
+    repo.session("s").untag("v1")
+    repo.session("s").retention.apply(Retention(compress_after=1, keep_last=1))
+    assert "main#3" not in references(repo)
+
+
+def test_b4_the_way_back_before_an_unresolved_effect_stays(repo):
+    """B4: while nobody knows whether a call happened, the checkpoint before it is not thinned away."""
+    agent = wrap(repo)
+    for n in range(5):
+        agent.run(f"add i{n}")
+    call = agent.tool_track()[1]
+    for status in ("unknown", "reverse_failed", "reverse_unknown", "reversing", "intended"):
+        moved = update(TOOL_INVOCATION).where(TOOL_INVOCATION.c.id == call.id).values(status=status)
+        backend.write(repo, lambda connection, moved=moved: connection.execute(moved))
+        few = {
+            v.point.reference: v.why
+            for v in repo.session("s").retention.apply(Retention(compress_after=1, keep_last=1), dry_run=True).kept
+        }
+        assert few["main#3"] == f"it is the way back before add, which is {status}"
+        assert "main#4" not in few
+
+
+def test_b4_a_checkpoint_that_waits_for_an_answer_stays(repo):
+    """B4: where a person was asked something and has not answered, the checkpoint can still ask."""
+    world = World()
+    graph = tool_node_graph(scripted(call("add_if_approved", item="x"), "ok"), world.tools())
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    agent.invoke({"messages": [("user", "ask")]})
+    agent.checkpoint("waiting")
+    asked = references(repo)[-1]
+    agent.checkpoint("waiting")
+    agent.checkpoint("waiting")
+    why = {
+        v.point.reference: v.why
+        for v in repo.session("s").retention.apply(Retention(compress_after=1, keep_last=1), dry_run=True).kept
+    }
+    assert why[asked] == "it waits for a person's answer"
+
+
+def test_b5_clear_says_how_many_went(repo):
+    """B5: clear deletes all checkpoints that nothing needs, named ones too, tells how many, and the history stays."""
+    agent = wrap(repo)
+    for n in range(5):
+        agent.run(f"add i{n}")
+        agent.checkpoint(f"n{n}")
+    agent.fork("main#6")
+    assert repo.session("s").retention.clear(branch="main-2") == 0
+    assert repo.session("s").retention.clear() == 13
+    assert references(repo) == ["main#6", "main#15", "main-2#1"]
+    assert repo.session("s").retention.clear() == 0
+    assert len(agent.history()) == 20
+    assert len(agent.tool_track()) == 5
+
+
+def test_p7_a_named_checkpoint_goes_only_after_the_automatic_ones(repo):
+    """P7, A6: automatic and named checkpoints have each their own retention under one limit."""
+    agent = wrap(repo)
+    for n in range(4):
+        agent.run("hm")
+        agent.checkpoint(f"n{n}")
+    repo.session("s").retention.set(Retention(compress_after=None, keep_last=1, max_checkpoints=5))
+    repo.session("s").retention.apply()
+    assert references(repo) == ["main#1", "main#3", "main#6", "main#9", "main#12"]
+
+
+def test_b4_a_session_that_takes_too_much_of_the_database_is_thinned_out(repo):
+    """B4: the dry run says what would go and how large the session would be, and after a collection it is just that."""
+    agent = repo.wrap(forgetful(), "s")
+    repo.wrap(forgetful(), "t").invoke({"text": "x" * 5000})
+    for n in range(12):
+        agent.invoke({"text": noise(n, 4000)})
+    repo.maintenance.gc()
+    took = repo.session("s").stats(storage=True).storage.own
+    most = Retention(compress_after=None, max_checkpoints=None, keep_last=2, max_bytes=took // 2)
+    tried = repo.session("s").retention.apply(most, dry_run=True)
+    assert len(references(repo)) == 24
+    assert tried.bytes_before == took
+    assert tried.is_within
+    assert 0 < len(tried.gone) < 21
+    assert {one.why for one in tried.gone} == {f"the session takes more than {took // 2:,} bytes"}
+    done = repo.session("s").retention.apply(most)
+    assert [one.point for one in done.gone] == [one.point for one in tried.gone]
+    repo.maintenance.gc(shrink=False)
+    assert repo.session("s").stats(storage=True).storage.own == tried.bytes_after <= took // 2
+    assert repo.session("s").retention.apply(most, dry_run=True).gone == []
+    assert repo.maintenance.fsck(level=3).is_sound
+
+
+def test_b4_what_tools_said_counts_as_it_does_in_the_figures(repo):
+    """B4, W13: calls stay and count; what was kept with a checkpoint goes with it, and is counted as gone."""
+    world = World()
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    for n in range(6):
+        agent.run(f"add {noise(n, 2000)}")
+        agent.checkpoint(f"n{n}", data=noise(n, 3000))
+    repo.maintenance.gc()
+    took = repo.session("s").stats(storage=True).storage.own
+    most = Retention(compress_after=None, max_checkpoints=None, keep_last=1, max_bytes=took - 5000)
+    tried = repo.session("s").retention.apply(most, dry_run=True)
+    assert tried.bytes_before == took
+    assert tried.gone
+    repo.session("s").retention.apply(most)
+    repo.maintenance.gc(shrink=False)
+    assert repo.session("s").stats(storage=True).storage.own == tried.bytes_after
+
+
+def test_b4_a_limit_that_cannot_be_kept_is_told(repo):
+    """B4: what is needed and the newest stay, however large the session is, and the dry run says so."""
+    agent = repo.wrap(forgetful(), "s")
+    for n in range(4):
+        agent.invoke({"text": noise(n, 4000)})
+    repo.session("s").tag("main#3", "v1")
+    agent.fork("main#5")
+    tiny = Retention(compress_after=None, max_checkpoints=None, keep_last=1, max_bytes=10)
+    tried = repo.session("s").retention.apply(tiny, dry_run=True)
+    assert not tried.is_within
+    assert {one.point.reference for one in tried.kept} == {"main#3", "main#5", "main#8", "main-2#1"}
+    assert tried.to_dict()["is_within"] is False
+    repo.session("s").retention.apply(tiny)
+    repo.maintenance.gc(shrink=False)
+    assert repo.session("s").stats(storage=True).storage.own == tried.bytes_after
+
+
+def test_b4_a_collection_holds_sessions_to_their_size_and_turns_do_not(repo):
+    """B4: to measure takes longer than a turn should; `gc` does it, and its dry run tells how many would go."""
+    agent = repo.wrap(forgetful(), "s")
+    repo.session("s").retention.set(Retention(keep_last=1, max_bytes=1000))
+    for n in range(4):
+        agent.invoke({"text": noise(n, 2000)})
+    assert len(references(repo)) == 8
+    assert repo.maintenance.gc(dry_run=True).checkpoints == 7
+    assert repo.maintenance.gc().checkpoints == 7
+    assert references(repo) == ["main#8"]
+    assert agent.get_state().values["text"] == noise(3, 2000)
+
+
+def test_bad_input_nothing_is_said_about_what_to_keep(repo):
+    """Bad input: thinning without a retention says what to do, and changes nothing."""
+    wrap(repo).run("hm")
+    with pytest.raises(InvalidInput, match="keeps everything"):
+        repo.session("s").retention.apply()
+    with pytest.raises(InvalidInput, match="no retention"):
+        repo.session("s").retention.set({"max_checkpoints": 3})
+    with pytest.raises(agentgit.NotFound):
+        repo.session("nobody").retention.get()
+    assert len(references(repo)) == 2
+
+
+def test_a_checkpoint_that_went_meanwhile_cannot_be_gone_back_to(repo, monkeypatch):
+    """Bad input: who holds a checkpoint that was thinned away is told so, and no half branch is left behind."""
+    agent = wrap(repo)
+    for _ in range(4):
+        agent.run("hm")
+    rollbacks = Rollbacks(repo.context, agent.session.id)
+    held = repo.context.read(lambda connection: rollbacks._target(connection, None, "main#3"))
+    repo.session("s").retention.set(Retention(compress_after=1, keep_last=1))
+    repo.session("s").retention.apply()
+    monkeypatch.setattr(Rollbacks, "_target", lambda *_: held)
+    # A fork looks in the transaction that makes the branch, so nothing can go between.
+    for verb, said in ((agent.rollback, "deleted meanwhile"), (agent.fork, "names nothing")):
+        with pytest.raises(agentgit.NotFound, match=said):
+            verb("main#3")
+    assert [branch.name for branch in repo.session("s").branches()] == ["main"]
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)  # SQLite has one writer at a time
+def test_w13_another_writer_makes_a_branch_while_a_session_is_thinned_out(repo):
+    """W13: a fork that waits for a thinning sees what is left; the branch never points at what is gone."""
+    agent = wrap(repo)
+    for _ in range(4):
+        agent.run("hm")
+    session = repo.session("s")
+    with backend.database(repo).engine.begin() as connection:
+        begin_notes(connection)
+        repo.context.store.sessions.lock(connection, session.id)
+        connection.execute(text("SET LOCAL lock_timeout = '1s'"))
+        with ThreadPoolExecutor(1) as pool:
+            forked = pool.submit(agent.fork, "main#3")
+            repo.context.store.checkpoints.delete(connection, [repo.session("s").get_checkpoint("main#3").id])
+            assert not forked.done()
+            connection.commit()
+            with pytest.raises(agentgit.NotFound):
+                forked.result(30)
+    assert repo.maintenance.fsck(level=3).is_sound

@@ -1,0 +1,219 @@
+"""What thinning, deleting and collecting leave: all that merges, explorations and exports go back to (B4)."""
+
+import io
+import operator
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import backend
+import pytest
+from langchain_core.messages import AIMessage
+from langgraph.graph import MessagesState, StateGraph
+from scripted import World, obedient, tool_node_graph
+from sqlalchemy import update
+
+import agentgit
+from agentgit import Workspace
+from agentgit.checkpoints import Retention
+from agentgit.store.maintenance import retention
+from agentgit.store.sql.tables import CHECKPOINT, TOOL_INVOCATION
+
+FEW = Retention(compress_after=1, keep_last=1, max_checkpoints=1)
+
+
+class Shopping(MessagesState):
+    """A conversation and a list whose reducer adds."""
+
+    cart: Annotated[list[str], operator.add]
+
+
+def shopping():
+    """A graph that answers, and keeps what is put into the cart."""
+    graph = StateGraph(Shopping).add_node("answer", lambda state: {"messages": [AIMessage("noted")]})
+    return graph.set_entry_point("answer").compile()
+
+
+def say(agent, *cart):
+    """One turn."""
+    agent.invoke({"messages": [("user", "hi")], "cart": list(cart)})
+
+
+def working(repo, session="s"):
+    """An agent that does what it is told."""
+    world = World()
+    return repo.wrap(tool_node_graph(obedient(), world.tools()), session, effects=world.effects())
+
+
+@pytest.fixture
+def merged(repo):
+    """A branch that was merged into main, after which both went on."""
+    ours = repo.wrap(shopping(), "s")
+    say(ours, "chair")
+    theirs = ours.fork(name="theirs")
+    say(theirs, "sofa")
+    ours.merge("theirs", name="merge")
+    for n in range(3):
+        say(theirs, f"lamp {n}")
+        say(ours)
+    return ours
+
+
+def test_b4_w7_after_thinning_a_merge_brings_nothing_twice(repo, merged):
+    """B4, W7: the last merge and what was merged stay, so the next merge goes on from there."""
+    thinned = repo.session("s").retention.apply(FEW)
+    why = {one.point.name or one.point.reference: one.why for one in thinned.kept}
+    assert why["merge"] == "it is a merge, and the next one goes on from there"
+    assert why["theirs#3"] == "main#3 is a merge of it"
+    merged.merge("theirs")
+    assert merged.state["cart"] == ["chair", "sofa", "lamp 0", "lamp 1", "lamp 2"]
+
+
+def test_b5_w7_clearing_and_deleting_leave_a_merge(repo, merged):
+    """B5, W7: who clears a session or deletes a checkpoint by hand does not make the next merge wrong either."""
+    for needed, why in (("merge", "it is a merge"), ("theirs#3", "is a merge of it")):
+        with pytest.raises(agentgit.Conflict, match=why):
+            repo.session("s").delete_checkpoint(needed)
+    assert repo.session("s").retention.clear() > 0
+    assert repo.session("s").cleanup_auto_checkpoints(branch="theirs", keep=0) == 0
+    merged.merge("theirs")
+    assert merged.state["cart"] == ["chair", "sofa", "lamp 0", "lamp 1", "lamp 2"]
+
+
+def test_w7_b8_an_imported_session_merges_from_where_it_was_merged_last(repo, merged):
+    """W7, B8: a merge is a merge after export and import, too; the next one brings nothing twice."""
+    file = io.BytesIO()
+    repo.session("s").export(file)
+    file.seek(0)
+    repo.import_(file, session="copy")
+    copy = repo.wrap(shopping(), "copy")
+    copy.merge("theirs")
+    assert copy.state["cart"] == ["chair", "sofa", "lamp 0", "lamp 1", "lamp 2"]
+
+
+def test_b4_no_hand_deletes_the_way_back_before_an_unresolved_effect(repo):
+    """B4: also a person, or an agent with its tools, keeps the way back before an effect that is not resolved."""
+    agent = working(repo)
+    for n in range(3):
+        agent.run(f"add i{n}")
+    call = agent.tool_track()[1]
+    unknown = update(TOOL_INVOCATION).where(TOOL_INVOCATION.c.id == call.id).values(status="unknown")
+    backend.write(repo, lambda connection: connection.execute(unknown))
+    with pytest.raises(agentgit.Conflict, match="the way back before add, which is unknown"):
+        repo.session("s").delete_checkpoint("main#3")
+    assert repo.session("s").cleanup_auto_checkpoints(keep=0) == 4
+    assert [point.metadata["reference"] for point in repo.session("s").checkpoints()] == ["main#3", "main#6"]
+
+
+def test_a7_no_checkpoint_goes_while_there_are_no_more_than_are_to_be_kept(repo):
+    """A7: cleaning up with room to spare deletes nothing."""
+    working(repo).run("hm")
+    assert repo.session("s").cleanup_auto_checkpoints(keep=3) == 0
+    assert len(repo.session("s").checkpoints()) == 2
+
+
+def test_b4_an_age_costs_a_turn_nothing_while_nothing_is_too_old(repo, monkeypatch):
+    """B4: a session with an age limit looks at its checkpoints only when one of them has become too old."""
+    agent = working(repo)
+    for _ in range(3):
+        agent.run("hm")
+    repo.session("s").retention.set(
+        Retention(compress_after=None, max_checkpoints=None, keep_last=1, max_age=timedelta(days=1))
+    )
+    looked, points = [], retention.points
+    monkeypatch.setattr(retention, "points", lambda *given: looked.append(given) or points(*given))
+    agent.run("hm")
+    assert looked == []
+    before = datetime.now(UTC) - timedelta(days=2)
+    aged = update(CHECKPOINT).where(CHECKPOINT.c.number < 6).values(created_at=before)
+    backend.write(repo, lambda connection: connection.execute(aged))
+    agent.run("hm")
+    assert [p.metadata["reference"] for p in repo.session("s").checkpoints()] == [
+        "main#1",
+        *(f"main#{n}" for n in range(6, 11)),
+    ]
+    agent.run("hm")
+    assert len(looked) == 1
+
+
+def test_b4_w10_what_an_exploration_found_is_found_after_thinning(repo):
+    """B4, W10: where an explored branch ended stays, though the branch went on; so it tells the same as before."""
+    agent = working(repo)
+    agent.run("hm")
+    explored = agent.explore(["hm"], 2)
+    agent = agent.switch(explored.branches[0].name)
+    for n in range(3):
+        agent.run(f"add i{n}")
+    before = agent.exploration().to_dict()
+    thinned = repo.session("s").retention.apply(FEW)
+    why = [one.why for one in thinned.kept]
+    assert f"what was explored on branch {explored.branches[0].name} ends there" in why
+    repo.maintenance.gc()
+    assert agent.exploration().to_dict() == before
+
+
+def test_b4_w11_a_session_that_began_as_a_template_needs_the_template_no_more(repo):
+    """B4, W11: what began as a checkpoint of another session goes on when that is gone."""
+    agent = working(repo)
+    agent.run("add i0")
+    agent.checkpoint("ready")
+    for _ in range(3):
+        agent.run("hm")
+    world = World()
+    graph = tool_node_graph(obedient(), world.tools())
+    repo.wrap(graph, "copy", effects=world.effects(), template="s@ready").run("hm")
+    assert repo.session("s").retention.clear()
+    repo.maintenance.gc()
+    copy = repo.wrap(graph, "copy", effects=world.effects())
+    copy.run("look")
+    assert len(copy.history()) == 10
+    assert repo.maintenance.fsck(level=3).is_sound
+
+
+def test_b4_b8_what_was_thinned_out_can_be_exported(repo):
+    """B4, B8: a session and each branch of it can be exported and read again after thinning and collecting."""
+    agent = working(repo)
+    for n in range(4):
+        agent.run(f"add i{n}")
+    fork = agent.fork("main#5", name="fork")
+    fork = fork.switch("fork", sync="ignore")
+    fork.run("add other")
+    deep = fork.fork(name="deep")
+    deep.run("hm")
+    repo.session("s").retention.clear()
+    repo.maintenance.gc()
+    for branch in (None, "main", "fork", "deep"):
+        file = io.BytesIO()
+        repo.session("s").export(file, branch=branch)
+        file.seek(0)
+        made = repo.import_(file).session
+        for one in repo.session(made).branches():
+            if one.name != "elsewhere":
+                assert one.conversation_history == repo.session("s").branch(one.name).conversation_history
+    assert repo.maintenance.fsck(level=3).is_sound
+
+
+@pytest.mark.parametrize("branches", [1, 3])
+def test_w1_p4_a_rollback_that_stopped_half_way_is_finished_after_a_collection(repo, tmp_path, branches):
+    """W1, P4: what is still to be done about effects and files can be done after everything else was thinned out."""
+    (folder := tmp_path / "work").mkdir()
+    world = World()
+    with Workspace(folder, tmp_path / "store") as workspace:
+        graph = tool_node_graph(obedient(), world.tools())
+        agent = repo.wrap(graph, "s", effects=world.effects(), workspace=workspace)
+        for n in range(4):
+            (folder / "a").write_text(str(n))
+            agent.run(f"add i{n}")
+        for n in range(1, branches):
+            agent.fork(f"main#{2 * n}")
+        world.broken.add("i1")
+        with pytest.raises(agentgit.RollbackIncomplete):
+            agent.rollback("main#2")
+        repo.session("s").retention.apply(FEW)
+        repo.session("s").retention.set(FEW)
+        repo.maintenance.gc()
+        world.broken.clear()
+        (stopped,) = [one for one in repo.session("s").operations() if one.status != "done"]
+        assert repo.resume(stopped).status == "done"
+        assert world.items == ["i0"]
+        assert (folder / "a").read_text() == "0"
+        assert repo.maintenance.fsck(level=3).is_sound

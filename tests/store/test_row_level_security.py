@@ -1,0 +1,483 @@
+"""The second wall (D5): row-level security holds where a query forgets to ask whose rows it may see."""
+
+import json
+import re
+import uuid
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import backend
+import pytest
+from scripted import World, call, scripted, tool_node_graph
+from sqlalchemy import delete, func, insert, select, text, update
+from test_access import test_d5_the_role_is_enough as d5_the_role_is_enough
+from test_access import world
+from test_tenant_isolation import filled
+from typer.testing import CliRunner
+
+import agentgit
+from agentgit import Keyring, Workspace
+from agentgit.cli.app import app
+from agentgit.conformance import RULES
+from agentgit.errors import InvalidInput, NotAllowed, NotFound, SchemaMismatch
+from agentgit.store.database import Database
+from agentgit.store.schema import partitioning, roles, schema
+from agentgit.store.sql.tables import METADATA
+from agentgit.store.sql.url import shown
+
+__all__ = ["world"]  # the fixture
+
+TABLES = METADATA.sorted_tables
+OF_SESSIONS = {
+    "external_session", "internal_session", "tool_invocation", "world_log", "operation", "workspace_snapshot", "tag",
+    "checkpoint", "search_text",
+}  # fmt: skip
+"""The tables whose rows a user sees of own and shared sessions only; the trail is one more, which has others' too."""
+
+
+@contextmanager
+def as_role(url):
+    """Give the place of a database for a role that owns nothing and was granted the work."""
+    role = f"agentgit_{uuid.uuid4().hex}"
+    with closing(Database(url)) as owner:
+        owner.write(lambda c: c.exec_driver_sql(f"CREATE ROLE {role} LOGIN"))
+        try:
+            roles.grant(owner, role)
+            yield url.set(username=role)
+        finally:
+            owner.write(lambda c: c.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}"))
+
+
+@pytest.fixture
+def database(postgres_url):
+    """A ready, empty PostgreSQL database, as a role that owns nothing."""
+    with as_role(postgres_url) as url, closing(Database(url)) as database:
+        yield database
+
+
+@pytest.fixture
+def owner(postgres_url):
+    """The same database as a superuser, for whom there are no walls."""
+    with closing(Database(postgres_url)) as database:
+        yield database
+
+
+def seen(database):
+    """Count the rows of each table that a query finds which asks for nobody's."""
+    with database.reading() as connection:
+        counts = (select(func.count()).select_from(table).scalar_subquery() for table in TABLES)
+        found = connection.execute(select(*counts)).one()
+    return dict(zip((table.name for table in TABLES), found, strict=True))
+
+
+def works(repo, session):
+    """Order something in a new session, take it back, and go on with the branch that this makes."""
+    things, model = World(), scripted(call("add", item="chair"), *["done"] * 9)
+    agent = repo.wrap(tool_node_graph(model, things.tools()), session, effects=things.effects())
+    agent.run("a chair")
+    agent.checkpoint("later", data={"kept": True})
+    agent = agent.undo()
+    assert things.items == []
+    agent.run("and more")
+    agent.checkpoint("finished")
+    repo.session(session).tag("HEAD", "v1")
+    assert len(list(repo.session(session).search("finished"))) == 1
+    assert len(repo.session(session).branches()) == 2
+
+
+def test_d5_every_table_has_a_wall(owner):
+    """D5: who adds a table must say in a migration who sees its rows; the wall holds for owners of tables, too."""
+    walled = text(
+        "SELECT relname FROM pg_class JOIN pg_policy ON polrelid = pg_class.oid "
+        "WHERE relrowsecurity AND relforcerowsecurity AND relnamespace = to_regnamespace(current_schema())"
+    )
+    with owner.reading() as connection:
+        assert set(connection.execute(walled).scalars()) == set(METADATA.tables)
+
+
+def test_d5_the_tables_whose_rows_are_kept_apart_by_user_are_those_that_the_page_names(owner):
+    """D5, D6: the policies ask for the user where docs/security.md says so, and of each other table for the tenant."""
+    policies = text("SELECT tablename, qual FROM pg_policies WHERE schemaname = current_schema()")
+    with owner.reading() as connection:
+        found = {row.tablename: row.qual for row in connection.execute(policies)}
+    asks = ("agentgit.user_id", "agentgit_sees_")
+    by_user = {name for name, qual in found.items() if any(one in qual for one in asks)}
+    assert by_user == OF_SESSIONS | {"audit_event"}
+    assert {name for name, qual in found.items() if "agentgit.tenant_id" not in qual} == set()
+    page = (Path(__file__).parents[2] / "docs/security.md").read_text()
+    named = {
+        "external_session": "sessions", "internal_session": "branches", "checkpoint": "checkpoints",
+        "tool_invocation": "calls", "world_log": "the world log", "operation": "operations",
+        "workspace_snapshot": "snapshots", "tag": "tags", "search_text": "search texts",
+        "audit_event": "the trail of a session", "blob": "values",
+        "graph_checkpoint": "LangGraph's checkpoints and writes", "graph_write": "LangGraph's checkpoints and writes",
+        "user": "users", "api_key": "keys", "session_member": "members",
+        "session_link": "links", "webhook": "webhooks and what they send",
+        "webhook_delivery": "webhooks and what they send", "login_failure": "failed logins",
+        "erasure": "what was erased", "erased_name": "what was erased", "encryption_key": "names of encryption keys",
+        "tenant": "the tenant itself",
+    }  # fmt: skip
+    assert set(named) == set(METADATA.tables)
+    rows = dict(re.findall(r"^\| \*\*by tenant (.*?)\*\* \| (.*?) \|", page, flags=re.M))
+    told = {kind: set(re.split(r", | \| ", words)) for kind, words in rows.items()}
+    assert told["and user"] == {named[name] for name in by_user}
+    assert told["alone"] - {"events of no session"} == {named[name] for name in set(found) - by_user}
+
+
+@pytest.fixture
+def others(world, owner):
+    """Row counts of a full tenant by table, beside one with sessions of its own; and the database of that tenant."""
+    filled(world)
+    before = seen(owner)
+    assert {name for name, count in before.items() if not count} <= {
+        "encryption_key",
+        "workspace_snapshot",
+        "erasure",
+    }
+    with agentgit.open(backend.url(world.repo), tenant="acme") as there:
+        works(there, "s")
+        yield before, there
+
+
+@pytest.mark.long
+def test_d5_a_query_that_asks_for_nobody_finds_only_its_own_tenant(others, owner):
+    """D5: without a condition a query finds the rows of its tenant, before anybody is told those of nobody."""
+    before, there = others
+    mine = seen(backend.database(there))
+    assert mine == {name: count - before[name] for name, count in seen(owner).items()}
+    assert mine["checkpoint"] > 0
+    assert set(seen(backend.database(there).bound()).values()) == {0}
+    named = seen(backend.database(there).bound(tenant_name="acme"))
+    assert {name for name, count in named.items() if count} == {"tenant"}
+
+
+@pytest.mark.long
+def test_d5_a_statement_that_asks_for_nobody_changes_nothing_of_another_tenant(others, owner, world):
+    """D5: what updates or deletes without a condition leaves the other tenant as it is; nothing can be put into it."""
+    before, there = others
+    database, theirs = backend.database(there), world.repo.context.store.tenant_id
+    mine, trail = seen(database), {"audit_event", "erasure"}  # which can only grow, whoever asks
+    for table in TABLES:
+        row = {}
+        with owner.reading() as connection:
+            of = table.c.id if table.name == "tenant" else table.c.tenant_id
+            row = connection.execute(select(table).where(of == theirs)).mappings().first()
+        statements = [] if row is None else [insert(table).values(dict(row))]
+        if mine[table.name] and table.name not in trail:
+            statements.append(update(table).values({of.name: theirs}))
+        # Where a trigger looks first, it finds nothing there that tells of the erasure.
+        said = "cannot be changed" if table.name == "erasure" else "row-level security"
+        for statement in statements:
+            with pytest.raises(NotAllowed, match=said):
+                database.write(lambda c, statement=statement: c.execute(statement))
+    for table in reversed(TABLES):
+        if table.name not in {*trail, "tenant"}:
+            database.write(lambda c, table=table: c.execute(delete(table)))
+    assert {n: count for n, count in seen(owner).items() if n not in trail} == {
+        name: count + (name == "tenant") for name, count in before.items() if name not in trail
+    }
+
+
+@pytest.mark.long
+def test_d5_a_user_finds_own_sessions_and_shared_ones_also_without_a_condition(world):
+    """D5: of what belongs to sessions a stranger finds nothing, a member all of it until the membership ends."""
+    everything = seen(backend.database(world.repo))
+    of_sessions = {name for name in OF_SESSIONS if everything[name]}
+    assert of_sessions >= OF_SESSIONS - {"workspace_snapshot"}
+
+    def found(name):
+        counts = seen(world.handles[name].context.store.database)
+        return {name for name in of_sessions if counts[name]}
+
+    assert found("eve") == set()
+    assert found("vic") == found("ada") == of_sessions
+    works(world.handles["eve"], "own")
+    assert seen(world.handles["eve"].context.store.database)["external_session"] == 1
+    assert seen(backend.database(world.ada))["checkpoint"] == everything["checkpoint"]
+    world.ada.session("s").sharing.unshare("vic")
+    assert found("vic") == set()
+    world.ada.session("s").sharing.share("vic", expires_in=timedelta(hours=1))
+    assert found("vic") == of_sessions
+    members = METADATA.tables["session_member"]
+    past = update(members).values(expires_at=datetime.now(UTC) - timedelta(hours=1))
+    backend.write(world.repo, lambda c: c.execute(past))
+    assert found("vic") == set()
+    assert seen(backend.database(world.repo))["external_session"] == 2
+
+
+@pytest.mark.long
+def test_d5_the_trail_of_a_session_is_seen_by_who_sees_the_session(world):
+    """D5: of the trail a stranger finds what belongs to no session, and own events."""
+    query = select(METADATA.tables["audit_event"])
+    with world.handles["eve"].context.store.database.reading() as connection:
+        rows = connection.execute(query).all()
+    assert {row.external_session_id for row in rows} == {0}
+    with world.handles["vic"].context.store.database.reading() as connection:
+        assert {row.external_session_id for row in connection.execute(query)} == {0, world.ada.session("s").id}
+
+
+@pytest.mark.parametrize("ends", ["taken", "over"])
+def test_d5_a_turn_that_has_begun_is_brought_to_its_end_behind_the_wall(database, ends):
+    """D5: what tools do after their user has lost the right is recorded; then nothing is seen and nothing begins."""
+    with agentgit.open(database.url) as repo:
+        ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
+        ada.session("s", create=True)
+        ada.session("other", create=True)
+        ada.session("s").sharing.share("bob", "editor")
+        things, members = World(), METADATA.tables["session_member"]
+        past = update(members).values(expires_at=datetime.now(UTC) - timedelta(hours=1))
+
+        def lose(item: str) -> str:
+            """Lose the right in the middle of a call."""
+            if ends == "taken":
+                ada.session("s").sharing.unshare("bob")
+            else:
+                backend.write(repo, lambda c: c.execute(past))
+            return item
+
+        model = scripted(call("lose", item="right"), call("add", item="chair"), *["done"] * 5)
+        graph = tool_node_graph(model, [lose, *things.tools()])
+        effects = {**things.effects(), "lose": "irreversible"}
+        agent = bob.wrap(graph, "ada/s", effects=effects)
+        agent.run("a chair")
+        done = [(one.tool_name, one.status) for one in ada.session("s").tool_track(branch="main")]
+        assert done == [("lose", "done"), ("add", "done")]
+        assert ada.session("s").branch().conversation_history[-1]["content"] == "done"
+        assert agent._branch.store.database is not backend.database(bob)
+        for after in (agent._branch.store.database, backend.database(bob)):
+            assert {seen(after)[name] for name in OF_SESSIONS} == {0}
+        for refused in (agent.history, lambda: agent.run("more"), lambda: bob.wrap(graph, "ada/s", effects=effects)):
+            with pytest.raises(NotFound, match="no session"):
+                refused()
+        assert len(ada.session("s").tool_track(branch="main")) == 2
+        assert [one.kind for one in ada.events.newest(session="s", kinds="turn.*")] == ["turn.done"]
+        ada.wrap(graph, "s", effects=effects).run("go on")
+
+
+def test_d5_a_rollback_that_has_begun_is_brought_to_its_end_behind_the_wall(database):
+    """D5: what undo functions do after their user has lost the right is recorded, and the rollback is done."""
+    with agentgit.open(database.url) as repo:
+        ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
+        ada.session("s", create=True)
+        ada.session("s").sharing.share("bob", "editor")
+        undone = []
+
+        def add(item: str) -> str:
+            """Add an item."""
+            return item
+
+        def undo(args, _result):
+            undone.append(args["item"])
+            if ada.session("s").sharing.members():
+                ada.session("s").sharing.unshare("bob")
+
+        graph = tool_node_graph(scripted(call("add", item="chair"), call("add", item="table"), "done"), [add])
+        agent = bob.wrap(graph, "ada/s", effects={"add": agentgit.reversible(undo)})
+        agent.run("a chair and a table")
+        with pytest.raises(NotFound):  # the report is not for who may not look any more
+            agent.rollback("main#1")
+        assert undone == ["table", "chair"]
+        assert [one.status for one in ada.session("s").tool_track(branch="main")] == ["reversed", "reversed"]
+        assert [one.status for one in ada.session("s").operations()] == ["done"]
+        assert {seen(backend.database(bob))[name] for name in OF_SESSIONS} == {0}
+
+
+def test_d5_settings_end_with_their_transaction(world):
+    """D5: the connection that somebody gave back to the pool sees nothing for who takes it next."""
+    database = backend.database(world.ada)
+    with database.reading() as connection:
+        process = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+    nobody = database.bound()
+    with nobody.reading() as connection:
+        assert connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one() == process
+        assert connection.exec_driver_sql("SELECT count(*) FROM external_session").scalar_one() == 0
+    with pytest.raises(ZeroDivisionError), database.reading():
+        raise ZeroDivisionError
+    assert seen(nobody)["external_session"] == 0
+
+
+@pytest.mark.long
+def test_d5_every_verb_works_for_a_role_that_owns_nothing(world):
+    """D5: what was granted is enough for each verb of a repository, for who has just the role that it takes."""
+    d5_the_role_is_enough(world)
+
+
+@pytest.mark.long
+def test_d5_a_role_that_owns_nothing_erases_and_says_who_must_vacuum(database, tmp_path):
+    """D5: sessions and users are erased behind the walls, others keep what they share, and the space is told of."""
+    with agentgit.open(database.url) as repo:
+        ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
+        for handle in (ada, bob):
+            works(handle, "s")
+        ada.session("s").sharing.share("bob", "forker")
+        bob.session("copied", create=True, template="ada/s@finished")
+        before = bob.session("s").branch().conversation_history
+        done = ada.session("s").delete()
+        assert bob.session("copied").get_checkpoint("main#1").metadata["description"] == "from an erased session"
+        assert done.rows["checkpoint"] > 0
+        assert any("VACUUM" in left for left in done.left)
+        assert bob.session("s").branch().conversation_history == before
+        works(ada, "again")
+        assert repo.users.delete("ada").sessions == 1
+        assert repo.maintenance.gc().problem == ""
+        assert repo.maintenance.fsck(3).is_sound
+        assert repo.events.verify().is_sound
+        assert set(seen(backend.database(bob).bound()).values()) == {0}
+
+
+@pytest.mark.long
+def test_d5_contents_are_encrypted_behind_the_walls_as_before_them(database):
+    """D5: keys are made, used and changed by a role that owns nothing."""
+    old, new = Keyring.new_key(), Keyring.new_key()
+    with agentgit.open(database.url, keyring=Keyring({"a": old})) as repo:
+        works(repo, "s")
+    with agentgit.open(database.url, keyring=Keyring({"a": old, "b": new}, "b")) as repo:
+        assert "VACUUM" in (rotated := repo.maintenance.rotate_keys()).problem
+        assert rotated.changed > 0
+        assert repo.maintenance.fsck(3).is_sound
+    with agentgit.open(database.url, keyring=Keyring({"b": new})) as repo:
+        works(repo, "t")
+        assert len(repo.session("s").branch().conversation_history) > 0
+
+
+@pytest.mark.parametrize("rule", [one for one in RULES if one.group in ("schema", "transactions")], ids=str)
+def test_d5_the_kit_runs_behind_the_walls(database, rule):
+    """D5: the kit finds each rule kept by a role that owns nothing, also when it runs again."""
+    for _ in range(2):
+        rule.check(lambda: agentgit.open(database.url))
+
+
+def test_d5_a_role_that_owns_nothing_changes_no_table_and_no_trail(world, database):
+    """D5: it cannot take the wall down, edit or empty the trail, or move the schema."""
+    for statement in (
+        "ALTER TABLE external_session DISABLE ROW LEVEL SECURITY", "DROP POLICY agentgit_wall ON blob",
+        "UPDATE audit_event SET kind = ''", "TRUNCATE audit_event", "DROP TABLE audit_event",
+        "UPDATE agentgit_version SET version_num = '0001'", "DELETE FROM tenant",
+        "ALTER TABLE audit_event DISABLE TRIGGER ALL", "SET session_replication_role = replica",
+        "UPDATE erasure SET last_seq = 0",
+    ):  # fmt: skip
+        with pytest.raises(NotAllowed):
+            backend.write(world.repo, lambda c, statement=statement: c.exec_driver_sql(statement))
+    removed = backend.database(world.repo)
+    with pytest.raises(NotAllowed, match="cannot be changed"):
+        removed.write(lambda c: c.exec_driver_sql("DELETE FROM audit_event"))
+    assert world.repo.events.verify().is_sound
+
+
+def test_d5_files_that_another_user_has_too_are_kept_behind_the_wall(database, tmp_path):
+    """D5: who erases a session sees no sessions of others, and lets go of no snapshot that one of them has."""
+    (tmp_path / "files").mkdir()
+    with Workspace(tmp_path / "files", tmp_path / "store") as workspace, agentgit.open(database.url) as repo:
+        for name in ("ada", "bob"):
+            things, model = World(), scripted("done")
+            graph = tool_node_graph(model, things.tools())
+            theirs = repo.as_user(repo.users.add(name))
+            theirs.wrap(graph, "s", effects=things.effects(), workspace=workspace).run("hello")
+        assert theirs.session("s").delete().snapshots == 0
+        assert [one.pinned for one in workspace.list()] == [True]
+
+
+@pytest.fixture
+def apart(empty_server):
+    """A database of its own: as its owner, and as a role that owns nothing."""
+    with closing(Database(empty_server)) as owner:
+        schema.upgrade(owner)
+        with as_role(empty_server) as url, closing(Database(url)) as database:
+            yield owner, database
+
+
+@pytest.mark.long
+def test_d5_who_does_not_own_the_tables_is_told_what_their_owner_runs(second, apart):
+    """D5: an older schema, and each command that changes tables, have the owner in the command that they tell."""
+    owner, database = apart
+    theirs = f"--db {shown(owner.url)}"
+    for verb, change in (
+        ("downgrade 0001", lambda: schema.downgrade(database, "0001")),
+        (f"stamp {schema.REVISION}", lambda: schema.stamp(database, schema.REVISION)),
+        ("check --deep", lambda: schema.check(database, deep=True)),
+        ("partition 4", lambda: partitioning.partition(database, 4)),
+        ("grant me", lambda: roles.grant(database, "me")),
+    ):
+        with pytest.raises(NotAllowed) as refused:
+            change()
+        assert f"agentgit db {verb} {theirs}" in str(refused.value).replace("'", "")
+    schema.upgrade(database)  # there is nothing to do
+    schema.downgrade(owner, "0001")
+    with pytest.raises(NotAllowed, match="does not own the tables"):
+        schema.upgrade(database)
+    with pytest.raises(SchemaMismatch) as refused:
+        agentgit.open(database.url)
+    said = str(refused.value).replace("'", "")
+    assert f"agentgit db upgrade {theirs}" in said
+    assert f"then agentgit db grant {database.url.username} {theirs}" in said
+    schema.upgrade(owner)
+    with agentgit.open(database.url) as repo:
+        works(repo, "s")
+
+
+@pytest.mark.long
+def test_d5_a_migration_sees_the_rows_of_all_tenants(empty_server, second):
+    """D5: the wall holds for the owner of the tables, too; a migration of one who is no superuser goes past it."""
+    role = f"agentgit_{uuid.uuid4().hex}"
+    with closing(Database(empty_server)) as all_seeing:
+        rights = f"GRANT CREATE ON DATABASE {empty_server.database} TO {role}; ALTER SCHEMA public OWNER TO {role}"
+        all_seeing.write(lambda c: c.exec_driver_sql(f"CREATE ROLE {role} LOGIN; {rights}"))
+        try:
+            with closing(Database(empty_server.set(username=role))) as owner:
+                schema.upgrade(owner)
+                for tenant in ("one", "two"):
+                    with agentgit.open(owner.url, tenant=tenant) as repo:
+                        repo.session("s", create=True)
+                schema.downgrade(owner, "0001", lose=True)
+                schema.upgrade(owner)
+                assert seen(owner)["external_session"] == 0
+            with all_seeing.reading() as connection:
+                colors = connection.exec_driver_sql("SELECT color FROM external_session").scalars().all()
+            assert colors == ["red", "red"]
+            schema.check(all_seeing, deep=True)
+        finally:
+            all_seeing.write(lambda c: c.exec_driver_sql(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}"))
+
+
+@pytest.mark.long
+def test_d5_granting_and_dividing_on_the_command_line(apart):
+    """D5: both tell programs what they did, and the role works on as before on divided tables."""
+    owner, database = apart
+    where = ["--db", owner.url.render_as_string(hide_password=False), "--json"]
+    granted = CliRunner().invoke(app, ["db", "grant", database.url.username, *where])
+    assert json.loads(granted.stdout) == {
+        "database": owner.name, "role": database.url.username, "tables": len(METADATA.tables) + 1
+    }  # fmt: skip
+    divided = CliRunner().invoke(app, ["db", "partition", "2", *where])
+    assert json.loads(divided.stdout) == {"database": owner.name, "divided": len(METADATA.tables) - 1, "parts": 2}
+    with agentgit.open(database.url) as repo:
+        works(repo, "s")
+
+
+def test_bad_roles_are_refused(owner, database, repo_on_sqlite):
+    """Bad input: SQLite, nobody, who owns the tables, and for whom no wall holds."""
+    with pytest.raises(InvalidInput, match="no roles"):
+        roles.grant(repo_on_sqlite, "any")
+    with pytest.raises(NotFound, match="CREATE ROLE"):
+        roles.grant(owner, "nobody at all")
+    with pytest.raises(NotAllowed, match="BYPASSRLS"):
+        roles.grant(owner, owner.url.username)
+    role = database.url.username
+    owner.write(lambda c: c.exec_driver_sql(f"GRANT {owner.url.username} TO {role}"))
+    with pytest.raises(NotAllowed, match="membership"):  # SET ROLE makes them the superuser
+        roles.grant(owner, role)
+    owner.write(lambda c: c.exec_driver_sql(f"REVOKE {owner.url.username} FROM {role}"))
+    owner.write(
+        lambda c: c.exec_driver_sql(f"GRANT CREATE ON SCHEMA public TO {role}; ALTER TABLE tag OWNER TO {role}")
+    )
+    with pytest.raises(NotAllowed, match="owns the tables"):
+        roles.grant(owner, role)
+    owner.write(lambda c: c.exec_driver_sql(f"ALTER TABLE tag OWNER TO {owner.url.username}"))
+
+
+@pytest.fixture
+def repo_on_sqlite():
+    """A database without roles."""
+    with closing(Database(":memory:")) as database:
+        yield database

@@ -1,0 +1,429 @@
+"""The saver under real graphs: what LangGraph promises of a checkpointer, and what agentgit promises on top (W14)."""
+
+import asyncio
+import operator
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
+from typing import Annotated, TypedDict
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langgraph.channels import DeltaChannel
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.conformance import checkpointer_test, validate
+from langgraph.checkpoint.conformance.capabilities import Capability
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.func import entrypoint
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
+from langgraph.types import Command, interrupt
+from processes import PATHS
+from puts import BLOB, Cart, PutTurn, count, on, put, values
+from sqlalchemy import select
+
+from agentgit import SQLModelSaver
+from agentgit.errors import Conflict, InvalidInput, SchemaMismatch
+from agentgit.saver.recorded_turn import Beside
+from agentgit.store.database import Database
+from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.threads import graph_store
+
+
+@pytest.fixture
+def saver(database):
+    """A saver on a ready, empty database."""
+    return SQLModelSaver(database)
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def tool_agent(saver):
+    """A model that asks for one tool call, then answers; the model is scripted by the conversation."""
+
+    def model(state):
+        last = state["messages"][-1]
+        if isinstance(last, ToolMessage):
+            return {"messages": [AIMessage(f"it is {last.content}")]}
+        call = {"name": "add", "args": {"a": 1, "b": len(state["messages"])}, "id": f"c{len(state['messages'])}"}
+        return {"messages": [AIMessage("", tool_calls=[call])]}
+
+    builder = StateGraph(MessagesState).add_node("model", model).add_node("tools", ToolNode([add]))
+    builder.add_edge(START, "model").add_conditional_edges("model", tools_condition).add_edge("tools", "model")
+    return builder.compile(checkpointer=saver)
+
+
+def texts(result):
+    """The texts of a conversation."""
+    return [message.content for message in result["messages"]]
+
+
+# -- the conformance suite
+
+
+async def test_w14_passes_the_conformance_suite(database):
+    """W14: every capability of the conformance suite is there and passes, on both databases, in one class."""
+
+    @checkpointer_test(name="SQLModelSaver")
+    async def make():
+        yield SQLModelSaver(database)
+
+    report = await validate(make)
+    assert {name: result.failures for name, result in report.results.items() if not result.passed} == {}
+    assert set(report.results) == {capability.value for capability in Capability}
+    ran = {name: (result.tests_passed > 0, result.tests_skipped) for name, result in report.results.items()}
+    assert ran == dict.fromkeys(report.results, (True, 0))
+
+
+# -- graphs
+
+
+def test_w14_turns_of_a_tool_agent(saver):
+    """W14: a StateGraph with a ToolNode remembers its turns; another saver on the same database goes on."""
+    tool_agent(saver).invoke({"messages": [("user", "hi")]}, on("t"))
+    found = tool_agent(SQLModelSaver(saver.database)).invoke({"messages": [("user", "again")]}, on("t"))
+    assert texts(found) == ["hi", "", "2", "it is 2", "again", "", "6", "it is 6"]
+
+
+async def test_w14_sync_and_async_on_one_instance(saver):
+    """W14: one saver serves a graph's sync and async methods in turn, with the same state."""
+    graph = tool_agent(saver)
+    await graph.ainvoke({"messages": [("user", "one")]}, on("t"))
+    await asyncio.to_thread(graph.invoke, {"messages": [("user", "two")]}, on("t"))
+    state = await graph.aget_state(on("t"))
+    assert state.values == graph.get_state(on("t")).values
+    history = [snapshot.config async for snapshot in graph.aget_state_history(on("t"))]
+    assert history == [snapshot.config for snapshot in graph.get_state_history(on("t"))]
+
+
+def test_w14_interrupt_and_answer(saver):
+    """W14: a question is answered through a second saver on the same database."""
+    builder = StateGraph(MessagesState).add_node("ask", lambda state: {"messages": [("ai", interrupt("ok?"))]})
+    builder.add_edge(START, "ask")
+    builder.compile(checkpointer=saver).invoke({"messages": [("user", "do it")]}, on("t"))
+    graph = builder.compile(checkpointer=SQLModelSaver(saver.database))
+    assert [i.value for i in graph.get_state(on("t")).interrupts] == ["ok?"]
+    assert texts(graph.invoke(Command(resume="yes"), on("t"))) == ["do it", "yes"]
+
+
+def test_w14_time_travel_inside_a_thread(saver):
+    """W14: a run from an earlier checkpoint becomes the newest of its thread, and the one it left is as it was."""
+    graph = tool_agent(saver)
+    graph.invoke({"messages": [("user", "one")]}, on("t"))
+    early = graph.get_state(on("t")).config
+    graph.invoke({"messages": [("user", "two")]}, on("t"))
+    late = graph.get_state(on("t"))
+    found = graph.invoke({"messages": [("user", "other")]}, early)
+    assert texts(found)[4] == "other"
+    assert texts(graph.get_state(on("t")).values)[4] == "other"
+    assert graph.get_state(late.config).values == late.values
+
+
+def test_w14_update_state(saver):
+    """W14: `update_state` puts a checkpoint that the next turn continues."""
+    graph = tool_agent(saver)
+    graph.invoke({"messages": [("user", "one")]}, on("t"))
+    graph.update_state(on("t"), {"messages": [("ai", "edited")]})
+    assert texts(graph.get_state(on("t")).values)[-1] == "edited"
+
+
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+def test_w14_every_durability(saver, durability):
+    """W14: whether LangGraph saves at once, in the background or at the end, the next turn sees the same."""
+    graph = tool_agent(saver)
+    for text in ("one", "two"):
+        found = graph.invoke({"messages": [("user", text)]}, on("t"), durability=durability)
+    assert texts(found) == ["one", "", "2", "it is 2", "two", "", "6", "it is 6"]
+    assert graph.get_state(on("t")).values == found
+
+
+def test_w14_the_functional_api_remembers(saver):
+    """W14: an entrypoint gets what it saved the turn before, and its messages count."""
+
+    @entrypoint(checkpointer=saver)
+    def talk(text, *, previous=None):
+        messages = [*(previous or {"messages": []})["messages"], HumanMessage(text)]
+        return entrypoint.final(value=len(messages), save={"messages": messages, "mood": "fine"})
+
+    assert [talk.invoke(text, on("t")) for text in "abc"] == [1, 2, 3]
+    with saver.database.reading() as connection:
+        head = saver.store.head(connection, "t")
+        state, messages = saver.store.read_state(connection, "t", head.checkpoint_id)
+        last = saver.store.messages(connection, "t", head.checkpoint_id, last=1)
+    assert head.message_count == 3
+    assert state == {"__previous__": {"mood": "fine"}}
+    assert [message["data"]["content"] for message in messages] == ["a", "b", "c"]
+    assert [message["data"]["content"] for message in last] == ["c"]
+
+
+class Shop(TypedDict):
+    """A state that holds a dataclass."""
+
+    cart: Cart
+    log: Annotated[list[str], operator.add]
+
+
+STRICT = """
+import sys
+from langgraph.graph import START, StateGraph
+from agentgit.saver.saver import Beside, SQLModelSaver
+from processes import PATHS
+from puts import PutTurn, Cart, on
+from test_saver import Shop
+builder = StateGraph(Shop).add_node("buy", lambda state: {"cart": Cart(["chair"]), "log": ["bought"]})
+builder.add_edge(START, "buy")
+with SQLModelSaver.from_conn_string(sys.argv[1]) as saver:
+    builder.compile(checkpointer=saver).invoke({"log": []}, on("t"))
+with SQLModelSaver.from_conn_string(sys.argv[1]) as saver:
+    print(builder.compile(checkpointer=saver).get_state(on("t")).values["cart"])
+    print(saver.get_tuple(on("t")).checkpoint["channel_values"]["cart"])
+"""
+
+
+@pytest.mark.long
+def test_in_strict_mode_the_compiled_graph_names_its_types(tmp_path):
+    """With LANGGRAPH_STRICT_MSGPACK, `compile()` copies the saver with the graph's types; the saver itself has none."""
+    found = subprocess.run(  # noqa: S603  # our own code
+        [sys.executable, "-c", STRICT, str(tmp_path / "agentgit.db")],
+        env={**os.environ, "LANGGRAPH_STRICT_MSGPACK": "true", "PYTHONPATH": os.pathsep.join(PATHS)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert found.stdout.splitlines() == ["Cart(items=['chair'])", "{'items': ['chair']}"]
+
+
+def test_w14_types_of_the_graph_survive_a_restart(saver):
+    """W14: a dataclass in the state is a dataclass again in a program that has not stored one before."""
+    builder = StateGraph(Shop).add_node("buy", lambda state: {"cart": Cart(["chair"]), "log": ["bought"]})
+    builder.add_edge(START, "buy").compile(checkpointer=saver).invoke({"log": []}, on("t"))
+    graph = builder.compile(checkpointer=SQLModelSaver(saver.database))
+    assert graph.get_state(on("t")).values == {"cart": Cart(["chair"]), "log": ["bought"]}
+
+
+def total(state, writes):
+    """Add lists, for a channel that keeps only what each step wrote."""
+    return [*state, *(item for write in writes for item in write)]
+
+
+@pytest.mark.parametrize("durability", ["sync", "exit"])
+def test_w14_delta_channels(saver, durability):
+    """W14: a channel whose value is spread over the steps is rebuilt, also in a copy, a fork and after pruning."""
+
+    class Log(TypedDict):
+        log: Annotated[list, DeltaChannel(total, snapshot_frequency=4)]
+
+    builder = StateGraph(Log).add_node("n", lambda state: {"log": [f"n{len(state['log'])}"]})
+    graph, plain = (
+        builder.add_edge(START, "n").compile(checkpointer=s) if s is saver else builder.compile(checkpointer=s)
+        for s in (saver, InMemorySaver())
+    )
+    for turn in range(7):
+        for each in (graph, plain):
+            each.invoke({"log": [f"in{turn}"]}, on("t"), durability=durability)
+    expected = plain.get_state(on("t")).values
+    assert graph.get_state(on("t")).values == expected
+    saver.copy_thread("t", "copy")
+    newest = graph.get_state(on("t")).config["configurable"]["checkpoint_id"]
+    saver.database.write(lambda connection: saver.store.fork(connection, "t", newest, "fork"))
+    saver.prune(["t"])
+    for thread in ("t", "copy", "fork"):
+        assert graph.get_state(on(thread)).values == expected
+        found = graph.invoke({"log": ["more"]}, on(thread), durability=durability)
+        assert found["log"] == [*expected["log"], "more", f"n{len(expected['log']) + 1}"]
+
+
+async def test_w14_delta_history_is_that_of_langgraph(saver):
+    """W14: the native history of a DeltaChannel equals the one that LangGraph finds by walking every checkpoint."""
+
+    class Log(TypedDict):
+        log: Annotated[list, DeltaChannel(total, snapshot_frequency=100)]
+        other: Annotated[list, DeltaChannel(total, snapshot_frequency=3)]
+
+    builder = StateGraph(Log).add_node("n", lambda state: {"log": [f"n{len(state['log'])}"], "other": ["x"]})
+    graph = builder.add_edge(START, "n").compile(checkpointer=saver)
+    for turn in range(30):
+        graph.invoke({"log": [f"in{turn}"]}, on("t"))
+    names = ["log", "other", "missing"]
+    for config in (on("t"), graph.get_state(on("t")).parent_config, on("nothing")):
+        expected = BaseCheckpointSaver.get_delta_channel_history(saver, config=config, channels=names)
+        assert saver.get_delta_channel_history(config=config, channels=names) == expected
+        assert await saver.aget_delta_channel_history(config=config, channels=names) == expected
+    assert len(saver.get_delta_channel_history(config=on("t"), channels=["log"])["log"]["writes"]) > 50
+
+
+# -- safety
+
+
+def test_secrets_in_the_config_are_not_stored(tmp_path):
+    """Only a few harmless keys of `configurable` reach the file, although LangChain copies all to the metadata."""
+    path = tmp_path / "agentgit.db"
+    secrets = {"openai_api_key": "sk-one-secret", "token": "tok-two-secret", "Authorization": "Bearer-secret"}
+    with SQLModelSaver.from_conn_string(path) as saver:
+        graph = tool_agent(saver)
+        graph.invoke(
+            {"messages": [("user", "hi")]}, {**on("t", user_id="ann", **secrets), "metadata": {"mood": "fine"}}
+        )
+        metadata = saver.get_tuple(on("t")).metadata
+    assert (metadata["user_id"], metadata["mood"]) == ("ann", "fine")
+    stored = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert b"ann" in stored
+    assert b"-secret" not in stored
+
+
+def test_secrets_that_were_copied_to_the_metadata_are_not_stored(saver):
+    """What LangChain copied from `configurable` into `metadata` is left out; what a user put there is kept."""
+    where = on("t", checkpoint_ns="", api_key="hush", user_id="ann")
+    config = put(saver, "t", {}, config={**where, "metadata": {"api_key": "hush", "user_id": "ann", "mine": "yes"}})
+    metadata = saver.get_tuple(config).metadata
+    assert {key: metadata.get(key) for key in ("api_key", "user_id", "mine")} == {
+        "api_key": None, "user_id": "ann", "mine": "yes",
+    }  # fmt: skip
+
+
+def test_tenants_do_not_see_each_other(database):
+    """The same thread id of two tenants is two threads."""
+    one, two = SQLModelSaver(database, tenant_id=1), SQLModelSaver(database, tenant_id=2)
+    put(one, "t", {"a": 1})
+    assert two.get_tuple(on("t")) is None
+    put(two, "t", {"a": 2})
+    two.delete_thread("t")
+    assert values(one, on("t")) == {"a": 1}
+    assert list(two.list(None)) == []
+
+
+def test_a_failed_put_leaves_nothing(saver):
+    """Bad input: a value that cannot be stored, or a failing callback, leaves no row behind."""
+    with pytest.raises(InvalidInput, match="cannot be stored"):
+        put(saver, "t", {"a": 1, "b": object()})
+
+    def fail(connection):
+        raise RuntimeError("no")
+
+    saver.turn = PutTurn(lambda place: nullcontext(Beside(lambda connection: partial(fail, connection))))
+    with pytest.raises(RuntimeError, match="no"):
+        put(saver, "t", {"a": 1})
+    assert [count(saver.database, table) for table in (GRAPH_CHECKPOINT, GRAPH_WRITE, BLOB)] == [0, 0, 0]
+
+
+def test_a_config_without_a_thread_is_refused(saver):
+    """Bad input: a config that names no thread, and writes without a checkpoint, say what is missing."""
+    with pytest.raises(InvalidInput, match="thread"):
+        saver.get_tuple({"configurable": {}})
+    with pytest.raises(InvalidInput, match="checkpoint_id"):
+        saver.put_writes(on("t"), [("a", 1)], "task")
+    with pytest.raises(InvalidInput, match="keep_latest"):
+        saver.prune(["t"], strategy="oldest")
+
+
+def test_a_copy_into_a_thread_that_exists_is_refused(saver):
+    """Bad input: copying over a thread is a Conflict and changes nothing."""
+    for thread in ("a", "b"):
+        put(saver, thread, {"name": thread})
+    with pytest.raises(Conflict, match="already"):
+        saver.copy_thread("a", "b")
+    assert values(saver, on("b")) == {"name": "b"}
+
+
+# -- the object
+
+
+def test_a_turn_is_called_inside_the_transaction_of_a_put(saver):
+    """The callback sees the rows of the put, and copies of the saver share it."""
+    seen = []
+
+    def look(place):
+        def inside(connection):
+            found = saver.store.snapshot(connection, place.thread, place.checkpoint_id)
+            seen.append((place.thread, place.ns, found.checkpoint_id == place.checkpoint_id))
+
+        return nullcontext(Beside(lambda connection: partial(inside, connection)))
+
+    copied = saver.with_allowlist([(__name__, "Cart")])
+    assert copied is not saver
+    saver.turn = PutTurn(look)
+    put(copied, "t", {"cart": Cart([])})
+    assert seen == [("t", "", True)]
+    assert values(copied, on("t")) == {"cart": Cart([])}
+
+
+async def test_from_conn_string_works_bare_and_as_both_kinds_of_context(tmp_path):
+    """W14: the same call gives a saver to keep, to use in `with`, and in `async with`."""
+    path = tmp_path / "agentgit.db"
+    bare = SQLModelSaver.from_conn_string(f"sqlite:///{path}")
+    put(bare, "t", {"a": 1})
+    bare.close()
+    with SQLModelSaver.from_conn_string(path) as saver:
+        assert values(saver, on("t")) == {"a": 1}
+    async with SQLModelSaver.from_conn_string(str(path)) as saver:
+        assert (await saver.aget_tuple(on("t"))).checkpoint["channel_values"] == {"a": 1}
+
+
+def test_a_saver_leaves_a_database_that_is_not_its_own_open(database):
+    """Leaving the context of a saver that was given a database does not close it."""
+    with SQLModelSaver(database) as saver:
+        put(saver, "t", {"a": 1})
+    assert values(saver, on("t")) == {"a": 1}
+
+
+@pytest.mark.long
+def test_a_server_without_tables_says_what_to_run(postgres_url):
+    """Bad input: a server's database without tables is refused with the command; `setup()` makes them."""
+    empty = postgres_url.set(database=f"{postgres_url.database}_empty")
+    server = Database(postgres_url)
+    with server.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql(f'CREATE DATABASE "{empty.database}"')
+        with SQLModelSaver.from_conn_string(empty) as saver:
+            with pytest.raises(SchemaMismatch, match="agentgit db upgrade"):
+                saver.get_tuple(on("t"))
+            saver.setup()
+            put(saver, "t", {"a": 1})
+            assert values(saver, on("t")) == {"a": 1}
+        connection.exec_driver_sql(f'DROP DATABASE "{empty.database}" WITH (FORCE)')
+    server.close()
+
+
+def test_many_threads_may_use_one_saver(saver):
+    """Puts, writes and reads from many threads at once all succeed, and each thread's order is complete."""
+
+    def work(n):
+        config = on(f"t{n % 3}", checkpoint_ns="")
+        for step in range(5):
+            config = put(saver, f"t{n % 3}", {"messages": [HumanMessage(f"{n} {step}")]})
+            saver.put_writes(config, [("a", step)], f"task{n}")
+            assert saver.get_tuple(config) is not None
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(12)))
+    for n in range(3):
+        with saver.database.reading() as connection:
+            rows = (
+                select(GRAPH_CHECKPOINT.c.seq)
+                .where(GRAPH_CHECKPOINT.c.thread_id == f"t{n}")
+                .order_by(GRAPH_CHECKPOINT.c.seq)
+            )
+            assert connection.execute(rows).scalars().all() == list(range(1, 21))
+
+
+def test_the_writes_of_a_newest_checkpoint_are_its_own(saver, monkeypatch):
+    """Where another checkpoint arrives while the newest one is read, each keeps its own writes."""
+    first = put(saver, "t", {"a": 1})
+    saver.put_writes(first, [("a", "of the first")], "task-1")
+    second = put(saver, "t", {"a": 2}, config=first)
+    saver.put_writes(second, [("a", "of the second")], "task-2")
+    asked = {**first["configurable"]}
+
+    class Overtaken:
+        def ask(self, connection, space):
+            return graph_store.ONE.ask(connection, {**space, "checkpoint_id": asked["checkpoint_id"]})
+
+    monkeypatch.setattr(graph_store, "NEWEST", Overtaken())
+    read = saver.get_tuple(on("t"))
+    assert read.config["configurable"]["checkpoint_id"] == asked["checkpoint_id"]
+    assert [value for _, _, value in read.pending_writes] == ["of the first"]

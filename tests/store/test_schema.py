@@ -1,0 +1,285 @@
+"""The schema: one road for new and old databases, and clear refusals."""
+
+import sqlite3
+import threading
+import uuid
+from contextlib import closing
+from pathlib import Path
+from traceback import format_exception
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import inspect
+
+import agentgit
+from agentgit import cli
+from agentgit.agents.importing.readers import open_database
+from agentgit.errors import InvalidInput, SchemaMismatch, Unavailable
+from agentgit.store.database import Database
+from agentgit.store.schema import migrations, schema
+from agentgit.store.sql.ids import new_id
+from agentgit.store.sql.tables import METADATA
+from agentgit.store.sql.url import parse_url
+
+
+def _is_plain(name, kind, _parents):
+    """Tell whether a table is one of ours: FTS5 keeps its index in tables of its own, which have no class."""
+    return kind != "table" or not name.startswith("search_words")
+
+
+WITHOUT_FTS = {"include_name": _is_plain}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "agentgit.db"
+
+
+def test_migrations_make_exactly_the_tables(path):
+    """D1: what Alembic builds is what the SQLModel classes say."""
+    database = Database(path)
+    assert schema.upgrade(database) == schema.REVISION
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": schema.VERSION_TABLE, **WITHOUT_FTS})
+        assert compare_metadata(context, METADATA) == []
+    database.close()
+
+
+def test_revision_is_the_newest_migration():
+    """The constant that open() compares with is the head of the folder."""
+    assert ScriptDirectory(str(migrations.folder())).get_heads() == [schema.REVISION]
+    assert schema.UNRELEASED.isdisjoint(migrations.revisions())
+
+
+ACROSS = {
+    "ix_tenant_name": "a tenant is looked for by its name before its id is known",
+    "ix_checkpoint_log": "with the tenant first, SQLite would read all of an index to find a few ids",
+    "ix_search_text_words": "a GIN index of words; its queries also say whose",
+}
+"""Indexes that do not lead with the tenant, and why."""
+
+CATALOG = {
+    "keys": "SELECT c.conrelid::regclass::text, c.conname, a.attname FROM pg_constraint c JOIN pg_attribute a "
+    "ON a.attrelid = c.conrelid AND a.attnum = c.conkey[1] WHERE c.contype IN ('p', 'u')",
+    "indexes": "SELECT indrelid::regclass::text, indexrelid::regclass::text, pg_get_indexdef(indexrelid, 1, true) "
+    "FROM pg_index JOIN pg_class ON pg_class.oid = indrelid",
+    "references": "SELECT c.conrelid::regclass::text, c.conname, a.attname, b.attname FROM pg_constraint c "
+    "JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = c.conkey[1] "
+    "JOIN pg_attribute b ON b.attrelid = c.confrelid AND b.attnum = c.confkey[1] WHERE c.contype = 'f'",
+    "triggers": "SELECT tgrelid::regclass::text, tgname FROM pg_trigger WHERE NOT tgisinternal",
+    "sequences": "SELECT relname FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace "
+    "WHERE relkind = 'S' AND nspname = current_schema()",
+    "defaults": "SELECT adrelid::regclass::text, pg_get_expr(adbin, adrelid) FROM pg_attrdef",
+}
+
+
+def test_d5_the_schema_can_be_spread_over_servers(postgres_url):
+    """D5: in PostgreSQL's own catalog, what finds, keeps apart or refers leads with the tenant; nothing counts up."""
+    with closing(Database(postgres_url)) as database, database.reading() as connection:
+        found = {name: connection.exec_driver_sql(query).all() for name, query in CATALOG.items()}
+    ours = {*METADATA.tables} - {"user"} | {'"user"'}
+    for table, name, first in found["keys"]:
+        assert table not in ours or first == ("id" if table == "tenant" else "tenant_id"), name
+    leads = {name: first for table, name, first in found["indexes"] if table in ours}
+    across = {name for name, first in leads.items() if first != "tenant_id"}
+    assert across == {*ACROSS, "pk_tenant"}
+    assert {(first, to) for table, _, first, to in found["references"] if table in ours} == {("tenant_id", "tenant_id")}
+    assert {name for _, name in found["triggers"]} == {
+        "audit_event_stays",
+        "audit_event_goes",
+        "erasure_stays",
+        "erasure_is_told",
+    }
+    assert found["sequences"] == []
+    assert not [default for _, default in found["defaults"] if "nextval" in default or "random" in default]
+
+
+def test_a_file_that_is_no_database_is_refused_and_untouched(path):
+    """Bad input: a text file given as a database stays as it was."""
+    path.write_text("these are notes, " * 100)
+    with pytest.raises(SchemaMismatch, match="not a SQLite database"):
+        schema.ready(Database(path))
+    assert path.read_text() == "these are notes, " * 100
+
+
+def test_somebody_elses_database_is_refused_and_untouched(path):
+    """Bad input: a database with other tables gets none of ours."""
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE invoice (id INTEGER)")
+    connection.close()
+    database = Database(path)
+    with pytest.raises(SchemaMismatch, match="invoice"):
+        schema.ready(database)
+    database.close()
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("invoice",)]
+    connection.close()
+
+
+def test_a_newer_database_is_refused_with_the_command(path):
+    """Bad input: a database from a later release says to upgrade the library."""
+    database = Database(path)
+    schema.upgrade(database)
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE agentgit_version SET version_num = '9999'")
+    for verb in (schema.check, schema.upgrade, schema.ready):
+        with pytest.raises(SchemaMismatch, match="pip install --upgrade agentgit"):
+            verb(database)
+    database.close()
+
+
+def test_a_missing_folder_is_unavailable(tmp_path):
+    """Bad input: a path into no folder says so."""
+    with pytest.raises(Unavailable, match="folder"):
+        schema.ready(Database(tmp_path / "no" / "such" / "x.db"))
+
+
+def test_many_threads_may_upgrade_many_databases(tmp_path):
+    """Alembic's global context never mixes two upgrades of one process."""
+    failures: list[BaseException] = []
+
+    def work(n: int) -> None:
+        database = Database(tmp_path / f"{n % 4}.db")
+        try:
+            schema.ready(database)
+            assert schema.current(database) == schema.REVISION
+        except BaseException as error:  # noqa: BLE001  # a thread's failure is the test's failure
+            failures.append(error)
+        finally:
+            database.close()
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+@pytest.mark.parametrize("where", ["mysql://x/y", "://", "sqlite:/x://"])
+def test_an_address_of_nothing_is_refused(where):
+    """Bad input: what is neither a path nor a known URL is a typed error."""
+    with pytest.raises(InvalidInput):
+        parse_url(where)
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["postgresql://me:top@se:cret@host/db", "postgresql://me:top@secret@host/db", "postgresql://me:secret@h:1x/d"],
+)
+def test_d5_a_password_that_is_written_wrongly_is_not_shown(where):
+    """D5: an @ of a password that is not written as %40 moves a part of it into the host; no text repeats that."""
+    for read in (parse_url, open_database):
+        with pytest.raises(InvalidInput, match="%") as refused:
+            read(where)
+        assert "secret" not in "".join(format_exception(refused.value))
+    assert str(parse_url("postgresql://me:a%40b@host/db").password) == "a@b"
+
+
+def test_ids_rise_and_fit_into_javascript():
+    """Ids of one process only rise, and stay below 2^53."""
+    ids = [new_id() for _ in range(10_000)]
+    assert ids == sorted(set(ids))
+    assert ids[-1] < 2**53
+
+
+HOST = """
+from alembic import context
+from sqlalchemy import Column, Integer, MetaData, Table, create_engine
+from agentgit.store.schema.introspection import include_object
+
+metadata = MetaData()
+Table("invoice", metadata, Column("id", Integer, primary_key=True))
+engine = create_engine(context.config.get_main_option("sqlalchemy.url"))
+with engine.connect() as connection:
+    context.configure(connection=connection, target_metadata=metadata, include_object=include_object)
+    with context.begin_transaction():
+        context.run_migrations()
+engine.dispose()
+"""
+
+
+@pytest.fixture
+def host(tmp_path):
+    """An application with an Alembic of its own, and one table."""
+
+    def configured(url):
+        config = Config()
+        config.set_main_option("script_location", str(tmp_path / "host"))
+        config.set_main_option("path_separator", "os")
+        config.set_main_option("sqlalchemy.url", url.render_as_string(hide_password=False).replace("%", "%%"))
+        return config
+
+    (tmp_path / "host" / "versions").mkdir(parents=True)
+    (tmp_path / "host" / "env.py").write_text(HOST)
+    (tmp_path / "host" / "script.py.mako").write_text((migrations.folder() / "script.py.mako").read_text())
+    return configured
+
+
+@pytest.mark.long
+def test_d5_the_alembic_of_an_application_leaves_ours_alone(host, empty):
+    """D5: in one database with an application, each has its own tables, its own version, and none drops the other's."""
+    url = parse_url(empty)
+    config = host(url)
+    command.revision(config, "first", autogenerate=True)
+    command.upgrade(config, "head")
+    with closing(Database(empty)) as database:
+        assert schema.current(database) is None
+        schema.upgrade(database)
+        command.check(config)
+        written = command.revision(config, "second", autogenerate=True)
+        assert "drop_table" not in Path(written.path).read_text()
+        command.upgrade(config, "head")
+        schema.check(database, deep=True)
+        schema.downgrade(database, "base", lose=True)
+        with database.reading() as connection:
+            assert "invoice" in inspect(connection).get_table_names()
+
+
+def test_d5_a_name_that_is_taken_is_told_with_the_way_out(empty_server):
+    """D5: where the application has a table called as ours, nothing is touched; in a schema of its own it works."""
+    with closing(Database(empty_server)) as database:
+        database.write(lambda c: c.exec_driver_sql('CREATE TABLE "user" (email TEXT)'))
+        with pytest.raises(SchemaMismatch, match=r"called as ours: user\..*search_path%3Dagentgit"):
+            schema.upgrade(database)
+        with closing(Database(empty_server.update_query_dict({"options": "-csearch_path=agentgit"}))) as apart:
+            with pytest.raises(SchemaMismatch, match="CREATE SCHEMA"):
+                schema.upgrade(apart)
+            database.write(lambda c: c.exec_driver_sql("CREATE SCHEMA agentgit"))
+        with closing(Database(empty_server.update_query_dict({"options": "-csearch_path=agentgit"}))) as apart:
+            schema.upgrade(apart)
+            schema.check(apart, deep=True)
+            with agentgit.open(apart.url) as repo:
+                assert repo.session("s", create=True).name == "s"
+        assert schema.current(database) is None
+
+
+def test_d5_passwords_may_have_any_character(empty_server, capsys, monkeypatch):
+    """D5: a role whose password has % and @ opens, upgrades and uses the command line; no text shows the password."""
+    password, name = "p@ss%40w:rd/%s", f"agentgit_{uuid.uuid4().hex}"
+    url = empty_server.set(username=name, password=password)
+    with closing(Database(empty_server)) as owner:
+        owner.write(lambda c: c.exec_driver_sql(f"CREATE ROLE {name} LOGIN PASSWORD '{password.replace('%', '%%')}'"))
+        owner.write(lambda c: c.exec_driver_sql(f"ALTER SCHEMA public OWNER TO {name}"))
+        with closing(Database(url)) as database:
+            with pytest.raises(SchemaMismatch) as refused:
+                schema.ready(database)
+            assert password not in str(refused.value)
+            assert "'postgresql+psycopg://" in str(refused.value)
+            assert "password in place of ***" in str(refused.value)
+            assert database.url.password == password
+        monkeypatch.setattr(
+            "sys.argv", ["agentgit", "db", "upgrade", "--db", url.render_as_string(hide_password=False)]
+        )
+        with pytest.raises(SystemExit):
+            cli.main()
+        assert "schema" in capsys.readouterr().out
+        with agentgit.open(url) as repo:
+            assert repo.session("s", create=True).name == "s"
+            assert password not in repr(repo)
+        owner.write(lambda c: c.exec_driver_sql(f"DROP OWNED BY {name} CASCADE"))
+        owner.write(lambda c: c.exec_driver_sql(f"DROP ROLE {name}"))

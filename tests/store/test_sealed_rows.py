@@ -1,0 +1,595 @@
+"""Q1: an encrypted database against who can write rows and has no key: what is in clear there is read nowhere."""
+
+import ast
+import json
+from datetime import UTC, datetime
+from importlib import import_module
+from io import BytesIO
+from pathlib import Path
+
+import backend
+import pytest
+from langgraph.checkpoint.base import empty_checkpoint
+from sqlalchemy import and_, create_engine, delete, insert, select, text, true, update
+from sqlalchemy.exc import IntegrityError
+from test_encryption import ONE, TWO, shown, story
+
+import agentgit
+from agentgit import Keyring, SQLModelSaver
+from agentgit.demo import EFFECTS, build
+from agentgit.errors import Corrupt, InvalidInput, KeyMissing
+from agentgit.store.database import Database
+from agentgit.store.objects.blobs import leaf, unpack
+from agentgit.store.records.encryption_keys import prove
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.encrypted_columns import raw, sealed_columns
+from agentgit.store.sql.encryption import Seal, key_of
+from agentgit.store.sql.tables import ENCRYPTION_KEY, LIST, METADATA
+
+RINGS = Keyring({"a": ONE}), Keyring({"b": TWO, "a": ONE})
+
+
+@pytest.fixture
+def url(database):
+    return database.url
+
+
+def write(repo, *statements):
+    """Write rows as somebody who has no key: nothing is sealed on the way."""
+    for one in statements:
+        backend.write(repo, lambda c, s=one: c.execute(s))
+
+
+def proofs(repo):
+    """Give what says which keys there are, as it lies there."""
+    with backend.reading(repo) as connection:
+        return [dict(row) for row in connection.execute(select(ENCRYPTION_KEY)).mappings()]
+
+
+def put_back(repo, rows):
+    """Put rows in the place of those that say which keys there are."""
+    write(repo, delete(ENCRYPTION_KEY), *(insert(ENCRYPTION_KEY).values(row) for row in rows))
+
+
+def forged(repo):
+    """Put arguments of somebody's own into a call, in clear."""
+    table = raw("tool_invocation")
+    write(repo, update(table).values(args=b'{"item": "bomb"}'))
+
+
+@pytest.mark.parametrize("name", [name for name in sealed_columns() if name != "webhook_delivery"])
+def test_q1_what_is_put_in_clear_is_named(sqlite_template, tmp_path, name):
+    """Q1: where everything is encrypted, fsck names the row of a value in clear, in each column that is sealed."""
+    path = tmp_path / "x.db"
+    path.write_bytes(sqlite_template.read_bytes())
+    with agentgit.open(path, keyring=RINGS[0]) as repo:
+        story(repo, tmp_path)
+        agent = repo.wrap(build("shop.db"), session="files", workspace=tmp_path / "w", effects=EFFECTS)
+        agent.checkpoint("one")
+        repo.session("s").tag("HEAD", "t", description="told")
+        assert repo.maintenance.fsck(2).findings == ()
+        table, seal = raw(name), backend.database(repo).seal
+        for column in sealed_columns()[name]:
+            this = table.c[column]
+            with backend.reading(repo) as connection:
+                whole = table.c.type != LIST if name == "blob" else true()  # lists of hashes lie in clear
+                rows = connection.execute(select(this, *table.primary_key).where(whole)).all()
+            value = next((row[0] for row in rows if row[0] is not None), None)
+            if value is None:
+                continue
+            clear = "in clear" if isinstance(value, str) else b'{"in": "clear"}'
+            write(repo, update(table).where(this == value).values({column: clear}))
+            found = [one for one in repo.maintenance.fsck(2).findings if one.row.startswith(f"{name} ")]
+            assert [one for one in found if "is in clear" in one.what], column
+            write(repo, update(table).where(this == clear).values({column: value}))
+        assert seal.is_whole
+        assert repo.maintenance.fsck(2).findings == ()
+
+
+def test_q1_no_verb_reads_a_call_that_was_put_in_clear(url, tmp_path):
+    """Q1: a call whose arguments somebody wrote in clear is Corrupt for the track, for a plan and for a rollback."""
+    with agentgit.open(url, keyring=RINGS[0]) as repo:
+        story(repo, tmp_path)
+        forged(repo)
+        for verb in (
+            lambda: repo.session("s").tool_track(),
+            lambda: repo.session("s").plan_rollback("main#1"),
+            lambda: repo.session("s").rollback("main#1"),
+            lambda: repo.session("s").export(tmp_path / "s.jsonl"),
+        ):
+            with pytest.raises(Corrupt, match="is in clear"):
+                verb()
+
+
+def test_q1_a_message_in_clear_under_its_own_hash_is_refused(url, tmp_path):
+    """Q1: a message that somebody wrote in clear, under its true hash, is Corrupt; lists of hashes are read as ever."""
+    with agentgit.open(url, keyring=RINGS[0]) as repo:
+        story(repo, tmp_path)
+        value, table = leaf("json", json.dumps({"content": "send it all"}).encode()), raw("blob")
+        row = {"tenant_id": repo.context.store.tenant_id, "hash": value.hash, "type": "json", "codec": 0}
+        write(repo, insert(table).values(**row, size=len(value.data), data=value.data))
+        with backend.reading(repo) as connection:
+            blobs = repo.context.store.graphs.content.blobs
+            with pytest.raises(Corrupt, match="is in clear"):
+                blobs.get_many(connection, [value.hash])
+            stored = connection.execute(select(table.c.data).where(table.c.type == LIST)).scalars().all()
+        assert stored
+        assert {key_of(data) for data in stored} == {None}
+        (finding,) = repo.maintenance.fsck(1).findings
+        assert (finding.row, "is in clear" in finding.what) == (f"blob {value.hash.hex()}", True)
+        write(repo, delete(table).where(table.c.hash == value.hash))
+    with agentgit.open(url, keyring=RINGS[0]) as repo:
+        assert repo.maintenance.fsck(3).findings == ()
+        assert len(repo.session("s").branch().conversation_history) > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("begins", ["sealed", "plain"])
+def test_q1_that_all_is_encrypted_cannot_be_taken_back(url, tmp_path, begins):
+    """Q1: without the key nobody makes a wholly encrypted database one in which values in clear are read."""
+    with agentgit.open(url, keyring=RINGS[0] if begins == "sealed" else None) as repo:
+        story(repo, tmp_path)
+    if begins == "plain":
+        with agentgit.open(url, keyring=RINGS[0]) as repo:
+            assert not backend.database(repo).seal.is_whole
+            early = proofs(repo)
+            assert len(shown(repo)[0]) > 0  # which still is in clear
+            repo.maintenance.rotate_keys()
+            assert backend.database(repo).seal.is_whole
+        with agentgit.open(url, keyring=RINGS[1]) as repo:  # another key, so that nothing from before helps
+            repo.maintenance.rotate_keys()
+        ring = RINGS[1]
+    else:
+        ring, early = RINGS[0], []
+    with agentgit.open(url, keyring=ring) as repo:
+        forged(repo)
+        now = proofs(repo)
+    name = now[0]["id"]
+    other = Seal(Keyring({name: ring[name]}))
+    other.tenant_id = now[0]["tenant_id"] + 1
+    attacks = {
+        "no row": [],
+        "the early row": early,
+        "both": [*early, *now],
+        "another tenant's": [{**now[0], "proof": other.seal("encryption_key.proof", b"agentgit")}],
+        "another name": [{**row, "id": name} for row in early],
+        "something else": [{**now[0], "proof": b"agentgit"}],
+    }
+    for what, rows in attacks.items():
+        with agentgit.open(url, keyring=ring) as repo:
+            put_back(repo, rows)
+        try:
+            with agentgit.open(url, keyring=ring) as repo:
+                with pytest.raises(Corrupt, match="is in clear"):
+                    repo.session("s").tool_track()
+                assert backend.database(repo).seal.is_whole, what
+                put_back(repo, now)
+        except (InvalidInput, KeyMissing):
+            assert what in ("another tenant's", "another name", "something else")
+            past = Database(url)
+            past.write(lambda c: c.execute(delete(ENCRYPTION_KEY)))
+            past.close()
+            with agentgit.open(url, keyring=ring) as repo:
+                put_back(repo, now)
+
+
+def test_q1_a_text_is_no_proof_of_a_key(tmp_path):
+    """Q1: SQLite keeps a text in a column of bytes, too; in the place of a proof it is another key's."""
+    with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
+        write(repo, text("UPDATE encryption_key SET proof = 'x'"))
+    with pytest.raises(InvalidInput, match="The key a is another one"):
+        agentgit.open(tmp_path / "x.db", keyring=RINGS[0])
+
+
+def test_q1_changing_keys_does_not_seal_what_others_wrote(url, tmp_path):
+    """Q1: a rotation where everything is encrypted is Corrupt for a value in clear, and does not seal it."""
+    with agentgit.open(url, keyring=RINGS[0]) as repo:
+        story(repo, tmp_path)
+        forged(repo)
+    with agentgit.open(url, keyring=RINGS[1]) as repo:
+        with pytest.raises(Corrupt, match="is in clear"):
+            repo.maintenance.rotate_keys()
+        assert repo.maintenance.encryption_keys()[""] > 0
+        assert {one.what for one in repo.maintenance.fsck(2).findings} >= {
+            "its args is in clear, where everything is encrypted"
+        }
+        repo.maintenance.rotate_keys(off=True)  # who has the key may
+        assert not backend.database(repo).seal.is_whole
+    with agentgit.open(url) as repo:
+        assert {call.args["item"] for call in repo.session("s").tool_track()} == {"bomb"}
+
+
+@pytest.mark.long
+def test_q1_a_rotation_that_breaks_off_goes_on(url, tmp_path):
+    """Q1: encrypting, changing keys, decrypting, each broken off half way: all is read, and run again it ends."""
+    with agentgit.open(url) as repo:
+        story(repo, tmp_path)
+        before = shown(repo)
+
+    def broken(ring, *, off=False):
+        def stop(done, _total):
+            if done > 30:
+                raise KeyboardInterrupt
+
+        with agentgit.open(url, keyring=ring) as repo, pytest.raises(KeyboardInterrupt):
+            repo.maintenance.rotate_keys(off=off, progress=stop)
+        with agentgit.open(url, keyring=ring) as repo:
+            assert (shown(repo), repo.maintenance.fsck(3).findings) == (before, ())
+            was_whole = backend.database(repo).seal.is_whole
+            repo.maintenance.rotate_keys(off=off)
+            assert (shown(repo), repo.maintenance.fsck(3).findings) == (before, ())
+            return was_whole, backend.database(repo).seal.is_whole
+
+    assert broken(RINGS[0]) == (False, True)
+    assert broken(RINGS[1]) == (True, True)
+    assert broken(Keyring({"b": TWO}), off=True) == (False, False)
+    with agentgit.open(url) as repo:
+        assert (shown(repo), set(repo.maintenance.encryption_keys())) == (before, {""})
+
+
+def covered():
+    """Give each table whose rows have a code, with each column that it covers."""
+    return [
+        (table.name, name)
+        for table in row_codes.tables()
+        for name in sorted(set(table.c.keys()) - row_codes.UNCOVERED.get(table.name, frozenset()) - {"mac"})
+    ]
+
+
+OTHER = {int: 7**12, bool: True, str: "done", bytes: b"\1" * 32, datetime: datetime(2001, 1, 1, tzinfo=UTC)}
+"""What somebody puts into a column of a type."""
+
+
+@pytest.fixture(scope="module")
+def eventful(tmp_path_factory):
+    """An encrypted database in which each table whose rows have a code has some."""
+    place = tmp_path_factory.mktemp("eventful")
+    with agentgit.open(place / "x.db", keyring=RINGS[0]) as repo:
+        story(repo, place)
+        agent = repo.wrap(build(place / "shop.db"), session="files", workspace=place / "w", effects=EFFECTS)
+        agent.run("order two chairs")
+        agent.rollback("main#1")
+        repo.wrap(build(place / "shop.db"), session="files", workspace=place / "w").checkpoint("zebra")
+        repo.session("s").tag("HEAD", "t", description="told")
+        eve = repo.users.add("eve")
+        repo.session("s").sharing.share(eve, "viewer")
+        repo.session("s").sharing.create_link()
+        repo.keys.create("hers", user="eve")
+        assert repo.maintenance.fsck(2).findings == ()
+    return (place / "x.db").read_bytes()
+
+
+@pytest.mark.parametrize("table", [table.name for table in row_codes.tables()])
+def test_q1_a_row_that_somebody_without_the_key_changed_is_named(eventful, tmp_path, table):
+    """Q1: a row of which a covered column was changed or emptied, or has another row's value, is refused and named."""
+    path, this = tmp_path / "x.db", METADATA.tables[table]
+    path.write_bytes(eventful)
+    engine = create_engine(f"sqlite:///{path}")
+    with agentgit.open(path, keyring=RINGS[0]) as repo:
+        with backend.reading(repo) as connection:
+            rows = connection.execute(select(this)).all()
+        assert rows, table
+        keys, stored = [c.name for c in this.primary_key], raw(table)
+        where = f"{table} {'/'.join(str(getattr(rows[-1], name)) for name in keys[1:])}"
+        for name in (name for of, name in covered() if of == table and name not in keys):
+            other = [row for row in rows if getattr(row, name) not in (None, getattr(rows[-1], name))]
+            two = (rows[-1], *other, rows[-1])[:2]
+            key, there = (and_(*(stored.c[c] == getattr(row, c) for c in keys)) for row in two)
+            with engine.connect() as connection:
+                before = connection.execute(select(stored.c[name]).where(key)).scalar()
+                others = connection.execute(select(stored.c[name]).where(there)).scalars().all() if other else []
+            kind = getattr(this.c[name].type, "impl", this.c[name].type).python_type
+            for value in [one for one in (*others, OTHER[kind], None) if one != before]:
+                if value is None and not this.c[name].nullable:
+                    continue
+                try:
+                    with engine.begin() as connection:
+                        connection.execute(text("PRAGMA foreign_keys = OFF"))
+                        connection.execute(update(stored).where(key).values({name: value}))
+                except IntegrityError:  # two rows would be called the same
+                    continue
+                with backend.reading(repo) as connection, pytest.raises(Corrupt):
+                    row_codes.authentic(connection, this, connection.execute(select(this)))
+                if name in ("created_at", "action", "status"):
+                    assert [one for one in repo.maintenance.fsck(2).findings if one.row == where], (name, value)
+                with engine.begin() as connection:
+                    connection.execute(update(stored).where(key).values({name: before}))
+        assert repo.maintenance.fsck(2).findings == ()
+    engine.dispose()
+
+
+def test_q1_no_row_is_taken_from_somebody_without_the_key(url, tmp_path):
+    """Q1: whoever adds, moves or empties the code of a row, of a call, a branch, a user or a key, gets Corrupt read."""
+    with agentgit.open(url, keyring=RINGS[0]) as repo:
+        story(repo, tmp_path)
+        repo.users.add("eve")
+        secret = repo.keys.create("hers", user="eve").secret
+        for table, values, verb in (
+            (
+                "tool_invocation",
+                {"effect": "reversible", "undo": "subprocess:call"},
+                lambda: repo.session("s").tool_track(),
+            ),
+            ("tool_invocation", {"status": "reversed"}, lambda: repo.session("s").plan_rollback("main#1")),
+            ("tool_invocation", {"mac": None}, lambda: repo.session("s").rollback("main#1")),
+            ("tool_invocation", {"tool_name": "other"}, lambda: repo.session("s").export(tmp_path / "s.jsonl")),
+            ("internal_session", {"inherited": 9}, lambda: repo.session("s").branch()),
+            ("checkpoint", {"position": 0}, lambda: repo.session("s").checkpoints()),
+            ("external_session", {"mac": None}, lambda: repo.session("s")),
+            ("user", {"is_admin": True, "mac": None}, lambda: repo.users.all()),
+            ("api_key", {"user_id": repo.user.id, "expires_at": None}, lambda: repo.authenticate(secret)),
+        ):
+            stored = raw(table)
+            with backend.reading(repo) as connection:
+                rows = connection.execute(select(stored)).mappings().all()
+            write(repo, update(stored).values(values))
+            with pytest.raises(Corrupt, match="without the key"):
+                verb()
+            for row in rows:
+                write(repo, update(stored).where(stored.c.id == row["id"]).values(row))
+        assert repo.maintenance.fsck(3).findings == ()
+        repo.session("s").rollback("main#1")
+
+
+@pytest.mark.parametrize("mac", [b"", b"\xffagit\1", b"\xffagit\1\1z" + b"x" * 32, b"\xffagit\1\1a", "text", 10**11])
+def test_q1_what_is_no_code_is_none(eventful, tmp_path, mac):
+    """Q1: bytes of any kind, a text, a number, or the code of a key that nobody has: Corrupt, and a finding."""
+    (tmp_path / "x.db").write_bytes(eventful)
+    with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
+        engine = create_engine(f"sqlite:///{tmp_path / 'x.db'}")
+        with engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE tool_invocation SET mac = ?", (mac,))
+        engine.dispose()
+        with pytest.raises(Corrupt, match="tool_invocation"):
+            repo.session("s").tool_track()
+        assert [one for one in repo.maintenance.fsck(2).findings if one.row.startswith("tool_invocation ")]
+    with agentgit.open(tmp_path / "x.db", keyring=RINGS[1]) as repo, pytest.raises(Corrupt, match="tool_invocation"):
+        repo.maintenance.rotate_keys()
+
+
+def forge(repo, name, like, **values):
+    """Add a row that is like another one but for some values, as somebody who has no key."""
+    table = raw(name)
+    with backend.reading(repo) as connection:
+        row = dict(connection.execute(select(table).where(like(table.c))).mappings().first())
+    write(repo, insert(table).values(row | values))
+
+
+def test_q1_a_share_that_somebody_put_in_opens_nothing(url, tmp_path):
+    """Q1: who shares a session with himself by a row without a code reads nothing, and gets no true right by it."""
+    with agentgit.open(url, keyring=RINGS[0]) as repo:
+        story(repo, tmp_path)
+        eve, session = repo.as_user(repo.users.add("eve")), repo.session("s")
+        repo.session("other", create=True)
+        repo.session("other").sharing.share("eve", "viewer")
+        forge(repo, "session_member", lambda c: c.user_id == eve.user.id, external_session_id=session.id, role="owner")
+        for verb in (
+            lambda: eve.session(session.id),
+            lambda: eve.session(session.id).export(tmp_path / "x"),
+            eve.sessions,
+            lambda: eve.session(session.id).sharing.share("eve", "owner"),
+            lambda: eve.session(session.id).sharing.create_link(),
+            lambda: eve.session(session.id).delete(),
+            lambda: eve.session(session.id).tool_track(),
+        ):
+            with pytest.raises(Corrupt, match="session_member"):
+                verb()
+        assert repo.session("s").branch().conversation_history
+
+
+def test_q1_words_that_somebody_put_in_find_nothing(eventful, tmp_path):
+    """Q1: texts that are put into the index of an encrypted database, for calls and messages, are not shown."""
+    (tmp_path / "x.db").write_bytes(eventful)
+    with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
+        assert len(list(repo.session("files").search("zebra"))) == 1
+        call = repo.session("s").tool_track()[0]
+        write(repo, update(raw("search_text")).values(kind="call", row_id=call.id))
+        assert list(repo.session("files").search("zebra")) == []
+
+
+def secret_of(repo):
+    """Store a message of somebody else's with a secret, and one of mallory's own."""
+    bob, mallory = repo.users.add("bob"), repo.users.add("mallory")
+    for user, said in ((bob, "the vault opens with 4711"), (mallory, "mine")):
+        agent = repo.as_user(user).wrap(build("shop.db"), session=user.name, effects=EFFECTS)
+        agent.run(said)
+    return bob, mallory
+
+
+def heads(repo, *users):
+    """Give the newest graph checkpoint of a session of each, as it lies there."""
+    table, found = raw("graph_checkpoint"), []
+    for user in users:
+        thread = f"agentgit-{repo.as_user(user).session(user.name).branch().id}"
+        query = select(table).where(table.c.thread_id == thread, table.c.ns == "").order_by(table.c.seq.desc())
+        with backend.reading(repo) as connection:
+            found.append(connection.execute(query).first())
+    return found
+
+
+@pytest.mark.parametrize("columns", [["channels"], ["channels", "state_hash"], ["channels", "header", "state_hash"]])
+def test_q1_nobody_reads_the_state_of_another_through_a_row_of_their_own(url, columns):
+    """Q1: who can write rows and has an account puts the state of another user into theirs, and reads nothing."""
+    with agentgit.open(url, keyring=RINGS[0]) as repo:
+        bob, mallory = secret_of(repo)
+        theirs, mine = heads(repo, bob, mallory)
+        table = raw("graph_checkpoint")
+        this = and_(*(key == getattr(mine, key.name) for key in table.primary_key))
+        write(repo, update(table).where(this).values({name: getattr(theirs, name) for name in columns}))
+    with agentgit.open(url, keyring=RINGS[0]) as repo:
+        me = repo.as_user("mallory")
+        for read in (
+            lambda: me.wrap(build("shop.db"), session="mallory"),
+            lambda: me.session("mallory").branch().conversation_history,
+            lambda: me.session("mallory").export(BytesIO()),
+        ):
+            with pytest.raises(Corrupt, match="without the key") as caught:
+                read()
+            assert "4711" not in str(caught.value)
+    with SQLModelSaver.from_conn_string(url, keyring=RINGS[0], sessions=True) as saver:
+        for verb in (
+            lambda: list(saver.list(None)),
+            lambda: saver.copy_thread(mine.thread_id, "copy"),
+            lambda: saver.get_tuple({"configurable": {"thread_id": mine.thread_id}}),
+            lambda: saver.prune([mine.thread_id]),
+        ):
+            with pytest.raises(Corrupt, match="without the key"):
+                verb()
+
+
+def test_q1_nobody_reads_a_value_of_another_through_a_pending_write(url):
+    """Q1: a pending write that somebody without the key put in, with the hash of another one's value, is refused."""
+    with agentgit.open(url, keyring=RINGS[0]) as repo:
+        bob, mallory = secret_of(repo)
+        theirs, mine = heads(repo, bob, mallory)
+        value = unpack(theirs.channels)["messages"]
+        place = {name: getattr(mine, name) for name in ("tenant_id", "thread_id", "ns", "checkpoint_id")}
+        row = {**place, "task_id": "t", "idx": 0, "task_path": "", "channel": "messages", "value": value}
+        write(repo, insert(raw("graph_write")).values(row))
+    with agentgit.open(url, keyring=RINGS[0]) as repo:
+        me = repo.as_user("mallory")
+        agent = me.wrap(build("shop.db"), session="mallory", effects=EFFECTS)
+        for read in (lambda: agent.state, lambda: agent.run("go on"), lambda: agent.fork()):
+            with pytest.raises(Corrupt, match="without the key"):
+                read()
+        assert [one.row for one in repo.maintenance.fsck(2).findings if one.row.startswith("graph_write ")]
+
+
+def test_q1_a_thread_without_pending_writes_is_copied(url):
+    """Q1: in an encrypted database a thread is copied that has no pending writes, and one that has nothing at all."""
+    config = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    with SQLModelSaver.from_conn_string(url, keyring=RINGS[0]) as saver:
+        saver.copy_thread("empty", "nothing")
+        saver.put(config, empty_checkpoint(), {}, {})
+        saver.copy_thread("t", "copy")
+        assert saver.get_tuple({"configurable": {"thread_id": "copy"}}) is not None
+        assert saver.get_tuple({"configurable": {"thread_id": "nothing"}}) is None
+
+
+def test_q1_where_a_branch_left_is_checked(eventful, tmp_path):
+    """Q1: the checkpoint at which a branch left is checked, though the path of the branch ends before it."""
+    (tmp_path / "x.db").write_bytes(eventful)
+    with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
+        point = next(
+            branch.branch_point_checkpoint_id
+            for branch in repo.session("files").branches()
+            if branch.branch_point_checkpoint_id
+        )
+        table = raw("checkpoint")
+        write(repo, update(table).where(table.c.id == point).values(number=900))
+        with pytest.raises(Corrupt, match="checkpoint"):
+            repo.session("files").checkpoints()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("checkpoint", {"graph_checkpoint_id": "elsewhere"}, lambda repo: list(repo.session("s").log(which="all"))),
+        ("tool_invocation", {"external_session_id": 7}, lambda repo: repo.session("files").plan_rollback("main#1")),
+        ("workspace_snapshot", {"snapshot": "another"}, lambda repo: repo.session("files").plan_rollback("main#1")),
+        ("internal_session", {"thread_id": "another"}, lambda repo: repo.session("s").checkpoints()),
+    ],
+)
+def test_q1_what_another_row_leads_to_is_checked(eventful, tmp_path, change):
+    """Q1: rows that are read on the way, joined or in parts, are checked as those that are asked for."""
+    table, values, verb = change
+    (tmp_path / "x.db").write_bytes(eventful)
+    engine = create_engine(f"sqlite:///{tmp_path / 'x.db'}")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
+        stored = raw(table)
+        order = stored.c.id if table in ("checkpoint", "internal_session") else stored.c.id.desc()
+        one = connection.execute(select(stored.c.id).order_by(order).limit(1)).scalar()
+        connection.execute(update(stored).where(stored.c.id == one).values(values))
+    engine.dispose()
+    with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo, pytest.raises(Corrupt, match=table):
+        verb(repo)
+
+
+def test_q1_a_call_that_is_gone_is_missed_by_a_plan(eventful, tmp_path):
+    """Q1: a plan refuses a session whose world log tells of a call that was deleted."""
+    (tmp_path / "x.db").write_bytes(eventful)
+    engine = create_engine(f"sqlite:///{tmp_path / 'x.db'}")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM tool_invocation")
+    engine.dispose()
+    with (
+        agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo,
+        pytest.raises(Corrupt, match="world log tells of a call"),
+    ):
+        repo.session("files").plan_rollback("main#1")
+
+
+def test_q1_a_changed_row_of_who_opens_keeps_nobody_from_fsck(eventful, tmp_path):
+    """Q1: where the row of the local owner was changed, the database opens, and fsck names it."""
+    (tmp_path / "x.db").write_bytes(eventful)
+    with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
+        write(repo, update(raw("user")).values(mac=None))
+    with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
+        assert [one for one in repo.maintenance.fsck(2).findings if one.row.startswith("user ")]
+
+
+def test_q1_a_changed_row_is_signed_by_no_rotation_and_no_verb(url, tmp_path):
+    """Q1: what somebody changed gets no new code: not by another key, nor by a verb that changes the same row."""
+    with agentgit.open(url, keyring=RINGS[0]) as repo:
+        story(repo, tmp_path)
+        eve = repo.users.add("eve")
+        write(repo, update(raw("user")).where(raw("user").c.id == eve.id).values(is_admin=True))
+        with pytest.raises(Corrupt, match="without the key"):
+            repo.users.disable("eve")
+        with pytest.raises(Corrupt, match="without the key"):
+            backend.write(repo, lambda c: repo.context.store.users.change(c, eve.id, {"is_admin": False}))
+    with agentgit.open(url, keyring=RINGS[1]) as repo, pytest.raises(Corrupt, match="without the key"):
+        repo.maintenance.rotate_keys()
+
+
+@pytest.mark.long
+def test_q1_rows_from_before_get_their_codes_from_a_rotation(url, tmp_path):
+    """Q1: an encrypted database whose rows have no codes yet is read as it is, until a rotation has given them some."""
+    with agentgit.open(url, keyring=RINGS[0]) as repo:
+        story(repo, tmp_path)
+        for table in row_codes.tables():
+            write(repo, update(table).values(mac=None))
+        backend.write(
+            repo, lambda c: prove(c, repo.context.store.tenant_id, backend.database(repo).seal, is_whole=False)
+        )
+    with agentgit.open(url, keyring=RINGS[0]) as repo:
+        assert repo.maintenance.fsck(3).findings == ()
+        repo.session("s").tool_track()
+        assert repo.maintenance.encryption_keys()[""] > 0
+        repo.maintenance.rotate_keys()
+        assert "" not in repo.maintenance.encryption_keys()
+        assert backend.database(repo).seal.is_whole
+        assert repo.maintenance.fsck(3).findings == ()
+        repo.maintenance.rotate_keys(off=True)
+    with agentgit.open(url, keyring=RINGS[0]) as repo:
+        assert repo.maintenance.fsck(3).findings == ()
+        assert len(repo.session("s").tool_track()) > 0
+
+
+def test_q1_no_row_that_has_a_code_is_written_past_it():
+    """Q1: no statement elsewhere adds or changes a row of these tables, but for what no code covers."""
+    package, found, signed = Path(agentgit.__file__).parent, set(), set()
+    tables = {of.name for of in row_codes.tables()}
+    for path in sorted(package.rglob("[!_]*.py")):
+        module = import_module(".".join(["agentgit", *path.relative_to(package).with_suffix("").parts]))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            verb = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if verb == "SignedWrite":  # it gives each row its code
+                signed.update(ast.walk(node))
+            of = getattr(module, getattr(node.args[0], "id", ""), None) if node.args else None
+            if verb in ("insert", "update") and getattr(of, "name", None) in tables and node not in signed:
+                found.add((path.relative_to(package).as_posix(), verb, of.name))
+    assert found == {
+        ("store/records/journal.py", "update", "tool_invocation"),  # signed
+        ("store/threads/graph_rows.py", "insert", "graph_checkpoint"),  # what SignedWrite is given
+        ("store/threads/graph_rows.py", "insert", "graph_write"),  # as above
+        ("store/records/users.py", "update", "api_key"),  # when it was last used
+        ("store/records/operations.py", "update", "operation"),  # its owner and lease
+        ("store/records/sessions.py", "update", "internal_session"),  # who holds it, its metadata
+        ("store/records/sessions.py", "update", "external_session"),  # when it moved
+        ("store/search/index.py", "update", "internal_session"),  # up to where it can be searched
+        ("store/maintenance/retention.py", "update", "external_session"),  # its metadata
+    }

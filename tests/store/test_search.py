@@ -1,0 +1,601 @@
+"""Search: messages, calls and named checkpoints by their words, on both databases (row W9)."""
+
+import shutil
+import sqlite3
+import textwrap
+from contextlib import closing
+
+import backend
+import processes
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
+from scripted import World, call, calls, scripted, tool_node_graph
+from sqlalchemy import func, select, text
+
+import agentgit
+from agentgit import Corrupt, InvalidInput, NotFound
+from agentgit.checkpoints.queries import FIRST
+from agentgit.checkpoints.search_words import query
+from agentgit.store.database import Database
+from agentgit.store.maintenance.gc import collect
+from agentgit.store.records.log import LogPart
+from agentgit.store.search.index import CHECKPOINTS_AT_ONCE, Texts
+from agentgit.store.sql.tables import BRANCH, SEARCH_TEXT
+
+
+def chat(repo, *replies, session="s"):
+    """Wrap a graph that only talks."""
+    return repo.wrap(tool_node_graph(scripted(*(replies or [f"answer {n}" for n in range(50)])), []), session)
+
+
+def places(hits):
+    return [(hit.kind, hit.reference) for hit in hits]
+
+
+def texts(repo):
+    """How many texts are known."""
+    with backend.reading(repo) as connection:
+        return connection.execute(select(func.count()).select_from(SEARCH_TEXT)).scalar()
+
+
+def forget(repo):
+    """Make a database in which nothing is known yet."""
+
+    def clear(connection):
+        connection.execute(text("UPDATE internal_session SET searched = 0"))
+        connection.execute(text("DELETE FROM search_text"))
+        if connection.dialect.name == "sqlite":
+            connection.execute(text("INSERT INTO search_words(search_words) VALUES ('delete-all')"))
+
+    backend.write(repo, clear)
+
+
+def live(repo):
+    """Make a branch with a call and a named checkpoint, that left another one; give it."""
+    world = World()
+    replies = (
+        call("add", "c1", item="a Windsor chair"),
+        "The chair is ordered.",
+        "It is there, too.",
+        "And here.",
+        "Fine.",
+    )
+    first = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
+    first.run("order a chair")
+    first.checkpoint("before payment", description="all is in the cart")
+    first.run("and a table")
+    second = first.rollback("before payment")
+    second.run("rather a sofa")
+    return second
+
+
+@pytest.fixture
+def agent(repo):
+    """That branch."""
+    return live(repo)
+
+
+def test_w9_each_kind_is_found_with_its_place(repo, agent):
+    """W9: messages of all roles, calls, names and descriptions are found, with the first checkpoint that has each."""
+    assert places(repo.session().search("sofa")) == [("message", "main-2#3")]
+    found = {(hit.kind, hit.role): hit for hit in repo.session().search("chair")}
+    assert set(found) == {("message", r) for r in ("user", "assistant", "tool")} | {("call", None)}
+    assert {hit.reference for hit in found.values()} == {"main#2"}
+    assert found["call", None].name == "add"
+    assert found["call", None].id == agent.tool_track()[0].id
+    assert "Windsor" in found["call", None].snippet
+    assert found["message", "tool"].name == "add"
+    (named,) = repo.session().search("payment cart")
+    assert (named.kind, named.reference, named.name) == ("checkpoint", "main#3", "before payment")
+    assert repo.session().get_checkpoint(named.checkpoint_id).checkpoint_name == "before payment"
+    (mark,) = repo.session().search("ordered").items[0].marks
+    assert "The chair is ordered."[slice(*mark)] == "ordered"
+
+
+def test_w9_the_active_path_or_all_branches(repo, agent):
+    """W9: what another branch said is found only with all_branches, or seen from that branch."""
+    assert not repo.session().search("table").items
+    assert {hit.reference for hit in repo.session().search("table", all_branches=True)} == {"main#5"}
+    assert {hit.reference for hit in repo.session().search("table", branch="main")} == {"main#5"}
+    assert not repo.session().search("sofa", branch="main").items
+    assert agent.search("sofa").items == repo.session("s").search("sofa", branch="main-2").items
+    assert not agent.search("table").items
+    assert agent.search("table", all_branches=True).items
+
+
+def test_w9_what_was_said_at_the_branch_point_is_on_the_path(repo):
+    """W9: a message that only the checkpoint has where a branch left is found from the branch."""
+    agent = repo.wrap(tool_node_graph(scripted("a needle", "b"), []), "s", auto_checkpoint="off")
+    agent.run("one")
+    point = agent.checkpoint("here")
+    retry = agent.rollback(point)
+    assert places(retry.search("needle")) == [("message", "main#1")]
+    assert places(retry.search("here")) == [("checkpoint", "main#1")]
+
+
+def test_w9_words_are_whole_and_all_of_them_count(repo, agent):
+    """W9: all words must be in one text, in any order and case; what stands together is found together only."""
+    for wanted, count in [
+        ("CHAIR Ordered", 1),
+        ("ordered chair", 1),
+        ("cha", 0),
+        ("chairs", 0),
+        ("is_ordered", 1),
+        ("ordered-is", 0),
+        ("chair sofa", 0),
+        ("Windsor", 2),
+    ]:
+        assert len(repo.session().search(wanted)) == count, wanted
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        '"',
+        "'",
+        "''",
+        '"chair',
+        "chair*",
+        "AND",
+        "NOT chair",
+        "chair OR sofa",
+        "NEAR(chair sofa, 2)",
+        "words:chair",
+        "^chair",
+        "chair:*",
+        "a & b | !c",
+        "a <-> b",
+        "(",
+        ")))",
+        "\\",
+        "\\'",
+        "%",
+        "_",
+        "--",
+        "; DROP TABLE blob",
+        "\0",
+        "chair\0",
+        "\ud800",
+        "\udfff chair",
+        "{chair}",
+        "§s1",
+        "§",
+        "-",
+        "+chair",
+        "\U0001d54f",
+        "\u202e",
+        "x" * 1000,
+        "' ' " * 250,
+    ],
+)
+def test_w9_hostile_queries_are_searched_literally(lived_through, hostile):
+    """W9: quotes, operators, NUL and surrogates are no operators and no error; a text that holds them is found."""
+    repo = lived_through(live)
+    agent = chat(repo)
+    before = len(repo.session().search(hostile, all_branches=True))
+    agent.checkpoint("named", description=f"{hostile} end-of-it")
+    after = repo.session().search(hostile, all_branches=True)
+    has_words = bool(after.items)
+    assert len(after) == before + has_words
+    assert any(c.isalnum() for c in hostile) == has_words
+    if has_words:
+        assert after.items[0].kind == "checkpoint"
+
+
+def test_w9_scripts_without_spaces_and_emoji_are_found_by_any_part(repo):
+    """W9: CJK and emoji are found by any piece; other scripts by their words, whatever the accents."""
+    agent = chat(repo, "請求書を送りました 👍🎉", "Żółć Ελλάδα हिन्दी")
+    agent.run("こんにちは")
+    agent.run("weiter")
+    for wanted in ("請求書", "求書", "送り", "👍", "🎉", "にち", "żółć", "ZOŁC", "ελλαδα", "हिन्दी"):
+        assert len(repo.session().search(wanted)) == 1, wanted
+    for wanted in ("書請", "👎", "求送"):
+        assert not repo.session().search(wanted).items, wanted
+
+
+def test_w9_names_come_before_what_was_said(repo):
+    """W9: what people wrote at checkpoints comes first, then messages and calls, the newest first, on all pages."""
+    agent = chat(repo)
+    agent.run("a needle")
+    agent.checkpoint("needle 1")
+    agent.run("more needle")
+    agent.checkpoint("thing", description="a needle in it")
+    agent.run("last needle")
+    best = ["thing - a needle in it", "needle 1", "last needle", "more needle", "a needle"]
+    assert [hit.snippet for hit in repo.session().search("needle")] == best
+    for limit in (1, 2, 3):
+        seen, after = [], None
+        while True:
+            page = repo.session().search("needle", limit=limit, after=after, all_branches=limit == 2)
+            seen += [hit.snippet for hit in page]
+            after = page.next
+            if after is None:
+                break
+            agent.checkpoint("a new needle")
+        assert seen[-len(best) :] == best
+
+
+@pytest.mark.parametrize("far", [0, 1000])
+def test_w9_a_path_through_a_long_branch_is_searched_until_its_point(repo, monkeypatch, far):
+    """W9: of a branch that went on for long, what it had until the branch left is found, and nothing behind it."""
+    monkeypatch.setattr("agentgit.store.search.query.FAR", far)
+    monkeypatch.setattr("agentgit.store.search.query.MOST_SCOPES", 1)
+    agent = chat(repo)
+    for n in range(4):
+        agent.run(f"needle {n}")
+        agent.checkpoint(f"point {n} needle")
+    retry = agent.rollback("point 1 needle")
+    retry.run("needle again")
+    again = retry.rollback("main#3")
+    expected = {retry: ["point 1 needle", "point 0 needle", "needle again", "needle 1", "needle 0"]}
+    for branch, best in {**expected, again: ["point 0 needle", "needle 0"]}.items():
+        assert [hit.snippet for hit in branch.search("needle")] == best
+        pages, after = [], None
+        for _ in best:
+            page = branch.search("needle", limit=1, after=after)
+            pages, after = [*pages, *(hit.snippet for hit in page)], page.next
+        assert (pages, after) == (best, None)
+    forget(repo)
+    assert [hit.snippet for hit in retry.search("needle")] == expected[retry]
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)  # SQLite has no plans for any word
+def test_w9_a_plan_for_any_word_is_never_made(repo, agent):
+    """W9: PostgreSQL plans each search by its words, however often it is done; a plan for any word reads every text."""
+    counts = text("SELECT statement, generic_plans FROM pg_prepared_statements WHERE statement LIKE '%search_text%@@%'")
+    parts = [LogPart(branch_id=agent.branch_id)]
+    with backend.reading(repo) as connection:
+        for n in range(12):
+            list(
+                repo.context.store.search.hits(
+                    connection, agent.session.id, parts, query(f"sofa {n}"), FIRST, whole=True
+                )
+            )
+        assert [row.generic_plans for row in connection.execute(counts)] == [0]
+    with backend.reading(repo) as connection:
+        assert connection.execute(text("SHOW plan_cache_mode")).scalar() == "auto"
+
+
+def test_w9_pages_of_hits_are_the_whole(repo):
+    """W9: pages give each hit once, the newest first, also while somebody writes."""
+    agent = chat(repo)
+    for n in range(9):
+        agent.run(f"needle {n}")
+    whole = [hit.snippet for hit in repo.session().search("needle", limit=1000)]
+    assert whole == [f"needle {n}" for n in range(8, -1, -1)]
+    seen, after = [], None
+    while True:
+        page = repo.session().search("needle", limit=2, after=after)
+        seen += [hit.snippet for hit in page]
+        agent.run("another needle")
+        after = page.next
+        if after is None:
+            break
+    assert seen == whole
+
+
+def test_w9_forks_cost_nothing(repo):
+    """W9, W13: a fork, and a turn on it, add only what is new to what is known."""
+    agent = chat(repo)
+    for n in range(5):
+        agent.run(f"say {n}")
+    before = texts(repo)
+    forks = [agent.fork(f"main#{n}") for n in range(2, 8)]
+    repo.session().search("say")
+    assert texts(repo) == before
+    forks[0].run("new")
+    assert texts(repo) == before + 2
+    assert len(repo.session().search("say", branch=forks[-1].branch)) == 3
+
+
+def test_w9_a_database_of_an_earlier_release_is_searched_all_the_same(repo, agent):
+    """W9: texts that nobody has put in yet are put in by the first search, and once."""
+    expected = {
+        wanted: [h.to_dict() for h in repo.session().search(wanted, all_branches=True)] for wanted in ("a", "chair")
+    }
+    count = texts(repo)
+    forget(repo)
+    for wanted, hits in expected.items():
+        again = [h.to_dict() for h in repo.session().search(wanted, all_branches=True)]
+        assert sorted(map(str, again)) == sorted(map(str, hits))
+    assert texts(repo) == count
+
+
+def test_w9_many_checkpoints_are_put_in_a_few_at_a_time(repo):
+    """W9: a long past is put in by several transactions, whole."""
+    agent = chat(repo)
+    agent.run("a needle")
+    for n in range(CHECKPOINTS_AT_ONCE + 20):
+        agent.checkpoint(f"point {n}")
+    forget(repo)
+    told = []
+    found = repo.session().search("point", limit=1000, progress=lambda done, total: told.append((done, total)))
+    assert len(found) == CHECKPOINTS_AT_ONCE + 20
+    assert told == [(CHECKPOINTS_AT_ONCE, CHECKPOINTS_AT_ONCE + 22)]
+    assert len(repo.session().search("needle")) == 1
+
+
+def test_w9_turns_put_their_texts_in(repo, agent):
+    """W9: after a turn and after a named checkpoint nothing is left to do for a search."""
+    agent.run("a lamp")
+    agent.checkpoint("x")
+    with backend.reading(repo) as connection:
+        behind = repo.context.store.texts.behind(connection, agent.session.id)
+    assert agent.branch_id not in behind
+
+
+def test_w9_what_was_deleted_is_not_found(repo):
+    """W9: a deleted checkpoint's name is gone; a message goes with the last checkpoint that has it."""
+    agent = chat(repo, "one", "two", "three")
+    agent.run("a needle")
+    agent.checkpoint("alpha")
+    message = agent.messages()[0]
+    agent.run("more")
+    assert places(repo.session().search("needle")) == [("message", "main#2")]
+    repo.session().delete_checkpoint("alpha")
+    assert not repo.session().search("alpha").items
+    repo.session().delete_checkpoint("main#2")
+    assert places(repo.session().search("needle")) == [("message", "main#4")]
+    agent.update_state(None, {"messages": [RemoveMessage(message.id)]})
+    agent.run("again")
+    assert places(repo.session().search("needle")) == [("message", "main#4")]
+    for place in ("main#4", "main#5"):
+        repo.session().delete_checkpoint(place)
+    assert not repo.session().search("needle").items
+    backend.write(repo, lambda c: repo.context.store.graphs.prune(c, agent.branch.langgraph_session_id))
+    backend.write(repo, lambda c: collect(c, repo.context.store.graphs.content.blobs))
+    assert not repo.session().search("needle").items
+    assert len(repo.session().search("again")) == 1
+
+
+def test_w9_nothing_is_put_in_twice_when_its_checkpoint_was_deleted(repo):
+    """W9: when the last checkpoint that is known was deleted, what follows is put in without what is known."""
+    agent = chat(repo)
+    agent.run("a needle")
+    agent.checkpoint("x")
+    agent.run("more")
+    agent.undo()
+    with backend.reading(repo) as connection:
+        known = connection.execute(select(BRANCH.c.searched).where(BRANCH.c.id == agent.branch_id)).scalar()
+    backend.write(
+        repo,
+        lambda c: repo.context.store.checkpoints.add(
+            c,
+            agent.branch_id,
+            repo.context.store.moment(c, repo.context.store.sessions.branch(c, agent.branch_id)).snapshot,
+            _label(repo),
+        ),
+    )
+    repo.session().delete_checkpoint(f"main#{known}")
+    assert len(repo.session().search("needle", all_branches=True)) == 1
+
+
+def _label(repo):
+    from agentgit.store.records.checkpoints import Label
+
+    return Label(kind="after", user_id=repo.user.id)
+
+
+def test_w9_tenants_and_users_find_only_their_own(database):
+    """W9: neither another user's nor another tenant's texts are found, whatever is asked."""
+    with agentgit.open(database.url, user="ann") as hers, agentgit.open(database.url, user="bob") as his:
+        chat(hers).run("her needle")
+        chat(his).run("his needle")
+        assert [h.snippet for h in hers.session().search("needle", all_branches=True)] == ["her needle"]
+        assert [h.snippet for h in his.session("s").search("needle")] == ["his needle"]
+        with pytest.raises(NotFound):
+            his.session(hers.session("s").id).search("needle")
+        scope = f"§s{hers.session('s').id}"
+        assert not his.session().search(scope, all_branches=True).items
+        strange = Texts(7, his.context.store.sessions, his.context.store.graphs)
+        with database.reading() as connection:
+            assert strange.behind(connection, hers.session("s").id) == {}
+            found = type(his.context.store.search)(7, his.context.store.graphs)
+            parts = [LogPart(branch_id=hers.session("s").branch().id)]
+            hits = found.hits(connection, hers.session("s").id, parts, query("needle"), FIRST, whole=True)
+            assert list(hits) == []
+
+
+def test_w9_messages_of_all_shapes_are_found(repo):
+    """W9: blocks of content, names, odd ids and a second list of messages neither break a turn nor are lost."""
+    graph = tool_node_graph(scripted("ok", "ok"), [])
+    agent = repo.wrap(graph, "s")
+    odd = HumanMessage(
+        [{"type": "text", "text": "needle in blocks"}, {"type": "image_url", "image_url": "x"}], name="é"
+    )
+    agent.invoke({"messages": [odd, AIMessage("", id="empty"), HumanMessage("bad \ud800\0 needle")]})
+    assert {h.snippet for h in repo.session().search("needle")} == {"needle in blocks", "bad \ud800\0 needle"}
+
+
+def test_w9_failed_and_parallel_calls_are_found(repo):
+    """W9: each call of a batch is found, with what it raised."""
+    world = World()
+    both = calls(call("add", "c1", item="oak"), call("add", "c2", item="elm"))
+    agent = repo.wrap(tool_node_graph(scripted(both, "done"), world.tools()), "s", effects=world.effects())
+    agent.run("go")
+    assert {h.kind for h in repo.session().search("oak")} == {"call", "message"}
+    assert len([h for h in repo.session().search("add") if h.kind == "call"]) == 2
+
+
+def test_w9_a_huge_message_is_found_by_its_beginning(repo):
+    """W9: of a message of megabytes the first words are found; it breaks neither database nor turn."""
+    chat(repo).run("needle " + " ".join(f"word{n}" for n in range(400_000)) + " haystack")
+    (hit,) = repo.session().search("needle word7")
+    assert len(hit.snippet) < 200
+    assert not repo.session().search("haystack").items
+
+
+def test_w9_damage_is_told(repo, agent):
+    """W9: a text that was found and is damaged raises Corrupt, and is not left out in silence."""
+    repo.session().search("sofa")
+    damage(repo)
+    with agentgit.open(backend.url(repo)) as fresh, pytest.raises(Corrupt):
+        fresh.session().search("sofa")
+
+
+def test_w9_damage_does_not_hide_the_rest(repo, agent):
+    """W9: a branch whose texts cannot be read breaks neither its turns nor a search, which says that it is not all."""
+    other = chat(repo, session="other")
+    other.run("a needle")
+    forget(repo)
+    damage(repo)
+    with agentgit.open(backend.url(repo)) as fresh:
+        found = fresh.session("s").search("sofa")
+        assert (found.items, found.complete) == ([], False)
+        assert "not all was looked at" in str(found)
+
+
+def damage(repo):
+    """Spoil all messages."""
+    spoil = text("UPDATE blob SET data = :junk WHERE type = 'message'")
+    backend.write(repo, lambda c: c.execute(spoil, {"junk": b"\0"}))
+
+
+def test_w9_bad_questions_are_refused(repo, agent):
+    """Bad input: each is a typed error."""
+    for wrong in ("", " ", None, 7, "x" * 1001):
+        with pytest.raises(InvalidInput):
+            repo.session().search(wrong)
+    for wrong in (0, 1001, "2", True):
+        with pytest.raises(InvalidInput):
+            repo.session().search("x", limit=wrong)
+    for wrong in ("x", "-1", "1-2", "", 7, "9" * 30):
+        with pytest.raises(InvalidInput):
+            repo.session().search("x", after=wrong)
+    with pytest.raises(NotFound):
+        repo.session("nowhere").search("x")
+    with pytest.raises(NotFound):
+        repo.session("s").search("x", branch="nowhere")
+
+
+def test_w9_what_cannot_be_written_is_searched_as_far_as_it_is_known(tmp_path, monkeypatch):
+    """W9: in a database that cannot be written the known texts are found, and it is said that newer ones are not."""
+    from agentgit.errors import Unavailable
+
+    with agentgit.open(tmp_path / "x.db") as repo:
+        agent = chat(repo)
+        agent.run("known needle")
+        monkeypatch.setattr(Texts, "follow", lambda *_: False)
+        agent.run("unknown needle")
+        monkeypatch.undo()
+
+        def refuse(*_args, **_kwargs):
+            raise Unavailable("read only")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(backend.database(repo), "write", refuse)
+            found = repo.session().search("needle")
+            assert [h.snippet for h in found] == ["known needle"]
+            assert not found.complete
+            assert "not all was looked at" in str(found)
+        assert len(repo.session().search("needle")) == 2
+        assert repo.session().search("needle").complete
+
+
+def test_w9_two_processes_put_each_text_in_once(tmp_path):
+    """W9: processes that search the same new texts at the same moment, beside a turn, find each once."""
+    path = tmp_path / "x.db"
+    with agentgit.open(path) as repo:
+        agent = chat(repo)
+        for n in range(30):
+            agent.run(f"needle {n}")
+        forget(repo)
+        code = textwrap.dedent("""
+            import sys, agentgit
+            with agentgit.open(sys.argv[1]) as repo:
+                for _ in range(5):
+                    found = len(repo.session().search("needle", limit=1000))
+            print(found)
+        """)
+        several = [processes.Started(code, path) for _ in range(3)]
+        agent.run("needle 30")
+        counts = [int(one.wait().stdout) for one in several]
+        assert all(30 <= count <= 31 for count in counts)
+        assert len(repo.session().search("needle", limit=1000)) == 31
+
+
+def test_w9_a_killed_transaction_leaves_nothing_half(tmp_path):
+    """W9: if putting texts in fails half way, the next search does it whole."""
+    with agentgit.open(tmp_path / "x.db") as repo:
+        chat(repo).run("a needle")
+        forget(repo)
+        with pytest.MonkeyPatch.context() as patch:
+            add = Texts._add
+
+            def fail(*args):
+                add(*args)
+                raise KeyboardInterrupt
+
+            patch.setattr(Texts, "_add", fail)
+            with pytest.raises(KeyboardInterrupt):
+                repo.session().search("needle")
+        assert texts(repo) == 0
+        assert len(repo.session().search("needle")) == 1
+        assert len(repo.session().search("needle")) == 1
+
+
+def test_w9_what_an_encrypting_serializer_wrote_is_not_put_in(tmp_path):
+    """W9: words of messages that only the user's serializer can read are in no index."""
+    from agentgit.store.objects.blobs import leaf
+
+    with agentgit.open(tmp_path / "x.db") as repo:
+        sealed = leaf("serde", b"msgpack\0secretword")
+        assert sealed.type == "serde"
+        agent = chat(repo)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(repo.context.store.graphs.content.blobs), "get_many", lambda *_: _All(sealed))
+            agent.run("hello")
+        assert texts(repo) == 0
+
+
+class _All(dict):
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def __missing__(self, _key):
+        return self.value
+
+
+def test_w9_a_copied_file_is_searched(tmp_path):
+    """W9: the words are in the database itself, so that a copy of the file has them."""
+    with agentgit.open(tmp_path / "x.db") as repo:
+        chat(repo).run("a needle")
+    shutil.copy(tmp_path / "x.db", tmp_path / "y.db")
+    with agentgit.open(tmp_path / "y.db") as repo:
+        assert len(repo.session().search("needle")) == 1
+    with closing(sqlite3.connect(tmp_path / "y.db")) as connection:
+        connection.execute("INSERT INTO search_words(search_words) VALUES ('integrity-check')")
+
+
+async def test_w9_search_has_a_twin(repo, agent):
+    """D3: asearch finds what search finds."""
+    assert (await agent.asearch("sofa", limit=1)).items == agent.search("sofa", limit=1).items
+
+
+def test_w9_hits_are_shown(repo, agent):
+    """W9: hits draw themselves as text and HTML, harmlessly."""
+    agent.checkpoint("needle", description="<script>\x1b[31m")
+    found = repo.session().search("needle")
+    assert str(found).endswith("needle - <script>\\x1b[31m")
+    assert "&lt;script&gt;" in found._repr_html_()
+    assert "<script>" not in found._repr_html_()
+
+
+def test_w9_a_database_of_tables_only_is_searched(database):
+    """Bad input: a search where there is no session says so."""
+    with agentgit.open(database.url) as repo, pytest.raises(NotFound, match="no session"):
+        repo.session().search("x")
+    assert isinstance(database, Database)
+
+
+def test_w9_merged_messages_are_found_as_new_as_the_merge(repo):
+    """W9: what a merge brought counts from then on: before what the branch said earlier, after what it says later."""
+    agent = chat(repo)
+    agent.run("needle one")
+    theirs = agent.fork(name="theirs")
+    theirs.run("needle two")
+    agent.run("needle three")
+    agent.merge("theirs")
+    agent.run("needle four")
+    assert [hit.snippet for hit in agent.search("needle")] == [f"needle {n}" for n in ("four", "two", "three", "one")]

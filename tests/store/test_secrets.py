@@ -1,0 +1,214 @@
+"""What must not be readable in a database: encrypted payloads, and secrets of the configuration."""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import tool
+from langgraph.channels import DeltaChannel
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.func import entrypoint
+from langgraph.graph import START, StateGraph, add_messages
+from langgraph.prebuilt import ToolNode, ToolRuntime, tools_condition
+from langgraph.types import Command, interrupt
+from puts import on
+from scripted import call, calls, scripted
+from sqlalchemy import select
+
+from agentgit import SQLModelSaver
+from agentgit.demo import ScriptedModel
+from agentgit.store.objects.blobs import Blobs
+from agentgit.store.sql.tables import BLOB, METADATA
+
+HUSH = "hush-hush"
+
+
+def everything(database) -> bytes:
+    """All values of all columns of all tables, blobs unpacked too, and on SQLite also the bytes of the files."""
+    with database.reading() as connection:
+        found = [
+            value if isinstance(value, bytes) else str(value).encode(errors="surrogatepass")
+            for table in METADATA.sorted_tables
+            for row in connection.execute(select(table))
+            for value in row
+        ]
+        for key, tenant in connection.execute(select(BLOB.c.hash, BLOB.c.tenant_id)).all():
+            found.append(Blobs(tenant).get_many(connection, [key])[key].data)
+    if database.is_sqlite:
+        folder, name = os.path.split(str(database.url.database))
+        for file in os.listdir(folder):
+            if file.startswith(name):
+                with open(os.path.join(folder, file), "rb") as opened:
+                    found.append(opened.read())
+    return b"\0".join(found)
+
+
+class Stream:
+    """A cipher for LangGraph's `EncryptedSerializer`: SHA-256 as a key stream, another one each time."""
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+
+    def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
+        """Encrypt."""
+        nonce = os.urandom(16)
+        return "stream", nonce + self._mix(nonce, plaintext)
+
+    def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
+        """Decrypt."""
+        assert ciphername == "stream"
+        return self._mix(ciphertext[:16], ciphertext[16:])
+
+    def _mix(self, nonce: bytes, data: bytes) -> bytes:
+        blocks = range(len(data) // 32 + 1)
+        stream = b"".join(hashlib.sha256(self.key + nonce + n.to_bytes(8, "big")).digest() for n in blocks)
+        return bytes(a ^ b for a, b in zip(data, stream, strict=False))
+
+
+def encrypted() -> EncryptedSerializer:
+    """LangGraph's encrypting serializer, as a program that starts anew makes it."""
+    return EncryptedSerializer(Stream(b"key"), JsonPlusSerializer(allowed_msgpack_modules=None))
+
+
+def joined(state: list[str], writes: list[list[str]]) -> list[str]:
+    """The reducer of a DeltaChannel."""
+    return [*state, *(item for write in writes for item in write)]
+
+
+class Full(TypedDict):
+    """A state with a value of every shape."""
+
+    messages: Annotated[list[Any], add_messages]
+    log: Annotated[list[str], DeltaChannel(joined, snapshot_frequency=3)]
+    facts: dict[str, Any]
+    notes: list[str]
+
+
+@tool
+def whisper(text: str) -> str:
+    """Say it back, or fail."""
+    if text.startswith("fail"):
+        raise RuntimeError(f"{HUSH} failure")
+    return f"{HUSH} {interrupt(f'{HUSH} question')}"
+
+
+def secretive(saver):
+    """A graph that puts a secret into every place that is stored: values, writes, questions, answers, failures."""
+    model = scripted(call("whisper", text=f"{HUSH} 1"), f"{HUSH} answer", call("whisper", text=f"fail {HUSH}"))
+
+    def ask(state):
+        said = model.invoke(state["messages"])
+        return {"messages": [said], "log": [f"{HUSH} log"], "facts": {HUSH: {HUSH}, "b": HUSH}, "notes": [HUSH] * 3}
+
+    builder = StateGraph(Full).add_node("model", ask).add_node("tools", ToolNode([whisper], handle_tool_errors=False))
+    builder.add_edge(START, "model").add_conditional_edges("model", tools_condition).add_edge("tools", "model")
+    return builder.compile(checkpointer=saver)
+
+
+def talk(saver):
+    """Run everything that stores something; give the state at each checkpoint of each thread."""
+    graph, said = secretive(saver), {"messages": [("user", f"{HUSH} please")]}
+    graph.invoke(said, on("t"))
+    assert [asked.value for asked in graph.get_state(on("t")).interrupts] == [f"{HUSH} question"]
+    graph.invoke(Command(resume=f"{HUSH} reply"), on("t"))
+    with pytest.raises(RuntimeError):
+        graph.invoke(said, on("t"))
+    assert HUSH in str(graph.get_state(on("t")).tasks[0].error)
+    graph.update_state(on("t"), {"messages": [HumanMessage(f"{HUSH} edit")]}, as_node="tools")
+    saver.copy_thread("t", "copy")
+
+    @entrypoint(checkpointer=saver)
+    def remember(text, *, previous=None):
+        return entrypoint.final(value=text, save={"messages": [HumanMessage(text)], "more": previous})
+
+    remember.invoke(f"{HUSH} one", on("f"))
+    remember.invoke(f"{HUSH} two", on("f"))
+    return [[state.values for state in graph.get_state_history(on(thread))] for thread in ("t", "copy")] + [
+        remember.get_state(on("f")).values
+    ]
+
+
+def test_nothing_of_an_encrypted_payload_is_readable(database):
+    """Values, writes, questions, answers and failures are nowhere in clear, and a new program reads them all."""
+    states = talk(SQLModelSaver(database, serde=encrypted(), compression="none"))
+    stored = everything(database)
+    assert b"stream" in stored
+    assert HUSH.encode() not in stored
+    fresh = secretive(SQLModelSaver(database, serde=encrypted()))
+    found = [[state.values for state in fresh.get_state_history(on(thread))] for thread in ("t", "copy")]
+    assert found == states[:2]
+
+
+def test_without_encryption_the_same_values_are_readable(database):
+    """The test above looks in the right places."""
+    talk(SQLModelSaver(database, compression="none"))
+    assert everything(database).count(HUSH.encode()) > 20
+
+
+@dataclass
+class Access:
+    """The context of a graph."""
+
+    token: str
+
+
+@tool
+def use_config(item: str, config: RunnableConfig) -> str:
+    """Use what the caller configured."""
+    assert config["configurable"]["api_key"] == HUSH
+    return f"used for {item}"
+
+
+@tool
+def use_runtime(item: str, runtime: ToolRuntime[Access, Any]) -> str:
+    """Use the runtime, which has the config and the context."""
+    assert runtime.context.token == HUSH
+    return f"used for {item}"
+
+
+def using(checkpointer=None):
+    """A graph whose tools are given the secrets of its caller, with a subgraph that gets them too."""
+
+    def rule(messages):
+        asks = isinstance(messages[-1], HumanMessage)
+        return calls(call("use_config", item="a"), call("use_runtime", item="b")) if asks else AIMessage("done")
+
+    model = ScriptedModel(rule=rule)
+    inner = StateGraph(Full).add_node("model", lambda state: {"messages": [model.invoke(state["messages"])]})
+    builder = StateGraph(Full, context_schema=Access)
+    builder.add_node("model", inner.add_edge(START, "model").compile())
+    builder.add_node("tools", ToolNode([use_config, use_runtime], handle_tool_errors=False))
+    builder.add_edge(START, "model").add_conditional_edges("model", tools_condition).add_edge("tools", "model")
+    return builder.compile(checkpointer=checkpointer)
+
+
+CONFIG = {
+    "configurable": {"api_key": HUSH, "openai_api_key": HUSH, "token": HUSH, "headers": {"Authorization": HUSH}},
+    "tags": ["mine"],
+}
+HOW = {"context": Access(HUSH)}
+SAID = {"messages": [("user", "go")]}
+
+
+async def test_secrets_of_the_config_reach_no_table(repo, database):
+    """An api_key in `configurable` or in the context is in no column of any table, nor in the file, wrapped or not."""
+    agent = repo.wrap(using(), "s")
+    agent.invoke(SAID, CONFIG, **HOW)
+    list(agent.stream(SAID, CONFIG, **HOW))
+    agent.update_state(CONFIG, {"notes": ["x"]})
+    back = await agent.arollback("main#1")
+    await back.ainvoke(SAID, CONFIG, **HOW)
+    assert {each.tool_name for each in back.tool_track()} == {"use_config", "use_runtime"}
+    graph = using(SQLModelSaver(database, compression="none"))
+    alone = {**CONFIG, "configurable": {**CONFIG["configurable"], **on("alone")["configurable"]}}
+    for durability in ("sync", "async", "exit"):
+        await graph.ainvoke(SAID, alone, durability=durability, **HOW)
+    graph.update_state(alone, {"notes": ["x"]})
+    stored = everything(database)
+    assert b"used for a" in stored
+    assert HUSH.encode() not in stored

@@ -1,0 +1,249 @@
+"""Sharing (D5): by name and by link, with an end; names, forks, pages, events; and what the owner pays for it."""
+
+from datetime import UTC, datetime, timedelta
+
+import backend
+import pytest
+from scripted import World, obedient, tool_node_graph
+from sqlalchemy import event as events
+
+import agentgit
+from agentgit.errors import Ambiguous, InvalidInput, NotAllowed, NotFound
+from agentgit.store.sql.tables import SESSION_LINK, SESSION_MEMBER
+
+
+@pytest.fixture
+def people(repo):
+    """Handles of three users; ada has a session with a turn."""
+    made = {name: repo.as_user(repo.users.add(name)) for name in ("ada", "bob", "cy")}
+    wrap(made["ada"], "s").run("add chair")
+    return made
+
+
+def wrap(repo, session, **how):
+    world = World()
+    return repo.wrap(tool_node_graph(obedient(), world.tools()), session, effects=world.effects(), **how)
+
+
+def past():
+    return datetime.now(UTC) - timedelta(seconds=1)
+
+
+def test_d5_others_sessions_have_their_owners_name_and_own_ones_come_first(people):
+    """D5: a plain name means an own session first, then a shared one; of several shared ones it is ambiguous."""
+    ada, bob, cy = people.values()
+    ada.session("s").sharing.share("cy", "editor")
+    assert (cy.session("s").reference, cy.session().info.role, cy.session("ada/s").info.owner_name) == (
+        "ada/s",
+        "editor",
+        "ada",
+    )
+    bob.session(bob.session("s", create=True)).sharing.share("cy")
+    with pytest.raises(Ambiguous) as caught:
+        cy.session("s")
+    assert [one.split()[0] for one in caught.value.candidates] == ["bob/s", "ada/s"]
+    assert cy.session("s", create=True).info.is_own
+    assert cy.session("s").reference == "s"
+    assert cy.session("ada/s", create=True).info.owner_name == "ada"
+    with pytest.raises(NotFound):
+        cy.session("ada/other", create=True)
+    assert cy.session("nobody/other", create=True).info.is_own
+
+
+def test_d5_a_right_ends_by_itself_and_an_editors_turn_is_refused_then(repo, people):
+    """D5: a role with an end is none after it, also for an agent that is open; what was done stays."""
+    ada, bob, _ = people.values()
+    member = ada.session("s").sharing.share("bob", "editor", expires_in=timedelta(hours=1))
+    assert member.expires_at > datetime.now(UTC)
+    agent = wrap(bob, "ada/s")
+    agent.run("add sofa")
+    assert [call.args for call in ada.session("s").tool_track()] == [{"item": "chair"}, {"item": "sofa"}]
+    backend.write(repo, lambda c: c.execute(SESSION_MEMBER.update().values(expires_at=past())))
+    with pytest.raises(NotFound):
+        agent.run("add lamp")
+    assert (bob.sessions(), ada.session("s").sharing.members(), len(ada.session("s").tool_track())) == ([], [], 2)
+
+
+def test_d5_a_fork_of_a_shared_session_belongs_to_the_forker(people):
+    """D5: who may fork begins an own session as a checkpoint of another one's, with a world of its own."""
+    ada, bob, _ = people.values()
+    ada.session("s").sharing.share("bob", "viewer")
+    with pytest.raises(NotAllowed):
+        wrap(bob, "mine", template="ada/s@main#2")
+    ada.session("s").sharing.share("bob", "forker")
+    agent = wrap(bob, "mine", template="ada/s@main#2")
+    agent.run("add sofa")
+    assert bob.session("mine").info.is_own
+    assert len(ada.session("s").tool_track()) == 1
+    ada.session("s").sharing.unshare("bob")
+    assert len(agent.history()) == 8
+    assert agent.rollback("main#1").report is not None
+
+
+def test_d5_a_link_lets_in_until_it_is_revoked(repo, people):
+    """D5: who has the token joins; revoking the link ends it for all who came by it; the database has its hash only."""
+    ada, bob, cy = people.values()
+    link = ada.session("s").sharing.create_link("forker")
+    assert link.token not in repr(link)
+    for one in (bob, cy):
+        assert one.accept(link.token).info.role == "forker"
+    assert ada.accept(link.token).info.role == "owner"
+    assert [one.link_id for one in ada.session("s").sharing.members()] == [link.id] * 2
+    ada.session("s").sharing.share("cy", "viewer")
+    assert cy.session("ada/s").info.role == "forker"
+    assert ada.revoke_link(link).revoked_at is not None
+    assert (bob.sessions(), cy.session("ada/s").info.role) == ([], "viewer")
+    for token in (link.token, link.token[:-1] + "!", "", "agitlink_zz", None, "\0"):
+        with pytest.raises(NotFound, match="does not hold"):
+            bob.accept(token)
+    kinds = [one.kind for one in ada.events.list(session="s") if one.kind.startswith(("link", "session.shared"))]
+    assert kinds == ["link.made", "link.used", "link.used", "session.shared", "link.revoked"]
+    assert link.token not in str([one.to_dict() for one in ada.events.list(session="s")])
+
+
+def test_d5_a_link_ends_after_a_week_with_the_right_of_who_joined_by_it(repo, people):
+    """D5: of a link of which nothing is said, and of a role that came by it, seven days are left and no more."""
+    ada, bob, _ = people.values()
+    link = ada.session("s").sharing.create_link("editor")
+    assert abs(link.expires_at - datetime.now(UTC) - timedelta(days=7)) < timedelta(minutes=5)
+    bob.accept(link.token)
+    assert [one.expires_at for one in ada.session("s").sharing.members()] == [link.expires_at]
+    ended = {"expires_at": past()}
+    backend.write(
+        repo, lambda c: c.execute(SESSION_MEMBER.update().where(SESSION_MEMBER.c.link_id == link.id).values(ended))
+    )
+    assert bob.sessions() == []
+
+
+def test_d5_who_is_taken_out_cannot_come_again_by_the_same_link(repo, people):
+    """D5: taking somebody out ends the links that they came by; an ended link lets nobody in; others stay."""
+    ada, bob, cy = people.values()
+    first, second = ada.session("s").sharing.create_link(), ada.session("s").sharing.create_link()
+    bob.accept(first.token)
+    cy.accept(second.token)
+    ada.session("s").sharing.unshare("bob")
+    with pytest.raises(NotFound):
+        bob.accept(first.token)
+    assert cy.session("ada/s").info.role == "viewer"
+    backend.write(repo, lambda c: c.execute(SESSION_LINK.update().values(expires_at=past())))
+    with pytest.raises(NotFound):
+        bob.accept(second.token)
+    cy.session("ada/s").sharing.unshare("cy")
+    assert cy.sessions() == []
+    with pytest.raises(NotFound):
+        ada.session("s").sharing.unshare("cy")
+
+
+def test_bad_rights_are_refused(people):
+    """Bad input: no role, no time, oneself, nobody, and a session that would be given away by a link."""
+    ada, _, _ = people.values()
+    for bad in (
+        lambda: ada.session("s").sharing.share("bob", "king"),
+        lambda: ada.session("s").sharing.share("ada"),
+        lambda: ada.session("s").sharing.share("bob", expires_in=timedelta(0)),
+        lambda: ada.session("s").sharing.share("bob", expires_in=7),
+        lambda: ada.session("s").sharing.create_link("owner"),
+        lambda: ada.session("s").sharing.create_link(expires_in=timedelta.max),
+        lambda: ada.sessions(0),
+        lambda: ada.sessions(after="x"),
+        lambda: ada.sessions(after="9" * 18 + "-1"),
+    ):
+        with pytest.raises(InvalidInput):
+            bad()
+    for nobody in ("nobody", 2**60, -1, None, "\0"):
+        with pytest.raises(NotFound):
+            ada.session("s").sharing.share(nobody)
+    with pytest.raises(InvalidInput):
+        agentgit.open(":memory:", user="a/b")
+
+
+def test_d5_pages_of_sessions_go_through_all_once(people):
+    """D5: pages give own and shared sessions, the one that moved last first, each once; and those of a name."""
+    ada, bob, _ = people.values()
+    for n in range(5):
+        bob.session(f"Own-{n}_%", create=True)
+        ada.session(ada.session(f"hers-{n}", create=True)).sharing.share("bob")
+    every = [one.reference for one in bob.sessions()]
+    assert len(every) == 10
+    given, after = [], None
+    while page := bob.sessions(3, after):
+        given += [one.reference for one in page]
+        after = page[-1].cursor
+    assert given == every
+    assert [one.reference for one in bob.sessions(name="OWN", limit=2)] == ["Own-4_%", "Own-3_%"]
+    assert len(bob.sessions(name="_%")) == 5
+    assert len(bob.sessions(shared=False)) == 5
+
+
+def test_d5_a_page_is_read_along_an_index(repo, people):
+    """D5: a page of own sessions costs the same however many there are: no sort, and no look at all of them."""
+    ada = people["ada"]
+    said = []
+
+    def tell(connection, cursor, statement, parameters, context, many):
+        if "external_session" in statement and "LIMIT" in statement:
+            said.append((statement, parameters))
+
+    events.listen(backend.database(repo).engine, "before_cursor_execute", tell)
+    ada.sessions(2, shared=False)
+    events.remove(backend.database(repo).engine, "before_cursor_execute", tell)
+    statement, parameters = said[0]
+    with backend.reading(repo) as connection:
+        if backend.is_sqlite(repo):
+            found = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all()
+        else:
+            connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
+            found = connection.exec_driver_sql(f"EXPLAIN {statement}", parameters).all()
+    plan = str(found)
+    assert "ix_external_session_tenant_id_user_id_updated_at_id" in plan
+    assert "TEMP B-TREE" not in plan
+    assert "Sort" not in plan
+
+
+def test_d5_the_owner_pays_nothing_for_rights(repo, monkeypatch):
+    """D5: a turn of the owner, who opened the database, asks nothing about rights."""
+    agent = wrap(repo, "s")
+    agent.run("hm")
+
+    def asked(*_):
+        raise AssertionError("rights were asked for")
+
+    monkeypatch.setattr(repo.context.store.visible, "role", asked)
+    monkeypatch.setattr(repo.context.store.users, "is_valid", asked)
+    agent.run("add chair")
+    assert len(agent.history()) == 6
+
+
+def test_d5_members_hear_of_shared_sessions_as_long_as_they_are(people):
+    """D5: callbacks, events and webhooks of a member have what happens to shared sessions, and then no more."""
+    ada, bob, cy = people.values()
+    ada.session("s").sharing.share("bob")
+    hook, other = (one.webhooks.add("https://example.com/", "tag.*") for one in (bob, cy))
+    told = []
+    with bob.events.on("tag.*", told.append) as subscription:
+        ada.session("s").tag("main#1", "one")
+        assert subscription.wait(60)
+        ada.session("s").sharing.unshare("bob")
+        ada.session("s").tag("main#1", "two")
+        assert subscription.wait(60)
+    assert [one.detail["name"] for one in told] == ["one"]
+    assert ([one.pending for one in bob.webhooks.list()], [one.pending for one in cy.webhooks.list()]) == ([1], [0])
+    assert [one.kind for one in bob.events.list()] == ["webhook.added"]
+    ada.session("s").sharing.share("bob")
+    assert "tag.created" in {one.kind for one in bob.events.list()}
+    assert {one.kind for one in cy.events.list()} == {"webhook.added"}
+    assert (hook.session_id, other.session_id) == (None, None)
+
+
+def test_d5_tenants_see_nothing_of_each_other(database):
+    """D5: a user of the same name in another tenant is another user, and ids of the other one mean nothing."""
+    acme = {"user": "ada", "tenant": "acme"}
+    with agentgit.open(database.url, user="ada") as here, agentgit.open(database.url, **acme) as there:
+        session = here.session("s", create=True)
+        assert there.sessions() == []
+        for ref in (session, session.id, "s"):
+            with pytest.raises(NotFound):
+                there.session(ref)
+        assert there.session("s", create=True).id != session.id
+    with agentgit.open(database.url, user="ada", tenant="acme") as again:
+        assert len(again.sessions()) == 1

@@ -1,0 +1,172 @@
+"""Tags: names that people give to checkpoints, as places and as pins (row W9)."""
+
+import subprocess
+import sys
+import textwrap
+import threading
+
+import backend
+import pytest
+from scripted import scripted, tool_node_graph
+
+import agentgit
+from agentgit import Conflict, InvalidInput, NotFound
+
+
+@pytest.fixture
+def agent(repo):
+    agent = repo.wrap(tool_node_graph(scripted(*(f"answer {n}" for n in range(20))), []), "s")
+    agent.run("one")
+    agent.run("two")
+    return agent
+
+
+def test_w9_a_tag_is_a_place(repo, agent):
+    """W9: wherever a place is named a tag will do, from any branch, and it is told with its checkpoint."""
+    made = agent.tag("main#2", "v1", description="the first one")
+    assert (made.name, made.reference, made.description) == ("v1", "main#2", "the first one")
+    assert repo.session("s").get_checkpoint("v1").metadata["tags"] == ["v1"]
+    assert "tags" not in repo.session("s").get_checkpoint("main#1").metadata
+    retry = agent.rollback("v1")
+    assert [m["content"] for m in retry.history()] == ["one", "answer 0"]
+    assert repo.session("s").diff("v1", "HEAD") is not None
+    assert agent.fork("v1").head.metadata["kind"] == "branch"
+    assert [p.metadata["reference"] for p in retry.log(tag="v1")] == ["main#2"]
+    assert len(retry.log(tag="v1")) == 1
+    assert [p.metadata.get("tags") for p in agent.log(until=made.created_at)][2] == ["v1"]
+
+
+def test_w9_tags_are_listed_and_taken_away(repo, agent):
+    """W9: several tags of one checkpoint, listed newest first; what is gone names nothing, the checkpoint stays."""
+    repo.session().tag("main#2", "b")
+    repo.session().tag("main#2", "a")
+    repo.session().tag("HEAD", "c")
+    assert [tag.name for tag in repo.session("s").tags()] == ["c", "a", "b"]
+    assert repo.session().get_checkpoint("a").metadata["tags"] == ["a", "b"]
+    assert repo.session().untag("a").reference == "main#2"
+    with pytest.raises(NotFound):
+        repo.session().get_checkpoint("a")
+    with pytest.raises(NotFound, match="no tag"):
+        repo.session().untag("a")
+    assert repo.session().get_checkpoint("main#2").metadata["tags"] == ["b"]
+    assert repo.session("s").tags()[0].to_dict()["reference"] == "main#4"
+
+
+def test_w9_a_tag_is_a_pin(repo, agent):
+    """W9, B4: neither cleanup nor deletion takes a tagged checkpoint, and both do when the tag is gone."""
+    repo.session().tag("main#2", "keep")
+    with pytest.raises(Conflict, match="tag"):
+        repo.session().delete_checkpoint("keep")
+    assert repo.session("s").cleanup_auto_checkpoints(keep=0) == 2
+    assert [p.metadata["reference"] for p in repo.session("s").log()] == ["main#4", "main#2"]
+    repo.session().untag("keep")
+    assert repo.session("s").cleanup_auto_checkpoints(keep=0) == 1
+
+
+def test_w9_a_tag_comes_before_a_name_and_never_stands_in_for_a_branch(repo, agent):
+    """W9: a tag wins over checkpoints of that name; a tag and a branch cannot have one name."""
+    agent.checkpoint("x")
+    repo.session().tag("main#1", "x")
+    assert repo.session().get_checkpoint("x").metadata["reference"] == "main#1"
+    with pytest.raises(Conflict, match="branch"):
+        repo.session().tag("HEAD", "main")
+    with pytest.raises(Conflict, match="tag"):
+        agent.fork(name="x")
+    repo.session().tag("HEAD", "main-2")
+    assert agent.fork().branch.name == "main-3"
+
+
+def test_w9_a_tag_is_unique_in_its_session(repo, agent):
+    """W9: the same tag on the same checkpoint is no change, on another one it is refused; sessions do not mix."""
+    first = repo.session().tag("main#1", "v1")
+    assert repo.session().tag("main#1", "v1") == first
+    with pytest.raises(Conflict, match="main#1 has the tag"):
+        repo.session().tag("main#2", "v1")
+    other = repo.wrap(tool_node_graph(scripted("a"), []), "other")
+    other.run("hi")
+    assert other.tag("HEAD", "v1").reference == "main#2"
+    assert repo.session("s").tag(repo.session("s").get_checkpoint("main#1"), "v2").reference == "main#1"
+    assert [tag.name for tag in repo.session("s").tags()] == ["v2", "v1"]
+    assert [tag.name for tag in repo.session("other").tags()] == ["v1"]
+
+
+@pytest.mark.parametrize("name", ["", " ", "7", "HEAD", "a#1", "a~1", "a@b", "a\nb", "\0", "x" * 201, None, 7])
+def test_w9_what_can_be_no_tag_is_refused(repo, agent, name):
+    """Bad input: a name that could be read as another place is a typed error, also where a tag is taken away."""
+    with pytest.raises(InvalidInput):
+        repo.session().tag("HEAD", name)
+    with pytest.raises(InvalidInput):
+        repo.session().untag(name)
+    assert repo.session("s").tags() == []
+
+
+@pytest.mark.parametrize(
+    "name", ["'; DROP TABLE tag; --", "\ud800", "日本 👍", "\\u0000", "x" * 200, "%", "\x1b[31m"[1:]]
+)
+def test_w9_hostile_tags_are_only_names(repo, agent, name):
+    """W9: any other text is a tag as it is."""
+    repo.session().tag("main#1", name, description=name)
+    assert repo.session().get_checkpoint(name).metadata["tags"] == [name]
+    assert repo.session("s").tags()[0].description == name
+    assert repo.session().untag(name).name == name
+
+
+def test_w9_bad_tags_change_nothing(repo, agent):
+    """Bad input: a place that is not there, a description that is no text, and somebody else's session."""
+    with pytest.raises(NotFound):
+        repo.session().tag("nowhere", "v1")
+    with pytest.raises(InvalidInput, match="description"):
+        repo.session().tag("HEAD", "v1", description=7)
+    with pytest.raises(NotFound):
+        repo.session("nowhere").tags()
+    with agentgit.open(backend.url(repo), user="bob") as his, pytest.raises(NotFound):
+        his.session().tag(agent.head, "v1")
+    assert repo.session("s").tags() == []
+    repo.session().tag("HEAD", "version one")
+    with pytest.raises(NotFound) as caught:
+        repo.session().get_checkpoint("version on")
+    assert "version one" in caught.value.near
+
+
+def test_w9_of_two_writers_one_gets_the_tag(repo, agent):
+    """W9: many threads give one tag to two checkpoints: all of one get it, and all of the other a Conflict."""
+    outcomes = []
+
+    def give(place):
+        try:
+            outcomes.append(repo.session("s").tag(place, "v1").reference)
+        except Conflict:
+            outcomes.append(None)
+
+    threads = [threading.Thread(target=give, args=(f"main#{1 + n % 2}",)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (winner,) = {outcome for outcome in outcomes if outcome}
+    assert len(outcomes) == 8
+    assert outcomes.count(winner) == 4
+    assert repo.session("s").tags()[0].reference == winner
+
+
+def test_w9_another_process_sees_and_keeps_a_tag(tmp_path):
+    """W9: a tag that one process gave names a place in another one, and holds against its cleanup."""
+    path = tmp_path / "x.db"
+    with agentgit.open(path) as repo:
+        agent = repo.wrap(tool_node_graph(scripted("a", "b"), []), "s")
+        agent.run("one")
+        agent.run("two")
+        agent.tag("main#2", "keep")
+    code = textwrap.dedent("""
+        import sys, agentgit
+        with agentgit.open(sys.argv[1]) as repo:
+            repo.session("s").cleanup_auto_checkpoints(keep=0)
+            print(repo.session().get_checkpoint("keep").metadata["reference"])
+    """)
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)  # noqa: S603  # written here
+    assert done.stdout == "main#2\n"
+
+
+async def test_w9_tag_has_a_twin(repo, agent):
+    """D3: atag does what tag does."""
+    assert (await agent.atag("HEAD", "v1")).reference == repo.session("s").tags()[0].reference

@@ -1,0 +1,137 @@
+"""Transactions that the server breaks off once and that run again: the first run changed nothing but the database."""
+
+import io
+import sqlite3
+from contextlib import closing
+
+import pytest
+from langgraph.checkpoint.sqlite import SqliteSaver
+from scripted import World, obedient, tool_node_graph
+
+import agentgit
+from agentgit.checkpoints import Retention
+from agentgit.store.database import Database
+from agentgit.store.sql.tables import METADATA
+
+BREAKS_OFF = """
+CREATE SEQUENCE broken_off;
+CREATE FUNCTION break_off() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF coalesce(current_setting('test.passes', true), '') = pg_current_xact_id()::text THEN RETURN NULL; END IF;
+    IF nextval('broken_off') %% 2 = 1 THEN RAISE EXCEPTION 'could not serialize' USING ERRCODE = '40001'; END IF;
+    PERFORM set_config('test.passes', pg_current_xact_id()::text, true);
+    RETURN NULL;
+END $$
+"""
+"""Breaks off every other transaction that changes a row, when it commits; a sequence does not go back with it."""
+
+
+@pytest.fixture
+def breaking(postgres_url):
+    """A function that lets a server break off each transaction that writes once, from then on."""
+
+    def begin():
+        with closing(Database(postgres_url)) as database:
+            database.write(lambda c: [c.exec_driver_sql(one) for one in [BREAKS_OFF, *triggers]])
+
+    triggers = [
+        f'CREATE CONSTRAINT TRIGGER break_off AFTER INSERT OR UPDATE OR DELETE ON "{table.name}" '
+        "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION break_off()"
+        for table in METADATA.sorted_tables
+    ]
+    yield begin
+    with closing(Database(postgres_url)) as database:
+        database.write(lambda c: c.exec_driver_sql("DROP FUNCTION IF EXISTS break_off CASCADE"))
+        database.write(lambda c: c.exec_driver_sql("DROP SEQUENCE IF EXISTS broken_off"))
+
+
+def broken_off(url):
+    """How often a transaction was broken off."""
+    with closing(Database(url)) as database, database.reading() as connection:
+        return connection.exec_driver_sql("SELECT last_value / 2 FROM broken_off").scalar_one()
+
+
+def live(repo, threads):
+    """Do all that writes: turns, rollbacks, switches, merges, explorations, imports, upkeep; give what came of it."""
+    world, progress = World(), []
+    graph = tool_node_graph(obedient(), world.tools())
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    agent.run("add chair; charge 5")
+    agent.checkpoint("mine", data={"a": 1})
+    agent.tag("mine", "v1")
+    agent.run("add table; note x")
+    other = agent.rollback("main#3", force=True)
+    agent = agent.switch("main", sync="note")
+    agent.run("look")
+    agent = agent.switch("main", sync="world")
+    agent.undo(force=True).redo(force=True)
+    third = agent.fork(name="third")
+    third.run("look")
+    agent.merge("third")
+    agent.cherry_pick([agent.messages()[0].id])
+    agent.explore(1, ["hello", "look"], score=lambda leaf: 1.0)
+    file = io.BytesIO()
+    repo.session("s").export(file)
+    file.seek(0)
+    carried = repo.import_(file, session="copy", progress=lambda done, of: progress.append(done <= of))
+    imported = repo.import_langgraph(threads)
+    repo.session("s").retention.set(Retention(max_checkpoints=50))
+    repo.maintenance.gc(progress=lambda done, of: progress.append(done <= of))
+    assert all(progress)
+    found = [shape(one) for one in (agent, other, repo.wrap(graph, "copy", effects=world.effects()))]
+    return [
+        *found,
+        {name: sorted(map(repr, what)) for name, what in vars(world).items()},
+        [carried.tool_calls, carried.checkpoints],
+        [one.status for one in imported.threads],
+        [(one.kind, one.status) for one in repo.session("s").operations()],
+        sorted(event.kind for event in repo.events.list(session="s")),
+    ]
+
+
+def shape(agent):
+    """What is the same of two lives: no ids and no times."""
+    return [
+        [(message.type, message.content, message.name) for message in agent.messages()],
+        [(call.tool_name, call.args, call.result, call.status, call.kind) for call in agent.tool_track()],
+        [(point.metadata["reference"], point.get_summary().partition(" - ")[0]) for point in agent.checkpoints()],
+        [(branch.name, branch.status) for branch in agent.session.branches()],
+    ]
+
+
+@pytest.fixture
+def threads(tmp_path):
+    """A database of LangGraph's own with a thread to import."""
+    path = tmp_path / "threads.db"
+    with closing(sqlite3.connect(path, check_same_thread=False)) as raw:
+        saver = SqliteSaver(raw)
+        graph = tool_node_graph(obedient(), World().tools(), saver)
+        graph.invoke({"messages": [("user", "add lamp")]}, {"configurable": {"thread_id": "t"}})
+    return path
+
+
+@pytest.mark.long
+def test_t_every_transaction_that_runs_again_changes_nothing_else(postgres_url, breaking, threads, tmp_path):
+    """A life in which the server breaks off each transaction once with 40001 comes out as one without that."""
+    with agentgit.open(tmp_path / "calm.db") as repo:
+        calm = live(repo, threads)
+    with agentgit.open(postgres_url) as repo:
+        breaking()
+        again = live(repo, threads)
+        assert repo.maintenance.fsck(level=3).findings == ()
+    assert broken_off(postgres_url) > 50
+    for one, other in zip(again, calm, strict=True):
+        assert one == other
+
+
+def test_t_a_note_is_told_once_where_the_turn_begins_twice(postgres_url, breaking):
+    """What a switch leaves the model to be told is in the conversation once, though the turn's begin ran twice."""
+    world = World()
+    with agentgit.open(postgres_url) as repo:
+        agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+        agent.run("add chair")
+        agent.run("add table")
+        agent.rollback("main#3")
+        agent = agent.switch("main", sync="note")
+        breaking()
+        agent.run("look")
+        assert sum(message.name == "agentgit" for message in agent.messages()) == 1

@@ -1,0 +1,626 @@
+"""The undo stack: what files were before each call that modified them comes back, byte for byte."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+import subprocess
+import threading
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Thread
+
+import processes
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentgit.errors import InvalidInput, NotFound, Unavailable, WorkspaceChanged
+from agentgit.workspace.disk import atomic_file, single_file
+from agentgit.workspace.disk.atomic_file import CHUNK
+from agentgit.workspace.disk.single_file import SingleFiles
+from agentgit.workspace.locations import exclusive
+from agentgit.workspace.undo import storage
+from agentgit.workspace.undo.stack import Undone, UndoStack
+
+
+@pytest.fixture
+def work(tmp_path):
+    """An empty workspace."""
+    (tmp_path / "work").mkdir()
+    return tmp_path / "work"
+
+
+@pytest.fixture
+def stack(work, tmp_path):
+    """Its undo stack."""
+    with closing(UndoStack(work, tmp_path / "store")) as stack:
+        yield stack
+
+
+def tree(folder):
+    """Everything in a directory: contents, modes, where links lead."""
+    found = {}
+    for path in sorted(Path(os.fsencode(folder).decode()).rglob("*")):
+        name = os.fsencode(path.relative_to(folder))
+        mode = stat.S_IMODE(path.lstat().st_mode)
+        if path.is_symlink():
+            found[name] = ("link", os.readlink(path))
+        else:
+            found[name] = ("folder",) if path.is_dir() else ("file", mode, path.read_bytes())
+    return found
+
+
+CONTENTS = {
+    "text": b"one\ntwo\n",
+    "CRLF": b"one\r\ntwo\r\n",
+    "binary": bytes(range(256)) * 10,
+    "latin-1": "caf\xe9".encode("latin-1"),
+    "empty": b"",
+    "no newline at the end": b"x",
+    "larger than a part": os.urandom(CHUNK * 2 + 17),
+    "as large as a part": b"\0" * CHUNK,
+}
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+@pytest.mark.parametrize("in_git", [False, True], ids=["plain directory", "git repository"])
+def test_contents_come_back_byte_for_byte(work, stack, content, in_git):
+    """C8: CRLF, binary, latin-1 and empty files come back as they were, in a git repository as in any directory."""
+    if in_git:
+        subprocess.run(["git", "init", "-q", work], check=True)  # noqa: S603, S607
+        (work / ".gitattributes").write_text("* text=auto eol=lf\n")
+    (work / "file").write_bytes(content)
+    before = tree(work)
+    stack.snapshot("edit_file: file", ["file"])
+    (work / "file").write_bytes(b"changed")
+    assert str(stack.undo()) == "restored: file"
+    assert tree(work) == before
+
+
+@pytest.mark.parametrize("change", ["edit", "delete", "link", "mode", "replace by a link"])
+def test_every_kind_of_change_is_undone(work, stack, change):
+    """C8: an edited, deleted or relinked file, and one with another mode, are as before, with mode 0600 and links."""
+    (work / "secret").write_bytes(b"s")
+    (work / "secret").chmod(0o600)
+    (work / "link").symlink_to("nowhere")
+    before = tree(work)
+    stack.snapshot(change, ["secret", "link"])
+    match change:
+        case "edit":
+            (work / "secret").write_bytes(b"other")
+        case "delete":
+            (work / "secret").unlink()
+        case "link":
+            (work / "link").unlink()
+            (work / "link").symlink_to("/etc/passwd")
+        case "mode":
+            (work / "secret").chmod(0o755)
+        case _:
+            (work / "secret").unlink()
+            (work / "secret").symlink_to("link")
+    after = tree(work)
+    stack.undo()
+    assert tree(work) == before
+    stack.redo()
+    assert tree(work) == after
+
+
+def test_what_was_not_there_is_deleted(work, stack):
+    """C8: a file that a call created is deleted, with the directories that it created, but with no other file."""
+    stack.snapshot("write_file: a/b/c.txt", ["a/b/c.txt"])
+    (work / "a/b").mkdir(parents=True)
+    (work / "a/b/c.txt").write_text("new")
+    (work / "a/mine").write_text("mine")
+    done = stack.undo()
+    assert (done.deleted, done.restored) == (("a/b/c.txt", "a/b"), ())
+    assert tree(work) == {b"a": ("folder",), b"a/mine": ("file", 0o644, b"mine")}
+    stack.redo()
+    assert (work / "a/b/c.txt").read_text() == "new"
+    stack.undo()
+    assert not (work / "a/b").exists()
+
+
+def test_the_stack_tells_what_is_on_it(work, stack):
+    """C8: peek, depth, history (oldest first) and clear; an empty stack undoes nothing."""
+    assert (stack.peek(), stack.depth, stack.history) == (None, 0, ())
+    assert not stack.undo()
+    assert str(stack.undo()) == "nothing to undo"
+    assert not stack.redo()
+    for name in "abc":
+        stack.snapshot(f"write_file: {name}", [name, "shared"])
+    assert [one.label[-1] for one in stack.history] == ["a", "b", "c"]
+    assert stack.peek() == stack.history[-1]
+    assert stack.peek().paths == ("c", "shared")
+    assert stack.peek().to_dict()["paths"] == ["c", "shared"]
+    assert stack.depth == 3
+    stack.clear()
+    assert (stack.peek(), stack.depth, stack.history, stack.safety) == (None, 0, (), ())
+
+
+def test_several_are_undone_at_once(work, stack):
+    """C8: undo(n) takes the last n, and all if there are fewer."""
+    for content in "123":
+        stack.snapshot(f"to {content}", ["file"])
+        (work / "file").write_text(content)
+    assert stack.undo(2).labels == ("to 3", "to 2")
+    assert (work / "file").read_text() == "1"
+    assert stack.undo(7).labels == ("to 1",)
+    assert not (work / "file").exists()
+    assert [stack.redo().labels for _ in "1234"] == [("to 1",), ("to 2",), ("to 3",), ()]
+    assert (work / "file").read_text() == "3"
+    with pytest.raises(InvalidInput, match="one or more"):
+        stack.undo(0)
+
+
+def test_the_oldest_goes_first(work, tmp_path):
+    """C8: of more than max_snapshots entries the oldest is forgotten, and its space is free."""
+    with closing(UndoStack(work, tmp_path / "store", max_snapshots=3)) as stack:
+        for number in range(6):
+            (work / "file").write_bytes(os.urandom(CHUNK))
+            stack.snapshot(str(number), ["file"])
+        assert [one.label for one in stack.history] == ["3", "4", "5"]
+        stack.undo(3)
+        assert [one.label for one in stack.safety] == ["5", "4", "3"]
+        stack.clear()
+    assert sum(path.stat().st_size for path in (tmp_path / "store").iterdir()) < CHUNK / 4
+    with pytest.raises(InvalidInput, match="max_snapshots=0"):
+        UndoStack(work, tmp_path / "store", max_snapshots=0)
+
+
+def test_an_undo_loses_nothing(work, stack):
+    """C8: what a person changed after the call is kept before the undo, also when something else was done since."""
+    stack.snapshot("edit_file: file", ["file"])
+    (work / "file").write_text("the agent's, then mine")
+    done = stack.undo()
+    stack.snapshot("edit_file: other", ["other"])
+    assert not stack.redo()
+    assert [one.id for one in stack.safety] == list(done.safety)
+    stack.redo(done.safety[0])
+    assert (work / "file").read_text() == "the agent's, then mine"
+    with pytest.raises(NotFound, match="no undo 99"):
+        stack.redo(99)
+
+
+def test_it_survives_a_restart(work, tmp_path):
+    """C8: a second stack on the same folder finds what the first one left."""
+    (work / "file").write_text("before")
+    with closing(UndoStack(work, tmp_path / "store")) as stack:
+        stack.snapshot("edit_file: file", ["file"])
+    (work / "file").write_text("after")
+    with closing(UndoStack(work, tmp_path / "store")) as stack:
+        assert [one.label for one in stack.history] == ["edit_file: file"]
+        assert stack.undo().restored == ("file",)
+    assert (work / "file").read_text() == "before"
+    assert stat.S_IMODE((tmp_path / "store/undo.db").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("path", ["../out", "/etc/passwd", "a/../../out", "", ".", "out/secret", "link to out", "\0"])
+def test_a_path_outside_is_refused(work, stack, path):
+    """C8: absolute paths, `..` and links that lead out of the workspace are a typed error, and nothing is kept."""
+    (work.parent / "out").mkdir()
+    (work.parent / "out/secret").write_text("s")
+    (work / "out").symlink_to("../out")
+    (work / "link to out").symlink_to("../out/secret")
+    with pytest.raises(InvalidInput, match="no file inside of the workspace"):
+        stack.snapshot("write_file", ["fine", path])
+    assert stack.depth == 0
+
+
+def test_paths_are_named_as_tools_name_them(work, stack):
+    """C8: an absolute path inside, `./`, a link inside and bytes that are no UTF-8 all name a file of the workspace."""
+    (work / "folder").mkdir()
+    (work / "folder/real").write_text("before")
+    (work / "way").symlink_to("folder")
+    (work / "link").symlink_to("way/real")
+    stack.snapshot("edit", [str(work / "a"), "./b", "way/c", "link", os.fsdecode(b"caf\xe9"), "new\nline"])
+    assert stack.peek().paths == ("a", "b", "folder/c", "link", "folder/real", os.fsdecode(b"caf\xe9"), "new\nline")
+    (work / "link").write_text("after")
+    (work / os.fsdecode(b"caf\xe9")).write_text("new")
+    stack.undo()
+    assert (work / "link").read_text() == "before"
+    assert not (work / os.fsdecode(b"caf\xe9")).exists()
+
+
+@pytest.mark.parametrize("kind", ["directory", "pipe", "loop"])
+def test_what_is_no_file_is_refused(work, stack, kind):
+    """C8: the stack keeps files only; a directory, a pipe and a link to itself are a typed error."""
+    match kind:
+        case "directory":
+            (work / "thing").mkdir()
+        case "pipe":
+            os.mkfifo(work / "thing")
+        case _:
+            (work / "thing").symlink_to("thing")
+    with pytest.raises(InvalidInput, match=r"no file|leads to itself"):
+        stack.snapshot("write", ["thing"])
+    assert stack.depth == 0
+
+
+def test_one_path_instead_of_several_is_refused(stack):
+    """C8: a text where a list is meant is not read as a list of letters."""
+    with pytest.raises(InvalidInput, match=r"write paths=\['a.txt'\]"):
+        stack.snapshot("write", "a.txt")
+
+
+def test_what_came_into_the_way_is_left(work, stack):
+    """C8: where a directory or a link that leads out is in the way, nothing is touched, and the result says so."""
+    out = work.parent / "out"
+    out.mkdir()
+    (out / "file").write_text("not yours")
+    (work / "folder").mkdir()
+    (work / "folder/file").write_text("before")
+    stack.snapshot("two", ["file", "folder/file"])
+    (work / "file").mkdir()
+    (work / "file/mine").write_text("mine")
+    (work / "folder/file").unlink()
+    (work / "folder").rmdir()
+    (work / "folder").symlink_to(out)
+    done = stack.undo()
+    assert done.left == (("file", "what stands there is no file"), ("folder/file", "what stands there is no file"))
+    assert "left: file (what stands there is no file)" in str(done)
+    assert (out / "file").read_text() == "not yours"
+    assert (work / "file/mine").read_text() == "mine"
+
+
+class Snapshots:
+    """Whole snapshots, as an environment takes them, of one file."""
+
+    def __init__(self, work):
+        self.work, self.taken = work, []
+
+    def checkpoint(self):
+        self.taken.append((self.work / "file").read_text())
+        return str(len(self.taken) - 1)
+
+    def restore(self, id):
+        (self.work / "file").write_text(self.taken[int(id)])
+
+    def release(self, id):
+        self.taken[int(id)] = None
+
+
+def test_a_call_without_paths_keeps_the_whole_workspace(work, tmp_path):
+    """C8: before a shell tool the whole workspace is kept, on the same stack as single files."""
+    (work / "file").write_text("1")
+    with closing(UndoStack(work, tmp_path / "store", whole=Snapshots(work))) as stack:
+        stack.snapshot("bash: make")
+        (work / "file").write_text("2")
+        stack.snapshot("edit_file: file", ["file"])
+        (work / "file").write_text("3")
+        assert stack.history[0].whole == "0"
+        done = stack.undo(2)
+        assert done.wholes == ("0",)
+        assert "restored: the workspace, to 0" in str(done)
+        assert (work / "file").read_text() == "1"
+        stack.redo()
+        assert (work / "file").read_text() == "2"
+        stack.redo()
+        assert (work / "file").read_text() == "3"
+
+
+def test_whole_snapshots_are_released(work, tmp_path):
+    """C8: a snapshot of the whole workspace that no entry needs any more is given back to its environment."""
+    whole = Snapshots(work)
+    with closing(UndoStack(work, tmp_path / "store", max_snapshots=2, whole=whole)) as stack:
+        for content in "123":
+            (work / "file").write_text(content)
+            stack.snapshot("bash")
+        assert whole.taken == [None, "2", "3"]
+        stack.undo()
+        assert whole.taken == [None, "2", None, "3"]
+        stack.clear()
+        assert not any(whole.taken)
+
+
+def test_a_whole_snapshot_that_is_gone_does_not_block_the_stack(work, tmp_path):
+    """C8: an entry whose snapshot somebody deleted is reported and taken off; those below it can still be undone."""
+    (work / "file").write_text("1")
+    with closing(UndoStack(work, tmp_path / "store", whole=(whole := Snapshots(work)))) as stack:
+        stack.snapshot("edit", ["file"])
+        (work / "file").write_text("2")
+        stack.snapshot("bash")
+        whole.restore = failing(NotFound("it is gone"))
+        assert stack.undo().left == (("the workspace", "it is gone"),)
+        assert stack.undo().restored == ("file",)
+
+
+def test_a_broken_off_undo_of_everything_waits_if_files_changed(work, tmp_path):
+    """C8: where a person changed files while it was broken off, nothing is touched, and it can be asked for again."""
+    (work / "file").write_text("1")
+    with closing(UndoStack(work, tmp_path / "store", whole=(whole := Snapshots(work)))) as stack:
+        stack.snapshot("bash")
+        (work / "file").write_text("2")
+        plain = whole.restore
+        whole.restore = failing(KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            stack.undo()
+        whole.restore = failing(WorkspaceChanged("a person did"))
+        stack.snapshot("edit", ["other"])
+        whole.restore = plain
+        assert stack.undo(2).wholes == ("0",)
+        assert (work / "file").read_text() == "1"
+
+
+def failing(error):
+    """What always fails."""
+
+    def fail(*_):
+        raise error
+
+    return fail
+
+
+def test_without_an_environment_paths_are_needed(stack):
+    """C8: where nothing takes whole snapshots, a call without paths is a typed error that says so."""
+    with pytest.raises(InvalidInput, match="Name the paths"):
+        stack.snapshot("bash: make")
+    assert stack.depth == 0
+
+
+def test_no_space_is_a_typed_error_and_is_gone_on_with(work, stack, monkeypatch):
+    """C8: an undo that stopped half way names the file, and the next use of the stack does the rest."""
+    for name in "ab":
+        (work / name).write_text("before")
+    stack.snapshot("both", ["a", "b"])
+    for name in "ab":
+        (work / name).write_text("after")
+    plain = single_file.write
+
+    def full(parent, name, *how):
+        if (work / "a").read_text() == "before":
+            raise OSError(28, "No space left on device")
+        plain(parent, name, *how)
+
+    monkeypatch.setattr(single_file, "write", full)
+    with pytest.raises(Unavailable, match="b: No space left on device"):
+        stack.undo()
+    assert (work / "b").read_text() == "after"
+    monkeypatch.setattr(single_file, "write", plain)
+    stack.snapshot("next", ["c"])
+    assert (work / "b").read_text() == "before"
+    assert sorted(path.name for path in work.iterdir()) == ["a", "b"]
+
+
+def test_what_a_person_changed_while_an_undo_was_broken_off_is_left(work, stack, monkeypatch):
+    """C8: an undo that is gone on with touches only what is as it was, or as it is to be."""
+    for name in "ab":
+        (work / name).write_text("before")
+    stack.snapshot("both", ["a", "b"])
+    for name in "ab":
+        (work / name).write_text("after")
+    with monkeypatch.context() as patch:
+        patch.setattr(SingleFiles, "put", broken_off)
+        with pytest.raises(KeyboardInterrupt):
+            stack.undo()
+    (work / "a").write_text("mine")
+    stack.snapshot("next", ["c"])
+    assert [(work / name).read_text() for name in "ab"] == ["mine", "before"]
+
+
+def broken_off(*_):
+    raise KeyboardInterrupt
+
+
+def die_in(work, store, where, point):
+    """Run in another process: be killed when something is about to be done for the given time."""
+    stack, seen = UndoStack(work, store), []
+    owner, name = {
+        "put": (SingleFiles, "put"),
+        "rename": (atomic_file, "system_call"),
+        "evict": (stack._rows, "evict"),
+    }[where]
+    plain = getattr(owner, name)
+
+    def hooked(*args, **how):
+        seen.append(args)
+        if len(seen) == point:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return plain(*args, **how)
+
+    setattr(owner, name, hooked)
+    if where == "evict":
+        stack.snapshot("killed", ["0", "1"])
+    stack.undo()
+
+
+RENAMES = [("rename", number) for number in range(1, 7)]
+
+
+@pytest.mark.parametrize(("where", "point"), [("put", 1), ("put", 3), *RENAMES, ("evict", 1)])
+def test_kill_9_leaves_it_whole(work, tmp_path, where, point):
+    """C8: killed in mid undo, the next use finishes it; killed in mid snapshot, the stack is as before."""
+    for name in "012":
+        (work / name).write_text("before")
+    with closing(UndoStack(work, tmp_path / "store")) as stack:
+        stack.snapshot("three", ["0", "1", "2"])
+    for name in "012":
+        (work / name).write_text("after")
+    process = processes.forking().Process(target=die_in, args=(work, tmp_path / "store", where, point))
+    process.start()
+    process.join(300)
+    assert process.exitcode == -signal.SIGKILL
+    with closing(UndoStack(work, tmp_path / "store")) as stack:
+        if where == "evict":
+            assert [one.label for one in stack.history] == ["three"]
+            stack.undo()
+        else:
+            assert stack.undo().labels == ("three",)
+        assert [(work / name).read_text() for name in "012"] == ["before"] * 3
+        assert sorted(path.name for path in work.iterdir()) == ["0", "1", "2"]
+        stack.redo()
+        assert [(work / name).read_text() for name in "012"] == ["after"] * 3
+
+
+def test_many_threads_and_handles_at_once(work, tmp_path):
+    """C8: parallel tools, each with its own file, lose no entry, on one handle and on several."""
+    stacks = [UndoStack(work, tmp_path / "store") for _ in range(3)]
+
+    def tools(number):
+        for round in range(5):
+            name = f"{number}-{round}"
+            stacks[number % 3].snapshot(name, [name])
+            (work / name).write_text(name)
+
+    threads = [Thread(target=tools, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert stacks[0].depth == 30
+    assert len(stacks[1].undo(30).deleted) == 30
+    assert tree(work) == {}
+    for stack in stacks:
+        stack.close()
+
+
+def test_waiting_for_others_has_an_end(work, stack, tmp_path, monkeypatch):
+    """C8: while another process uses the stack, one waits, and then gets a typed error; its end frees the stack."""
+    monkeypatch.setattr(storage, "PATIENCE", 0.01)
+    held, over = threading.Event(), threading.Event()
+
+    def hold():
+        with exclusive(tmp_path / "store/undo.lock", patience=0, what="it"):
+            held.set()
+            over.wait(60)
+
+    other = threading.Thread(target=hold)  # of whose locks this thread knows as little as of another process's
+    other.start()
+    assert held.wait(60)
+    with pytest.raises(Unavailable, match="Another process uses the undo stack"):
+        stack.snapshot("edit", ["file"])
+    over.set()
+    other.join()
+    stack.snapshot("edit", ["file"])
+    with pytest.raises(Unavailable, match="cannot be locked"), exclusive(work / "no/lock", patience=0, what="it"):
+        pass
+
+
+NAMES = st.sampled_from(["a", "b", "d/e", "d/f"])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), NAMES, st.binary(max_size=20)),
+        st.tuples(st.just("delete"), NAMES),
+        st.tuples(st.just("chmod"), NAMES, st.sampled_from([0o600, 0o755])),
+        st.tuples(st.just("undo")),
+        st.tuples(st.just("redo")),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(STEPS)
+def test_any_sequence_of_calls_can_be_walked_back_and_forth(steps):
+    """C8: after any calls, undos and redos, the files are what a list of all trees says."""
+    with TemporaryDirectory() as folder:
+        work = Path(folder) / "work"
+        work.mkdir()
+        with closing(UndoStack(work, Path(folder) / "store")) as stack:
+            past, future = [], []
+            for verb, *how in steps:
+                now = tree(work)
+                if verb == "undo":
+                    stack.undo()
+                    future.extend([now] if past else [])
+                    assert tree(work) == (past.pop() if past else now)
+                elif verb == "redo":
+                    stack.redo()
+                    past.extend([now] if future else [])
+                    assert tree(work) == (future.pop() if future else now)
+                else:
+                    stack.snapshot(verb, [how[0]])
+                    past.append(now)
+                    future.clear()
+                    act(work / how[0], verb, *how[1:])
+                assert stack.depth == len(past)
+
+
+def act(path, verb, *how):
+    """What a tool does to a file."""
+    if verb == "write":
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(*how)
+    elif path.exists():
+        path.unlink() if verb == "delete" else path.chmod(*how)
+
+
+def test_results_are_values():
+    """C8: what an undo did can be added up, printed and written as JSON."""
+    both = Undone(labels=("a",), restored=("x",), safety=(1,)) + Undone(
+        labels=("b",), left=(("y", "why"),), safety=(2,)
+    )
+    assert both.to_dict() == {
+        "labels": ["a", "b"],
+        "restored": ["x"],
+        "deleted": [],
+        "left": [["y", "why"]],
+        "wholes": [],
+        "safety": [1, 2],
+    }
+
+
+def test_asking_again_undoes_no_second_entry(work, stack, monkeypatch):
+    """C8: an undo that failed and is asked for again goes on with the same entry, and a redo with the same undo."""
+    (work / "a").write_text("1")
+    stack.snapshot("first", ["a"])
+    (work / "a").write_text("2")
+    stack.snapshot("second", ["a"])
+    (work / "a").write_text("3")
+    with monkeypatch.context() as broken:
+        broken.setattr(atomic_file, "system_call", lambda *_: errno.ENOSPC)
+        with pytest.raises(Unavailable):
+            stack.undo()
+    assert stack.undo().labels == ("second",)
+    assert (work / "a").read_text() == "2"
+    with monkeypatch.context() as broken:
+        broken.setattr(atomic_file, "system_call", lambda *_: errno.ENOSPC)
+        with pytest.raises(Unavailable):
+            stack.redo()
+    assert stack.redo().labels == ("second",)
+    assert (work / "a").read_text() == "3"
+    assert [entry.label for entry in stack.history] == ["first", "second"]
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(work):
+    """C8, P2: what takes the place of a file between two looks at it is no file, and its writer is not waited for."""
+    os.mkfifo(work / "pipe")
+    parent = os.open(work, os.O_RDONLY)
+    try:
+        with atomic_file.regular(parent, b"pipe") as opened:
+            assert opened is None
+    finally:
+        os.close(parent)
+
+
+def test_a_workspace_that_is_gone_is_not_said_to_be_full(work, stack):
+    """C8, S6: the error of a failed snapshot says what to do about what failed."""
+    work.rename(work.with_name("elsewhere"))
+    with pytest.raises(Unavailable, match="See what is wrong there, then do the same again"):
+        stack.snapshot("write", ["a"])
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_a_directory_that_became_a_link_is_not_followed(tmp_path, above):
+    """Root: a link that took the place of the directory of a stack, or of one above it, is not followed."""
+    work = tmp_path / "above" / "work"
+    work.mkdir(parents=True)
+    (work / "a").write_text("1")
+    with closing(UndoStack(work, tmp_path / "store")) as stack:
+        stack.snapshot("edit", ["a"])
+        (work / "a").write_text("2")
+        place = work.parent if above else work
+        place.rename(tmp_path / "moved")
+        theirs = tmp_path / "theirs" / ("work" if above else "")
+        theirs.mkdir(parents=True)
+        (theirs / "a").write_text("2")
+        place.symlink_to(tmp_path / "theirs")
+        with pytest.raises(Unavailable, match="behind a symbolic link"):
+            stack.undo()
+        assert (theirs / "a").read_text() == "2"
+        place.unlink()
+        (tmp_path / "moved").rename(place)
+        assert stack.undo().restored == ("a",)

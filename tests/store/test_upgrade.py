@@ -1,0 +1,312 @@
+"""From one schema to another: up with all that is in a database, back again, by hand, and by many at once."""
+
+import sqlite3
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import backend
+import pytest
+from sqlalchemy import MetaData, insert, select, text
+
+import agentgit
+from agentgit.errors import InvalidInput, NotAllowed, SchemaMismatch
+from agentgit.store.database import Database
+from agentgit.store.schema import migrations, schema
+from agentgit.store.schema.introspection import WORDS, differences, shape_at, shape_of
+
+
+def plain(url):
+    """The URL as PostgreSQL's own programs want it."""
+    return url.set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+def rows_of(database, columns=None):
+    """Read all rows of all tables; `columns` are those to read, by table."""
+    tables = MetaData()
+    with database.reading() as connection:
+        tables.reflect(connection)
+        return {
+            table.name: [
+                dict(row)
+                for row in connection.execute(
+                    select(*(c for c in table.c if columns is None or c.name in columns[table.name]))
+                ).mappings()
+            ]
+            for table in tables.sorted_tables
+            if not table.name.startswith(WORDS) and table.name != migrations.VERSION_TABLE
+            if columns is None or table.name in columns
+        }
+
+
+def test_d6_a_file_of_an_earlier_schema_is_upgraded_when_it_is_opened(tmp_path, second):
+    """D6: a SQLite file of an earlier schema opens as it is, with every row as it was."""
+    path = tmp_path / "agentgit.db"
+    with closing(Database(path)) as database:
+        before = filled(database, "0001")
+        with pytest.raises(
+            SchemaMismatch, match=rf"has schema 0001 and this library needs {second}\. Run: .*db upgrade"
+        ):
+            schema.check(database)
+        with agentgit.open(path) as repo:
+            assert [one.session_name for one in repo.sessions()] == ["here"]
+        assert schema.current(database) == second
+        assert_kept(database, before)
+
+
+@pytest.mark.long
+def test_d6_a_server_of_an_earlier_schema_is_upgraded_by_the_command(empty_server, second):
+    """D6: a PostgreSQL database of an earlier schema is refused with the command; after it every row is as it was."""
+    with closing(Database(empty_server)) as database:
+        before = filled(database, "0001")
+        with pytest.raises(SchemaMismatch, match="agentgit db upgrade"):
+            schema.ready(database)
+        assert schema.upgrade(database) == second
+        schema.check(database, deep=True)
+        assert_kept(database, before)
+
+
+def filled(database, revision):
+    """Make the tables of a schema, and put a session and all that belongs to it there; give the rows."""
+    with agentgit.open(":memory:") as repo:
+        repo.session("here", create=True)
+        found = rows_of(backend.database(repo))
+    schema.upgrade(database, revision)
+
+    def put(connection):
+        for table in tables_of(connection):
+            if rows := found[table.name]:
+                connection.execute(insert(table), [{c.name: row[c.name] for c in table.c} for row in rows])
+
+    database.write(put)
+    return rows_of(database)
+
+
+def assert_kept(database, before):
+    """Every value of every row is there as it was, and the second schema's migration has seen every session."""
+    columns = {name: set(rows[0]) for name, rows in before.items() if rows}
+    after = rows_of(database, columns)
+    found = {name: sorted(map(repr, rows)) for name, rows in after.items()}
+    assert found == {name: sorted(map(repr, before[name])) for name in columns}
+    assert [row["color"] for row in rows_of(database)["external_session"]] == ["red"]
+
+
+@pytest.mark.long
+def test_d5_the_whole_road_down_and_up_again(empty, second):
+    """D5: each migration's way back really gives the schema before it, and the way up is open again."""
+    with closing(Database(empty)) as database:
+        filled(database, second)
+        with pytest.raises(NotAllowed, match=r"1 row of external_session.*--yes"):
+            schema.downgrade(database, "base")
+        assert schema.current(database) == second
+        for revision in [*migrations.revisions()[-2::-1], "base"]:
+            schema.downgrade(database, revision, lose=True)
+            assert database.write(lambda c, at=revision: differences(shape_of(c), shape_at(c, at))) == []
+        assert schema.current(database) is None
+        with pytest.raises(SchemaMismatch, match="no tables"):
+            schema.downgrade(database, "base")
+        assert schema.upgrade(database) == second
+        schema.check(database, deep=True)
+
+
+def test_d5_nothing_is_left_of_the_first_schema(empty_server):
+    """D5: who goes back to `base` has no table, function or trigger of ours any more, but for the version's table."""
+    left = text(
+        "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace('public') AND relkind <> 'i' "
+        "UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = to_regnamespace('public')"
+    )
+    with closing(Database(empty_server)) as database:
+        schema.upgrade(database)
+        assert schema.downgrade(database, "base") == []
+        with database.reading() as connection:
+            assert connection.execute(left).scalars().all() == [migrations.VERSION_TABLE]
+
+
+def tables_of(connection):
+    """List the tables in an order in which rows can be put into them."""
+    tables = MetaData()
+    tables.reflect(connection)
+    return [one for one in tables.sorted_tables if not one.name.startswith((WORDS, migrations.VERSION_TABLE))]
+
+
+@pytest.mark.long
+def test_d5_a_downgrade_that_loses_nothing_needs_no_yes(empty, second):
+    """D5: what is asked for is what would be lost; where nothing is, nothing is asked. What cannot be is refused."""
+    with closing(Database(empty)) as database:
+        filled(database, "0001")
+        schema.upgrade(database)
+        # The weight is what it was from the start.
+        with pytest.raises(NotAllowed, match=r"loses 1 row with a color in external_session\. Make"):
+            schema.downgrade(database, "0001")
+        database.write(lambda c: c.exec_driver_sql("UPDATE external_session SET color = NULL"))
+        assert schema.downgrade(database, "0001") == []
+        with pytest.raises(InvalidInput, match=f"older than {second}"):
+            schema.downgrade(database, second)
+        with pytest.raises(InvalidInput, match="no schema '17'"):
+            schema.downgrade(database, "17")
+        schema.upgrade(database)
+        with pytest.raises(InvalidInput, match="agentgit db downgrade 0001"):
+            schema.upgrade(database, "0001")
+
+
+@pytest.mark.parametrize("revision", ["0002", "0016"])
+def test_d6_a_database_from_before_the_first_release_is_refused_and_untouched(empty, second, revision):
+    """D6: its schema has no road to today's: each verb says so, and what to do."""
+    with closing(Database(empty)) as database:
+        schema.upgrade(database, "0001")
+        set_version = f"UPDATE {migrations.VERSION_TABLE} SET version_num = '{revision}'"  # noqa: S608  # our own names
+        database.write(lambda c: c.exec_driver_sql(set_version))
+        before = rows_of(database)
+        for verb in (
+            schema.check,
+            schema.upgrade,
+            schema.ready,
+            lambda database: schema.downgrade(database, "base", lose=True),
+            lambda database: schema.stamp(database, second),
+        ):
+            with pytest.raises(SchemaMismatch, match=rf"{revision}, from before the first release.*agentgit export"):
+                verb(database)
+        assert (schema.current(database), rows_of(database)) == (revision, before)
+
+
+def test_d5_a_deep_check_finds_what_was_changed_by_hand(empty):
+    """D5: a column, a trigger or a table that differs from what the migrations make is named; an index more is not."""
+    with closing(Database(empty)) as database:
+        schema.upgrade(database)
+        database.write(lambda c: c.exec_driver_sql("CREATE INDEX ix_mine ON checkpoint (tenant_id, kind)"))
+        schema.check(database, deep=True)
+        drop = (
+            "DROP TRIGGER audit_event_no_update"
+            if database.is_sqlite
+            else "DROP TRIGGER audit_event_stays ON audit_event"
+        )
+        for change in (drop, "DROP TABLE tag", "ALTER TABLE webhook ADD COLUMN color TEXT"):
+            database.write(lambda c, change=change: c.exec_driver_sql(change))
+        schema.check(database)
+        with pytest.raises(SchemaMismatch, match=r"no table tag; audit_event: .*there is no trigger.*a column color"):
+            schema.check(database, deep=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("ALTER POLICY agentgit_wall ON tag USING (true)", "tag: policy agentgit_wall does something else"),
+        (
+            "CREATE OR REPLACE FUNCTION agentgit_sees_session(bigint, bigint) RETURNS boolean LANGUAGE sql "
+            "AS 'SELECT true'",
+            "tag: function agentgit_sees_session does something else",
+        ),
+        ("ALTER TABLE audit_event DISABLE TRIGGER USER", "audit_event_stays is off, and should be on"),
+        (
+            "CREATE OR REPLACE FUNCTION agentgit_audit_event_stays() RETURNS trigger LANGUAGE plpgsql "
+            "AS 'BEGIN RETURN NEW; END'",
+            "audit_event: function agentgit_audit_event_stays does something else",
+        ),
+        (
+            "DROP TRIGGER audit_event_stays ON audit_event; CREATE TRIGGER audit_event_stays BEFORE UPDATE ON "
+            "audit_event FOR EACH ROW WHEN (false) EXECUTE FUNCTION agentgit_audit_event_stays()",
+            "audit_event: definition of trigger audit_event_stays does something else",
+        ),
+        ("ALTER TABLE audit_event ENABLE REPLICA TRIGGER audit_event_stays", "audit_event_stays is off"),
+        (
+            "ALTER FUNCTION agentgit_sees_session(bigint, bigint) SECURITY DEFINER",
+            "tag: function agentgit_sees_session does something else",
+        ),
+        (
+            "CREATE RULE no_trail AS ON INSERT TO audit_event DO INSTEAD NOTHING",
+            "audit_event: there is a rule no_trail",
+        ),
+    ],
+)
+def test_d5_a_deep_check_finds_a_wall_that_lets_all_through(empty_server, change, told):
+    """D5: a policy, a trigger or a function behind one that is there by name and does nothing more is named."""
+    with closing(Database(empty_server)) as database:
+        schema.upgrade(database)
+        schema.check(database, deep=True)
+        database.write(lambda c: c.exec_driver_sql(change))
+        with pytest.raises(SchemaMismatch, match=told):
+            schema.check(database, deep=True)
+
+
+def test_d5_a_deep_check_finds_a_trigger_of_a_file_that_lets_all_through(tmp_path):
+    """D5: on SQLite, too, a trigger that is there by name and does nothing more is named."""
+    with closing(Database(tmp_path / "agentgit.db")) as database:
+        schema.upgrade(database)
+        schema.check(database, deep=True)
+        for change in (
+            "DROP TRIGGER audit_event_no_update",
+            "CREATE TRIGGER audit_event_no_update BEFORE UPDATE ON audit_event BEGIN SELECT 1; END",
+        ):
+            database.write(lambda c, change=change: c.exec_driver_sql(change))
+        with pytest.raises(SchemaMismatch, match="definition of trigger audit_event_no_update does something else"):
+            schema.check(database, deep=True)
+
+
+@pytest.mark.long
+def test_d5_an_administrator_runs_the_sql_by_hand(empty, second):
+    """D5: the SQL of an upgrade gives what the upgrade gives; `stamp` takes only tables that are of that schema."""
+    with closing(Database(empty)) as database:
+        kind = database.engine.dialect.name
+        for start, end in ((None, "0001"), ("0001", None)):
+            by_hand(empty, schema.script(kind, start, end))
+            assert schema.current(database) == (end or schema.REVISION)
+        schema.check(database, deep=True)
+        database.write(lambda c: c.exec_driver_sql(f"DROP TABLE {migrations.VERSION_TABLE}"))
+        with pytest.raises(SchemaMismatch, match="called as ours"):
+            schema.upgrade(database)
+        with pytest.raises(SchemaMismatch, match="not those of schema 0001: external_session: there is a column color"):
+            schema.stamp(database, "0001")
+        schema.stamp(database, schema.REVISION)
+        schema.check(database, deep=True)
+
+
+def by_hand(where, script):
+    """Run SQL as an administrator does, with the database's own program."""
+    if isinstance(where, Path):
+        with closing(sqlite3.connect(where)) as connection:
+            connection.executescript(script)
+        return
+    command = ["psql", "-q", "-v", "ON_ERROR_STOP=1", "-f", "-", plain(where)]
+    subprocess.run(command, input=script, text=True, check=True, capture_output=True)  # noqa: S603  # our own command
+
+
+@pytest.mark.parametrize("wanted", [("mysql", None, None), ("sqlite", "0001", "0001"), ("sqlite", "0017", "0001")])
+def test_a_script_of_nothing_is_refused(wanted, second):
+    """Bad input: another kind of database, or no way up."""
+    with pytest.raises(InvalidInput):
+        schema.script(*wanted)
+
+
+@pytest.mark.long
+def test_d5_threads_and_processes_upgrade_one_empty_database_at_once(empty):
+    """D5: twelve threads and three processes begin at once on a database without tables; each can use it."""
+    where = str(empty) if isinstance(empty, Path) else empty.render_as_string(hide_password=False)
+    code = (
+        "import sys; from agentgit.store.schema import schema; from agentgit.store.database import Database; "
+        "sys.stdin.read(1); print(schema.upgrade(Database(sys.argv[1])))"
+    )
+    command = [sys.executable, "-c", code, where]
+    processes = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603  # our own
+        for _ in range(3)
+    ]
+    answers = []
+
+    def work():
+        with closing(Database(where)) as database:
+            answers.append(schema.upgrade(database))
+
+    threads = [threading.Thread(target=work) for _ in range(12)]
+    for one in processes:
+        one.stdin.write("!")
+        one.stdin.flush()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers + [one.communicate()[0].strip() for one in processes] == [schema.REVISION] * 15
+    with closing(Database(where)) as database:
+        schema.check(database, deep=True)

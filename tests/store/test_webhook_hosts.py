@@ -1,0 +1,336 @@
+"""Where webhooks may be sent, and with whose secrets (Q8)."""
+
+import socket
+import ssl
+import threading
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+
+import backend
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from receivers import SECRET, Receiver, due_now
+from sqlalchemy import update
+from typer.testing import CliRunner
+
+import agentgit
+from agentgit import InvalidInput
+from agentgit.cli.app import app
+from agentgit.sessions.webhooks import kind_of, verify
+from agentgit.store.audit import outbox
+from agentgit.store.sql.tables import WEBHOOK
+
+BLOCKED = {
+    "a loopback address": ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::",
+        "2a00:1450:4001:830:0:5efe:7f00:1", "2a00:1450:4001:830:200:5efe:7f00:1"],  # ISATAP
+    "a private address": [
+        "10.0.0.1", "172.16.0.1", "172.31.255.255", "192.168.1.1", "fd00::1", "fc00::1", "fd00:ec2::254",
+        "0.1.2.3", "198.18.0.1", "192.0.2.1", "255.255.255.255", "240.0.0.1", "2001:db8::1", "::ffff:10.0.0.1",
+        "2002:a00:1::", "64:ff9b::c0a8:101", "2001:0:7f00:1::",
+    ],
+    "a link-local address": ["169.254.169.254", "fe80::1", "fe80::1%2", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe"],
+    "a multicast address": ["224.0.0.1", "239.255.255.250", "ff02::1", "::ffff:224.0.0.1"],
+    "an unspecified address": ["0.0.0.0", "::", "::ffff:0.0.0.0"],  # noqa: S104  # nothing is bound
+    "a shared address": ["100.64.0.1", "100.100.100.200", "::ffff:100.64.0.1"],
+    "a reserved address": [
+        "192.0.0.192", "168.63.129.16", "::127.0.0.1", "fec0::1", "64:ff9b:1::a00:1", "5f00::1", "4000::1", "3fff::1",
+    ],
+}  # fmt: skip
+
+PUBLIC = ["8.8.8.8", "93.184.216.34", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::1"]
+
+
+@pytest.mark.parametrize(("kind", "address"), [(kind, one) for kind, all_ in BLOCKED.items() for one in all_])
+def test_q8_addresses_that_are_not_public(kind, address):
+    """Q8: each kind of address that only this host, its network or its cloud reaches is known, in each disguise."""
+    found = kind_of(ip_address(address))
+    assert found == kind or (kind == "a reserved address" and found is not None)
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_q8_public_addresses(address):
+    """Q8: public addresses are not refused, nor IPv6 addresses that stand for them."""
+    assert kind_of(ip_address(address)) is None
+
+
+@pytest.fixture(autouse=True)
+def long_pauses(monkeypatch):
+    """Let what failed wait until a test says otherwise."""
+    monkeypatch.setattr(outbox, "FIRST_PAUSE", timedelta(hours=1))
+
+
+@contextmanager
+def listening(*answers, host="127.0.0.1", port=0, context=None):
+    """Run a receiver, also on another address of this machine, or with TLS."""
+    with Receiver((host, port)) as server:
+        server.answers.extend(answers)
+        if context is not None:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class Names:
+    """A name server: gives each name the answers that a test wrote, one after the other, the last one for ever."""
+
+    def __init__(self, plain):
+        self.answers, self.asked, self._plain = {}, [], plain
+
+    def __call__(self, host, port, *args, **more):
+        name = host.decode() if isinstance(host, bytes) else host
+        if name not in self.answers:
+            return self._plain(host, port, *args, **more)
+        self.asked.append(name)
+        left = self.answers[name]
+        addresses = left.pop(0) if len(left) > 1 else left[0]
+        return [found for one in addresses for found in self._plain(one, port, type=socket.SOCK_STREAM)]
+
+
+@pytest.fixture
+def names(monkeypatch):
+    made = Names(socket.getaddrinfo)
+    monkeypatch.setattr(socket, "getaddrinfo", made)
+    return made
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Open a database whose operator allows some hosts; a session is made, so that something is to be sent."""
+    handles = []
+
+    def open_it(url, *hosts):
+        repo = agentgit.open(tmp_path / "a.db", webhook_hosts=hosts)
+        handles.append(repo)
+        repo.webhooks.add("https://example.com/", "session.*", SECRET)
+        backend.write(repo, lambda c: c.execute(update(WEBHOOK).values(url=url)))  # as somebody else's code may
+        repo.session("s", create=True)
+        return repo
+
+    yield open_it
+    for one in handles:
+        one.close()
+
+
+def refusal(repo):
+    """Deliver what is refused, and give what the user is told."""
+    assert repo.webhooks.deliver().to_dict() == {"sent": 0, "failed": 1, "dead": 0, "waiting": 1}
+    return repo.webhooks.list()[0].last_error
+
+
+WRITTEN = [
+    "127.0.0.1", "127.1", "2130706433", "0177.0.0.1", "0x7f.1", "0x7f000001", "017700000001", "[::1]",
+    "[::ffff:127.0.0.1]", "[0:0:0:0:0:ffff:7f00:1]", "0.0.0.0", "0", "[::]", "localhost",  # noqa: S104  # as above
+]  # fmt: skip
+
+ELSEWHERE = [
+    "LOCALHOST.", "x.localhost", "169.254.169.254", "2852039166", "[fe80::1%25lo]", "10.1.2.3", "[fd00::1]",
+    "[64:ff9b::a00:1]", "[2002:7f00:1::]", "100.64.1.1", "224.0.0.1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("host", [*WRITTEN, *ELSEWHERE])
+def test_q8_an_address_is_refused_when_it_is_added(host):
+    """Q8: an address that is not public is refused at once, however it is written, and nothing is stored."""
+    with agentgit.open(":memory:", webhook_hosts=[]) as repo:
+        with pytest.raises(InvalidInput, match="AGENTGIT_WEBHOOK_ALLOW"):
+            repo.webhooks.add(f"http://{host}:8080/hook", "*", SECRET)
+        assert repo.webhooks.list() == []
+
+
+@pytest.mark.parametrize("host", WRITTEN)
+def test_q8_an_address_that_was_stored_is_refused_at_each_delivery(opened, host):
+    """Q8: what came into the database in another way is checked where it is sent; this machine gets nothing."""
+    with listening() as server:
+        repo = opened(f"http://{host}:{server.server_port}/hook")
+        first = refusal(repo)
+        due_now(repo)
+        assert refusal(repo) == first
+        assert first.startswith("NotAllowed: Webhooks are not sent to a")
+        assert server.got == []
+
+
+@pytest.mark.parametrize(("kind", "address"), [(kind, all_[0]) for kind, all_ in BLOCKED.items()])
+def test_q8_a_name_that_leads_there_is_refused(opened, names, kind, address):
+    """Q8: a name of such an address is refused with the rule, and without the address."""
+    names.answers["evil.test"] = [[address]]
+    said = refusal(opened("http://evil.test/hook"))
+    assert said.startswith(f"NotAllowed: Webhooks are not sent to {kind}, and this host has one.")
+    assert address not in said
+
+
+def test_q8_one_bad_address_among_good_ones_is_enough(opened, names):
+    """Q8: a name with a public and a private address is refused, so that no fallback reaches the private one."""
+    with listening() as server:
+        names.answers["both.test"] = [["8.8.8.8", "127.0.0.1"]]
+        assert "a loopback address" in refusal(opened(f"http://both.test:{server.server_port}/"))
+        assert server.got == []
+
+
+def test_q8_the_address_that_was_checked_is_connected_to(opened, names):
+    """Q8: a name server that answers otherwise the second time moves no connection; the next one is checked anew."""
+    with listening(host="127.0.0.2") as good, listening(port=good.server_port) as inside:
+        names.answers["rebind.test"] = [["127.0.0.2"], ["127.0.0.1"]]
+        repo = opened(f"http://rebind.test:{good.server_port}/hook", "127.0.0.2")
+        assert repo.webhooks.deliver().sent == 1
+        assert (len(good.got), names.asked) == (1, ["rebind.test"])
+        assert good.got[0][0]["host"] == f"rebind.test:{good.server_port}"
+        repo.session("t", create=True)
+        assert "a loopback address" in refusal(repo)
+        assert (len(good.got), inside.got) == (1, [])
+
+
+def test_q8_a_dead_address_leaves_time_for_the_next_one(opened, names):
+    """Q8: of several good addresses the first that answers is taken."""
+    with listening() as server:
+        names.answers["two.test"] = [["127.0.0.3", "127.0.0.1"]]
+        assert opened(f"http://two.test:{server.server_port}/", "127.0.0.0/8").webhooks.deliver().sent == 1
+
+
+def test_q8_proxies_and_netrc_of_the_environment_are_not_used(opened, monkeypatch, tmp_path):
+    """Q8: a proxy would connect to what nobody has checked; none is asked, and no password of the server is sent."""
+    with listening() as server, listening() as proxy:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "HTTPS_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.server_port}")
+        (tmp_path / "netrc").write_text("machine 127.0.0.1 login root password hush\n")
+        monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+        assert opened(f"http://127.0.0.1:{server.server_port}/", "127.0.0.1").webhooks.deliver().sent == 1
+        assert (len(server.got), proxy.got) == (1, [])
+        assert "authorization" not in {name.lower() for name in server.got[0][0]}
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_q8_redirects_lead_nowhere(opened, status):
+    """Q8: a receiver that is allowed cannot send the worker on to another one."""
+    with listening(status, host="127.0.0.2") as outside, listening() as inside:
+        outside.headers["location"] = f"http://127.0.0.1:{inside.server_port}/latest/meta-data"
+        said = refusal(opened(f"http://127.0.0.2:{outside.server_port}/", "127.0.0.0/8"))
+        assert (said, len(outside.got), inside.got) == (f"the receiver answered {status}", 1, [])
+
+
+def test_q8_the_operator_allows_names_addresses_and_networks(names, tmp_path, monkeypatch):
+    """Q8: what `open` or the environment names is delivered to, and nothing else; a user has no way to add to it."""
+    with listening() as server:
+        names.answers["hooks.internal"] = [["127.0.0.1"]]
+        for host, allowed in (
+            ("hooks.internal", "Hooks.Internal."), ("127.0.0.1", "127.0.0.1"), ("hooks.internal", "127.0.0.0/8"),
+            ("[::ffff:127.0.0.1]", "127.0.0.1"),
+        ):  # fmt: skip
+            for given, variable in (([allowed], "10.0.0.1"), (None, f" 10.0.0.0/8 , {allowed} ")):
+                monkeypatch.setenv("AGENTGIT_WEBHOOK_ALLOW", variable)
+                server.got.clear()
+                with agentgit.open(":memory:", webhook_hosts=given) as repo:
+                    ada = repo.as_user(repo.users.add("ada"))
+                    ada.webhooks.add(f"http://{host}:{server.server_port}/", "session.*", SECRET)
+                    ada.session("s", create=True)
+                    assert (repo.webhooks.deliver().sent, len(server.got)) == (1, 1)
+                    with pytest.raises(InvalidInput):
+                        ada.webhooks.add("http://192.168.1.1/", "*", SECRET)
+
+
+@pytest.mark.parametrize("hosts", [["http://x/"], ["10.0.0.1/8"], ["*"], ["a b"], [""], ["x:80"], "10.0.0.0/8", [7]])
+def test_q8_an_allow_list_that_cannot_be_meant_is_refused(tmp_path, hosts):
+    """Q8: a host that would allow nothing, or more than it seems to, is refused before anything is opened."""
+    with pytest.raises(InvalidInput):
+        agentgit.open(tmp_path / "a.db", webhook_hosts=hosts)
+    assert not (tmp_path / "a.db").exists()
+
+
+def certificate(folder, name):
+    """Make a certificate of a name, which is its own authority."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    made = (
+        x509.CertificateBuilder().subject_name(subject).issuer_name(subject).public_key(key.public_key()).serial_number(7)
+        .not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False).sign(key, hashes.SHA256())
+    )  # fmt: skip
+    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )  # fmt: skip
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    return context
+
+
+@pytest.mark.parametrize("name", ["hooks.test", "other.test"])
+def test_q8_tls_knows_the_host_by_its_name(opened, names, tmp_path, monkeypatch, name):
+    """Q8: SNI and certificate are those of the URL's host, though the connection is to an address."""
+    context, asked = certificate(tmp_path, name), []
+    context.sni_callback = lambda _socket, sni, _context: asked.append(sni)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+    names.answers["hooks.test"] = [["127.0.0.1"]]
+    with listening(context=context) as server:
+        repo = opened(f"https://hooks.test:{server.server_port}/hook", "127.0.0.1")
+        if name == "hooks.test":
+            assert repo.webhooks.deliver().sent == 1
+            verify(SECRET, *server.got[0])
+        else:
+            assert "certificate" in refusal(repo)
+            assert server.got == []
+    assert asked == ["hooks.test"]
+
+
+def test_q8_what_a_service_answers_is_not_told(opened):
+    """Q8: the greeting of a service that is no HTTP server does not reach the user."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet():
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"SSH-2.0-hush_9.6\r\n")
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):  # closed with something unread, it would be a reset
+                    pass
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        said = refusal(opened(f"http://127.0.0.1:{server.getsockname()[1]}/", "127.0.0.1"))
+        thread.join()
+    assert said == "RemoteProtocolError: the receiver did not answer in HTTP"
+
+
+def test_q8_the_variables_of_a_server_are_not_secrets(opened, monkeypatch):
+    """Q8: `env:NAME` is refused, and a row that has it signs with no variable: it is given up with the reason."""
+    monkeypatch.setenv("HUSH", SECRET)
+    with listening() as server:
+        repo = opened(f"http://127.0.0.1:{server.server_port}/", "127.0.0.1")
+        for secret in ("env:HUSH", "env:" + "x" * 40):
+            with pytest.raises(InvalidInput, match="env:NAME"):
+                repo.webhooks.add("https://example.com/", "*", secret)
+            backend.write(repo, lambda c, s=secret: c.execute(update(WEBHOOK).values(secret=s)))
+            assert repo.webhooks.deliver().to_dict() == {"sent": 0, "failed": 0, "dead": 1, "waiting": 0}
+            assert "env:NAME is not a secret" in repo.webhooks.list()[0].last_error
+            repo.webhooks.retry(repo.webhooks.list()[0])
+        assert server.got == []
+
+
+def test_q8_a_secret_from_the_environment_of_its_user(tmp_path, monkeypatch):
+    """Q8: `--secret-env` reads the variable of whoever adds the webhook, then and there."""
+    said, environment = "", {"AGENTGIT_WEBHOOK_ALLOW": "127.0.0.1", "AGENTGIT_DATABASE_URL": str(tmp_path / "a.db")}
+
+    def run(*words, **more):
+        nonlocal said
+        done = CliRunner().invoke(app, ["webhooks", *words], env={**environment, **more})
+        said += done.output + str(done.exception or "")
+        return done.exception
+
+    with agentgit.open(tmp_path / "a.db"), listening() as server:
+        assert run("add", f"http://127.0.0.1:{server.server_port}/", "--secret-env", "MINE", MINE=SECRET) is None
+        assert isinstance(run("add", "https://example.com/", "--secret-env", "MINE"), InvalidInput)
+        with agentgit.open(tmp_path / "a.db") as repo:
+            repo.session("s", create=True)
+        assert run("deliver") is None
+        verify(SECRET, *server.got[-1])
+    assert SECRET not in said

@@ -1,0 +1,708 @@
+"""Snapshots of a workspace: going back gives the same bytes, and loses nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from folders import kind, work, workspace
+from trees import CASES, picture
+
+from agentgit import Conflict, InvalidInput, NotFound, Unavailable, Workspace, WorkspaceChanged
+
+__all__ = ["kind", "work", "workspace"]  # the fixtures
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_was_comes_back(workspace, work, case):
+    """P2: after a snapshot, a change and a restore every path is as it was, byte for byte, and so is what was there."""
+    before, change = CASES[case]
+    before(work)
+    first = workspace.save("before")
+    was = picture(work)
+    change(work)
+    changed = picture(work)
+    done = workspace.restore(first.id)
+    assert picture(work) == was
+    assert not done.conflicts
+    assert not done.moved_aside
+    assert not workspace.changed()
+    workspace.restore(done.safety)
+    assert picture(work) == changed
+    workspace.restore(first.id)
+    assert picture(work) == was
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_second_workspace_object_restores_what_was_saved(workspace, work, case, tmp_path, kind):
+    """S3: whoever opens the storage later restores the same."""
+    before, change = CASES[case]
+    before(work)
+    first = workspace.save("before")
+    was = picture(work)
+    change(work)
+    Workspace(work, tmp_path / "store", environment=kind).restore(first.id)
+    assert picture(work) == was
+
+
+def test_save_restore_diff_list_get_and_delete(workspace, work):
+    """P5, P6: the service alone: what it tells of a snapshot, and what its verbs do."""
+    assert workspace.initialize()
+    (work / "a").write_text("1")
+    first = workspace.save("one", metadata={"turn": 1})
+    (work / "b").write_text("2")
+    second = workspace.save("two | with a bar\nand a line")
+    assert [one.id for one in workspace.list()] == [second.id, first.id]
+    assert workspace.list(1) == [second]
+    assert (first.message, first.files_changed, first.metadata) == ("one", 1, {"turn": 1})
+    assert first.timestamp.utcoffset() is not None
+    assert workspace.get(first.id[:9]) == first == workspace.get(first.id)
+    assert workspace.get("nothing") is None
+    assert workspace.delete(first.id) == first
+    assert workspace.list() == [second]
+    with pytest.raises(NotFound, match="no snapshot"):
+        workspace.restore(first.id)
+    assert second.to_dict()["message"] == "two | with a bar\nand a line"
+
+
+def test_names_are_given_and_found(workspace, work):
+    """C1, C2, C3: without a name it is checkpoint-1, checkpoint-2; a name means the newest that has it."""
+    assert [workspace.create().name for _ in range(2)] == ["checkpoint-1", "checkpoint-2"]
+    (work / "a").write_text("1")
+    workspace.create("draft", "the first")
+    (work / "a").write_text("2")
+    second = workspace.create("draft", "the second")
+    (work / "a").write_text("3")
+    assert workspace.get("draft").description == "the second"
+    assert second.time[:4].isdigit()
+    workspace.restore("draft")
+    assert (work / "a").read_text() == "2"
+
+
+def test_undo_and_rewind(workspace, work):
+    """C4: undo goes to the most recent snapshot and stays there, None where there is none; rewind goes further back."""
+    assert workspace.undo() is None
+    for number in range(4):
+        (work / "a").write_text(str(number))
+        workspace.save()
+    (work / "a").write_text("unsaved")
+    workspace.undo()
+    assert (work / "a").read_text() == "3"
+    workspace.undo()
+    assert (work / "a").read_text() == "3"
+    workspace.rewind()
+    assert (work / "a").read_text() == "2"
+    workspace.rewind(2)
+    assert (work / "a").read_text() == "0"
+    with pytest.raises(NotFound, match="Cannot go back"):
+        workspace.rewind()
+    with pytest.raises(InvalidInput):
+        workspace.rewind(0)
+
+
+def test_a_restore_keeps_the_later_snapshots(workspace, work):
+    """P2: going back takes nothing out of the list, and unsaved work is in the safety snapshot."""
+    (work / "a").write_text("1")
+    first = workspace.save()
+    (work / "a").write_text("2")
+    second = workspace.save()
+    (work / "a").write_text("unsaved")
+    (work / "new").write_text("new")
+    done = workspace.restore(first.id)
+    assert [one.id for one in workspace.list()] == [done.safety, second.id, first.id]
+    assert workspace.get(done.safety).kind == "safety"
+    workspace.restore(done.safety)
+    assert ((work / "a").read_text(), (work / "new").read_text()) == ("unsaved", "new")
+
+
+def test_the_diff_of_two_snapshots(workspace, work):
+    """P3: added, modified and deleted files by their real names, a unified diff; also to what stands now."""
+    (work / "é").write_text("1\n2\n")
+    (work / "gone").write_text("x")
+    first = workspace.save()
+    (work / "é").write_text("1\n2\n3\n")
+    (work / "gone").unlink()
+    (work / "binary").write_bytes(b"\0\1")
+    unsaved = workspace.diff(first.id)
+    second = workspace.save()
+    found = workspace.diff(first.id, second.id)
+    assert (found.added_files, found.modified_files, found.deleted_files) == (("binary",), ("é",), ("gone",))
+    assert "+3\n" in found.diff_content
+    assert "Binary files /dev/null and b/binary differ" in found.diff_content
+    assert (found.from_id, found.to_id, unsaved.to_id) == (first.id, second.id, None)
+    assert unsaved.diff_content == found.diff_content
+    assert workspace.diff(first.id, second.id, paths=["gone"]).deleted_files == ("gone",)
+    assert not workspace.diff()
+    assert workspace.list() == [second, first]
+
+
+def test_a_plan_touches_nothing(workspace, work):
+    """P2: what a restore would do can be seen before."""
+    (work / "a").write_text("1")
+    first = workspace.save()
+    (work / "a").write_text("2")
+    (work / "b").write_text("3")
+    was = picture(work)
+    plan = workspace.plan_restore(first.id)
+    assert (plan.restore, plan.delete, plan.changed) == (("a",), ("b",), ("a", "b"))
+    assert picture(work) == was
+    assert workspace.list() == [first]
+
+
+def test_some_paths_only(workspace, work):
+    """W8: a restore of some paths leaves the others; a path outside of the workspace is refused."""
+    for name in ("a", "b", "d/c"):
+        (work / name).parent.mkdir(exist_ok=True)
+        (work / name).write_text("1")
+    first = workspace.save()
+    for name in ("a", "b", "d/c"):
+        (work / name).write_text("2")
+    workspace.restore(first.id, paths=["a", work / "d"])
+    assert [(work / name).read_text() for name in ("a", "b", "d/c")] == ["1", "2", "1"]
+    assert workspace.changed() == ()  # a restore is no unsaved change
+    for path in ("../outside", "/etc/passwd"):
+        with pytest.raises(InvalidInput, match="outside"):
+            workspace.restore(first.id, paths=[path])
+
+
+def test_known_paths_are_enough_for_a_snapshot(workspace, work):
+    """P1: a snapshot of known paths holds what changed there."""
+    (work / "a").write_text("1")
+    workspace.save()
+    (work / "a").write_text("2")
+    (work / "new" / "deep").mkdir(parents=True)
+    (work / "new" / "deep" / "b").write_text("3")
+    second = workspace.save(paths=["a", "new/deep/b"])
+    (work / "a").write_text("4")
+    (work / "new" / "deep" / "b").unlink()
+    (work / "c").write_text("5")
+    third = workspace.save()
+    assert workspace.diff(second.id, third.id).added_files == ("c",)
+    workspace.restore(second.id)
+    assert (work / "a").read_text() == "2"
+    assert (work / "new/deep/b").read_text() == "3"
+
+
+def test_what_is_in_no_snapshot_is_moved_aside(workspace, work):
+    """P2: an ignored file that stands in the way is moved, not lost; all that is left out is listed."""
+    (work / ".gitignore").write_text("*.log\nout/\n")
+    (work / "d").write_text("a file")
+    (work / "e").mkdir()
+    (work / "e" / "f").write_text("1")
+    first = workspace.save()
+    (work / "d").unlink()
+    (work / "d").mkdir()
+    (work / "d" / "x.log").write_text("precious")
+    (work / "out").mkdir()
+    (work / "out" / "y").write_text("ignored")
+    done = workspace.restore(first.id)
+    assert (work / "d").read_text() == "a file"
+    ((path, to),) = done.moved_aside
+    assert path == "d/x.log"
+    assert Path(to).read_text() == "precious"
+    assert (work / "out" / "y").read_text() == "ignored"
+    assert ("out", "excluded") in done.skipped
+
+
+def test_a_directory_with_something_untracked_stays(workspace, work):
+    """P2: a directory that came since goes only if nothing is left in it."""
+    (work / ".gitignore").write_text("*.log\n")
+    first = workspace.save()
+    (work / "new").mkdir()
+    (work / "new" / "a").write_text("1")
+    (work / "new" / "b.log").write_text("2")
+    done = workspace.restore(first.id)
+    assert done.deleted == ("new/a",)
+    assert (work / "new" / "b.log").read_text() == "2"
+
+
+def test_a_restore_never_leaves_the_workspace(workspace, work, tmp_path):
+    """P2: a link in place of a directory leads nowhere."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "a").write_text("theirs")
+    (work / "d").mkdir()
+    (work / "d" / "a").write_text("1")
+    first = workspace.save()
+    (work / "d" / "a").unlink()
+    (work / "d").rmdir()
+    (work / "d").symlink_to(outside)
+    workspace.restore(first.id)
+    assert (outside / "a").read_text() == "theirs"
+    assert (work / "d" / "a").read_text() == "1"
+    assert not (work / "d").is_symlink()
+
+
+def test_somebody_elses_change_is_told_before_it_is_touched(workspace, work):
+    """S6: a file that is not as its caller expects stops the restore before anything is touched; force goes on."""
+    (work / "a").write_text("1")
+    first = workspace.save()
+    (work / "a").write_text("2")
+    second = workspace.save()
+    (work / "a").write_text("a person's")
+    with pytest.raises(WorkspaceChanged, match=f"Changed since {second.id}: a"):
+        workspace.restore(first.id, expect=second.id)
+    assert (work / "a").read_text() == "a person's"
+    done = workspace.restore(first.id, expect=second.id, force=True)
+    workspace.restore(done.safety)
+    assert (work / "a").read_text() == "a person's"
+    (work / "other").write_text("touched by nobody's restore")
+    workspace.restore(done.safety, paths=["a"], expect=done.safety)
+
+
+def test_ignore_files_and_patterns(work, tmp_path, kind):
+    """P7: `.gitignore` files, nested ones too, and exclude_patterns; what was captured once stays captured."""
+    (work / "sub").mkdir()
+    (work / "sub" / ".gitignore").write_text("!keep.log\n/only\n")
+    (work / ".gitignore").write_text("*.log\nnode_modules/\n")
+    for name in ("a.log", "sub/b.log", "sub/keep.log", "sub/only", "only", "x.tmp", "later"):
+        (work / name).write_text("1")
+    (work / "node_modules").mkdir()
+    (work / "node_modules" / "m").write_text("1")
+    workspace = Workspace(work, tmp_path / "store", environment=kind, exclude_patterns=["*.tmp"])
+    workspace.save()
+    left = {path for path, why in workspace.skipped() if why == "excluded"}
+    assert left == {"a.log", "sub/b.log", "sub/only", "x.tmp", "node_modules"}
+    (work / ".gitignore").write_text("later\n")
+    (work / "later").write_text("2")
+    assert set(workspace.changed()) == {".gitignore", "later", "a.log", "sub/b.log", "node_modules/m"}
+    assert "x.tmp" in Workspace(work, tmp_path / "store", environment=kind).changed()
+
+
+def test_large_files_are_left_out_and_listed(work, tmp_path, kind):
+    """P7: a file over the limit is left out, and told; one that was captured before stays captured."""
+    workspace = Workspace(work, tmp_path / "store", environment=kind, max_file_size=1000)
+    (work / "grows").write_bytes(b"1" * 1000)
+    (work / "large").write_bytes(b"1" * 1001)
+    first = workspace.save()
+    assert workspace.skipped() == (("large", "larger than 1,000 bytes"),)
+    (work / "grows").write_bytes(b"2" * 2000)
+    (work / "large").write_bytes(b"2" * 5)
+    assert workspace.changed() == ("grows", "large")
+    (work / "large").write_bytes(b"2" * 5000)
+    done = workspace.restore(first.id)
+    assert (work / "grows").read_bytes() == b"1" * 1000
+    assert (work / "large").stat().st_size == 5000
+    assert ("large", "larger than 1,000 bytes") in done.skipped
+
+
+def test_sockets_and_pipes_are_left_as_they_are(workspace, work):
+    """P2: what is no file is listed, and never opened."""
+    os.mkfifo(work / "pipe")
+    (work / "a").write_text("1")
+    first = workspace.save()
+    assert workspace.skipped() == (("pipe", "a named pipe"),)
+    (work / "a").write_text("2")
+    workspace.restore(first.id)
+    assert stat.S_ISFIFO((work / "pipe").stat().st_mode)
+
+
+def test_what_cannot_be_meant_is_refused(tmp_path, monkeypatch):
+    """P5: protected directories, missing ones, an unknown environment, a storage around the workspace."""
+    home = tmp_path / "home"
+    (home / "Documents").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    (tmp_path / "alias").symlink_to(home)
+    for place in ("/", "/tmp", "/etc", "~", home / "Documents", tmp_path / "alias"):  # noqa: S108
+        with pytest.raises(InvalidInput, match="protected"):
+            Workspace(place, tmp_path / "store")
+    with pytest.raises(InvalidInput, match="no directory"):
+        Workspace(tmp_path / "missing")
+    work = home / "work"
+    work.mkdir()
+    with pytest.raises(InvalidInput, match="environment"):
+        Workspace(work, tmp_path / "store", environment="svn")
+    with pytest.raises(InvalidInput, match="must not hold"):
+        Workspace(work, home)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(Unavailable, match="git is not installed"):
+        Workspace(work, tmp_path / "store")
+    assert Workspace(work, tmp_path / "other", environment="directory").save()
+
+
+def test_the_storage_is_private_and_may_be_in_the_workspace(work, kind, monkeypatch, tmp_path):
+    """P5: only its user may read the storage; where it lies in the workspace it is left out."""
+    inside = Workspace(work, work / ".store", environment=kind)
+    assert stat.S_IMODE((work / ".store").stat().st_mode) == 0o700
+    (work / "a").write_text("1")
+    first = inside.save()
+    assert not inside.changed()
+    (work / "a").write_text("2")
+    inside.restore(first.id)
+    assert (work / "a").read_text() == "1"
+    monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "data"))
+    assert Workspace(work).storage_dir.startswith(str(tmp_path / "data"))
+
+
+def test_the_oldest_go_and_their_space_comes_back(work, tmp_path, kind):
+    """P7: no more than max_checkpoints are kept, pinned ones beside them, and the disk is really free again."""
+    workspace = Workspace(work, tmp_path / "store", environment=kind, max_checkpoints=3)
+    saved = []
+    for number in range(8):
+        (work / "a").write_bytes(os.urandom(200_000))
+        saved.append(workspace.save(str(number)))
+        if number == 0:
+            workspace.pin(saved[0].id)
+    assert [one.message for one in workspace.list()] == ["7", "6", "5", "0"]
+    assert used(tmp_path / "store") < 5 * 200_000 + 100_000
+    workspace.unpin(saved[0].id)
+    workspace.delete(saved[0].id)
+    workspace.delete(saved[5].id)
+    workspace.delete(saved[6].id)
+    workspace.gc()
+    assert used(tmp_path / "store") < 200_000 + 100_000
+    workspace.restore(saved[7].id)
+
+
+def used(folder):
+    """How many bytes the files in a directory have."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_events(workspace, work):
+    """P8: callbacks are told what happened; one that fails stops nothing."""
+    told = []
+    for event in ("created", "restored", "deleted", "failed", "pruned"):
+        workspace.on(event, lambda value, event=event: told.append((event, value)))
+    workspace.on("created", lambda value: 1 / 0)
+    first = workspace.save()
+    done = workspace.restore(first.id)
+    workspace.delete(first.id)
+    with pytest.raises(NotFound) as failure:
+        workspace.restore("nothing")
+    assert told == [("created", first), ("restored", done), ("deleted", first), ("failed", failure.value)]
+    with pytest.raises(InvalidInput, match="no event"):
+        workspace.on("saved", print)
+
+
+async def test_async_twins(workspace, work):
+    """P5: every verb that does IO has a twin for an event loop."""
+    (work / "a").write_text("1")
+    first = await workspace.asave("one")
+    (work / "a").write_text("2")
+    assert (await workspace.adiff(first.id)).modified_files == ("a",)
+    assert (await workspace.arestore(first.id)).restored == ("a",)
+    assert [one.id for one in await workspace.alist()][-1] == first.id
+
+
+class Counter:
+    """An environment of a user's own."""
+
+    def __init__(self):
+        self.value, self.kept = 0, {}
+
+    def checkpoint(self):
+        self.kept[str(len(self.kept))] = self.value
+        return str(len(self.kept) - 1)
+
+    def restore(self, id):
+        self.value = self.kept[id]
+
+    def delete(self, id):
+        del self.kept[id]
+
+
+def test_an_environment_of_ones_own(work, tmp_path):
+    """C5: a user's environment gets all that two methods allow, and a typed error for the rest."""
+    counter = Counter()
+    workspace = Workspace(work, tmp_path / "store", environment=counter)
+    first = workspace.create("zero")
+    counter.value = 7
+    done = workspace.restore("zero")
+    assert counter.value == 0
+    workspace.restore(done.safety)
+    assert counter.value == 7
+    with pytest.raises(InvalidInput, match="no more"):
+        workspace.diff(first.id)
+    workspace.delete(first.id)
+    workspace.gc()
+    assert "0" not in counter.kept
+    with pytest.raises(InvalidInput, match="no environment"):
+        Workspace(work, tmp_path / "other", environment=object())
+
+
+def test_the_undo_stack_of_a_workspace(workspace, work):
+    """C8: single files and the whole workspace can be undone."""
+    (work / "a").write_text("1")
+    workspace.undo_stack.snapshot("edit", ["a"])
+    (work / "a").write_text("2")
+    workspace.undo_stack.snapshot("shell")
+    (work / "a").write_text("3")
+    (work / "b").write_text("4")
+    workspace.undo_stack.undo()
+    assert (work / "a").read_text() == "2"
+    assert not (work / "b").exists()
+    workspace.undo_stack.undo()
+    assert (work / "a").read_text() == "1"
+
+
+def test_what_the_undo_stack_needs_is_not_pruned(work, tmp_path, kind):
+    """C8, P7: a snapshot of the whole workspace stays as long as an entry needs it, and goes with the entry."""
+    workspace = Workspace(work, tmp_path / "store", environment=kind, max_checkpoints=2)
+    (work / "a").write_text("before")
+    workspace.undo_stack.snapshot("bash: make")
+    for number in range(5):
+        (work / "a").write_text(str(number))
+        workspace.save()
+    assert [one.kind for one in workspace.list()] == ["manual", "manual", "undo"]
+    assert not workspace.undo_stack.undo().left
+    assert (work / "a").read_text() == "before"
+    workspace.undo_stack.clear()
+    assert "undo" not in [one.kind for one in workspace.list()]
+
+
+def test_what_a_checkpoint_keeps_is_not_the_undo_stack_s(workspace, work):
+    """C8, P2: where a shell call changed nothing, the snapshot of the next checkpoint outlives the stack's entry."""
+    (work / "a").write_text("1")
+    workspace.undo_stack.snapshot("bash: ls")
+    kept = workspace.keep("a checkpoint", holder="a session")
+    safety = workspace.restore(kept.id).safety
+    workspace.undo_stack.clear()
+    assert workspace.get(kept.id) == kept
+    assert workspace.get(safety) is not None
+
+
+def test_a_storage_belongs_to_one_workspace(work, tmp_path, kind):
+    """P5: another workspace or environment with the same storage is refused; a directory that moved is the same one."""
+    (work / "a").write_text("1")
+    saved = Workspace(work, tmp_path / "store", environment=kind).save()
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(InvalidInput, match="another storage_dir"):
+        Workspace(other, tmp_path / "store", environment=kind)
+    with pytest.raises(InvalidInput, match="another storage_dir"):
+        Workspace(work, tmp_path / "store", environment={"git": "directory", "directory": "git"}[kind])
+    moved = work.rename(tmp_path / "moved")
+    work.mkdir()
+    (moved / "a").write_text("2")
+    Workspace(moved, tmp_path / "store", environment=kind).restore(saved.id)
+    assert (moved / "a").read_text() == "1"
+
+
+def test_restores_keep_to_the_limit_too(work, tmp_path, kind):
+    """P7, P8: safety snapshots are told of and counted like any other; what was wanted and the last one stay."""
+    workspace = Workspace(work, tmp_path / "store", environment=kind, max_checkpoints=2)
+    told = []
+    workspace.on("created", told.append)
+    (work / "a").write_text("wanted")
+    wanted = workspace.save("wanted")
+    for number in range(4):
+        (work / "a").write_text(str(number))
+        done = workspace.restore(wanted.id)
+        assert told[-1].id == done.safety
+    assert [one.id for one in workspace.list()] == [done.safety, wanted.id]
+    assert len(told) == 5
+    workspace.restore(done.safety)
+    assert (work / "a").read_text() == "3"
+
+
+def test_space_that_does_not_come_back_stops_nothing(work, tmp_path):
+    """P7, C5: what an environment cannot delete now is told, the rest goes, and it is tried again."""
+    counter = Counter()
+    in_use = {"0"}
+
+    def delete(id):
+        if id in in_use:
+            raise Conflict("in use")
+        counter.kept[id] = "deleted"
+
+    counter.delete = delete
+    workspace = Workspace(work, tmp_path / "store", environment=counter, max_checkpoints=2)
+    failed = []
+    workspace.on("failed", failed.append)
+    for _ in range(5):
+        workspace.save()
+    assert list(counter.kept.values()) == [0, "deleted", "deleted", 0, 0]
+    assert failed
+    with pytest.raises(Conflict):
+        workspace.gc()
+    in_use.clear()
+    workspace.gc()
+    assert counter.kept["0"] == "deleted"
+
+
+def test_an_environment_may_take_the_safety_snapshot_itself(work, tmp_path):
+    """C5: where a restore keeps what stood before, no other safety snapshot is taken, and this one is listed."""
+
+    class Careful(Counter):
+        takes_safety = True
+
+        def restore(self, id):
+            safety = self.checkpoint()
+            super().restore(id)
+            return SimpleNamespace(safety=safety)
+
+    counter = Careful()
+    workspace = Workspace(work, tmp_path / "store", environment=counter)
+    first = workspace.save()
+    counter.value = 7
+    done = workspace.restore(first.id)
+    assert list(counter.kept.values()) == [0, 7]
+    assert [one.id for one in workspace.list()] == [done.safety, first.id]
+    workspace.restore(done.safety)
+    assert counter.value == 7
+
+
+def test_unsaved_changes_are_told_where_that_is_asked_for(workspace, work):
+    """S6: with `expect="last"` unsaved changes stop a restore; what a restore of some paths did is none."""
+    (work / "a").write_text("1")
+    (work / "b").write_text("1")
+    first = workspace.save()
+    (work / "a").write_text("2")
+    second = workspace.save()
+    workspace.restore(first.id, paths=["a"], expect="last")
+    assert workspace.changed() == ()
+    workspace.restore(second.id, expect="last")
+    (work / "a").write_text("a person's")
+    with pytest.raises(WorkspaceChanged, match="last saved or restored: a"):
+        workspace.restore(first.id, expect="last")
+    assert (work / "a").read_text() == "a person's"
+    workspace.restore(first.id, expect="last", force=True)
+    assert (work / "a").read_text() == "1"
+
+
+def test_texts_that_are_no_unicode_can_be_kept_and_printed(workspace, work):
+    """P3, P5: names of files that are no UTF-8 can be printed, in results too, and in what a snapshot is called."""
+    (work / "a").write_text("1")
+    first = workspace.save("about \udcff", name="\udcfe")
+    assert workspace.get("\udcfe") == first
+    path = os.fsencode(work) + b"/caf\xe9"
+    with open(path, "wb") as file:
+        file.write(b"text")
+    diff = workspace.diff(first.id)
+    workspace.undo_stack.snapshot(f"edit_file: {os.fsdecode(path)}", [path])
+    undone = workspace.undo_stack.undo()
+    done = workspace.restore(first.id)
+    for shown in (first, diff, diff.diff_content, undone, done, workspace.plan_restore(done.safety)):
+        str(shown).encode()
+    assert done.deleted == ("caf\udce9",)
+    workspace.restore(os.fsdecode(done.safety), paths=[b"caf\xe9"])
+    assert os.path.exists(path)
+    assert Workspace(os.fsencode(work), workspace.storage_dir, environment=workspace.settings["environment"]).list()
+
+
+def test_metadata_that_is_no_json_is_refused(workspace, work):
+    """P6, P8: what cannot be kept is a typed error, before anything is written."""
+    with pytest.raises(InvalidInput, match="JSON"):
+        workspace.save(metadata={"x": object()})
+    assert workspace.list() == []
+
+
+def test_a_storage_that_cannot_be_used_is_a_typed_error(work, tmp_path):
+    """P8: where the catalog cannot be opened, the failure names it."""
+    (tmp_path / "store/catalog.db").mkdir(parents=True)
+    with pytest.raises(Unavailable, match="catalog"):
+        Workspace(work, tmp_path / "store")
+
+
+def test_a_file_that_goes_while_its_directory_is_listed_hides_no_other(workspace, work, monkeypatch):
+    """P2: while others make and remove files, a snapshot has each file that stands all the time."""
+    workspace.save()
+    (work / "stays").write_text("1")
+    (work / "goes").write_text("1")
+    scandir = os.scandir
+
+    @contextmanager
+    def listed(at):
+        with scandir(at) as entries:
+            found = list(entries)
+        (work / "goes").unlink(missing_ok=True)
+        yield iter(found)
+
+    monkeypatch.setattr(os, "scandir", listed)
+    saved = workspace.save()
+    monkeypatch.undo()
+    (work / "stays").unlink()
+    workspace.restore(saved.id)
+    assert [path.name for path in work.iterdir()] == ["stays"]
+
+
+def test_a_path_that_is_too_long_is_left_out_and_listed(workspace, work):
+    """P2: a directory so deep that it cannot be named is left out and told; all else is kept."""
+    (work / "a").write_text("1")
+    here = os.open(work, os.O_RDONLY)
+    for _ in range(30):
+        os.mkdir("d" * 200, dir_fd=here)
+        below = os.open("d" * 200, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    saved = workspace.save()
+    assert [why for _, why in workspace.skipped()] == ["its path is too long"]
+    (work / "a").unlink()
+    assert workspace.restore(saved.id).restored == ("a",)
+    shutil.rmtree(work / ("d" * 200))
+
+
+def test_what_a_snapshot_left_out_is_not_deleted(workspace, work):
+    """P2, P7: a file that is not in a snapshot because it was ignored then stays when the snapshot comes back."""
+    (work / ".gitignore").write_text("secret\nbuild/\n")
+    (work / "secret").write_text("key")
+    (work / "build").mkdir()
+    (work / "build/out").write_text("1")
+    first = workspace.save()
+    (work / ".gitignore").unlink()
+    (work / "new").write_text("2")
+    second = workspace.save()
+    assert workspace.plan_restore(first.id).delete == ("new",)
+    assert workspace.restore(first.id, expect="last").deleted == ("new",)
+    assert (work / "secret").read_text() == "key"
+    assert (work / "build/out").read_text() == "1"
+    assert workspace.changed() == ()
+    third = workspace.save()
+    assert not workspace.diff(first.id, third.id)
+    assert ("secret", "excluded") in workspace.skipped()
+    workspace.restore(second.id)
+    assert (work / "secret").read_text() == "key"
+
+
+def test_a_callback_may_look_at_the_undo_stack(workspace, work):
+    """P8, C8: a callback that is told of a snapshot for the undo stack can use the stack, and waits for nobody."""
+    seen = []
+    workspace.on("created", lambda _: seen.append(workspace.undo_stack.depth))
+    (work / "a").write_text("1")
+    workspace.undo_stack.snapshot("bash: make")
+    assert seen == [0]
+    assert workspace.undo_stack.depth == 1
+
+
+def test_p5_a_snapshot_is_flushed_before_it_is_listed(workspace, work, tmp_path, kind, monkeypatch):
+    """P5: what is listed survives a loss of power: contents and names are on the disk before that."""
+    (work / "a.txt").write_text("one")
+    flushed, plain = [], os.fsync
+
+    def fsync(file):
+        flushed.append((Path(os.readlink(f"/proc/self/fd/{file}")).name, len(workspace.list())))
+        plain(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    workspace.save("one")
+    assert len(workspace.list()) == 1
+    assert {count for _, count in flushed} == {0}
+    names = {name for name, _ in flushed}
+    # The pack itself is flushed by git, which is told to.
+    assert ({"a.txt", "tree.json", "files", "directory"} if kind == "directory" else {"pack", "agentgit"}) <= names
+
+
+def test_a_callback_that_opens_the_workspace_again_is_told_at_once(workspace, work, kind):
+    """A callback that would wait for its own thread gets an error at once that says so; the save is done."""
+    (work / "a").write_text("1")
+    other, told = Workspace(work, workspace.storage_dir, environment=kind), []
+
+    def call(*_):
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match=r"from inside a use of the workspace .*callback"):
+            other.save()
+        told.append(time.monotonic() - began)
+
+    first = workspace.save(progress=call)
+    assert told
+    assert max(told) < 5
+    assert other.changed() == ()
+    assert [one.id for one in other.list()] == [first.id]

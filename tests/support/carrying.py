@@ -1,0 +1,123 @@
+"""What the tests of exports share: how two sessions are compared, and how a file is forged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import backend
+from sqlalchemy import func, select
+
+from agentgit import Checkpoint, InternalSession
+from agentgit.store.sql.tables import BRANCH, METADATA, TOOL_INVOCATION, WORLD_LOG
+from agentgit.store.transfer.lines import Sealer
+
+ITS_OWN = ("id", "internal_session_id", "replay_of", "made_on", "undo", "verify", "precheck")
+"""What a call has otherwise where it was imported."""
+
+
+def carried(source: Any, ref: Any, target: Any, name: str | None = None, **how: Any) -> Any:
+    """Export something from one repository, and import it into another."""
+    return target.import_(BytesIO(written(source, ref, **how)), session=name)
+
+
+def written(repo: Any, ref: Any, **how: Any) -> bytes:
+    """Give an export as bytes."""
+    file = BytesIO()
+    if isinstance(ref, Checkpoint):
+        repo.session(checkpoint=ref).export(file, checkpoint=ref, **how)
+    elif isinstance(ref, InternalSession):
+        repo.session(ref.external_session_id).export(file, branch=ref, **how)
+    else:
+        repo.session(ref).export(file, **how)
+    return file.getvalue()
+
+
+def call(found: dict[str, Any]) -> dict[str, Any]:
+    """Leave out of a call what an import makes anew."""
+    return {name: value for name, value in found.items() if name not in ITS_OWN}
+
+
+def point(checkpoint: Any) -> dict[str, Any]:
+    """Leave out of a checkpoint what an import makes anew."""
+    found = checkpoint.to_dict()
+    calls = [call(one) for one in found["tool_invocations"]]
+    metadata = {name: value for name, value in found["metadata"].items() if name != "workspace_snapshot"}
+    return {**found, "id": 0, "internal_session_id": 0, "user_id": 0, "tool_invocations": calls, "metadata": metadata}
+
+
+def path(repo: Any, session: Any, branch: str) -> list[dict[str, Any]]:
+    """Give all that the checkpoints on a branch hold, and its tool track."""
+    return [
+        *map(point, repo.session(session).checkpoints(branch=branch)),
+        *(call(c.to_dict()) for c in repo.session(session).tool_track(branch=branch)),
+    ]
+
+
+def world(repo: Any, session: Any) -> list[tuple[Any, ...]]:
+    """Give the world log of a session, and each call that was ever made there."""
+    session_id = repo.session(session).id
+    with backend.reading(repo) as connection:
+        of = TOOL_INVOCATION.c.external_session_id == session_id
+        names = {row.id: row.name for row in connection.execute(select(BRANCH.c.id, BRANCH.c.name))}
+        rows = connection.execute(select(TOOL_INVOCATION).where(of).order_by(TOOL_INVOCATION.c.id)).all()
+        known = {row.id: (names[row.internal_session_id], row.arrival) for row in rows}
+        of = WORLD_LOG.c.external_session_id == session_id
+        found = connection.execute(select(WORLD_LOG).where(of).order_by(WORLD_LOG.c.seq))
+        log = [(known[row.invocation_id], row.action) for row in found]
+    facts = [
+        (known[row.id], row.tool_name, row.status, row.effect, row.kind, row.identity, row.idempotency_key,
+         known.get(row.replay_of), row.args, row.result, row.answers)
+        for row in rows
+    ]  # fmt: skip
+    return [*facts, *log]
+
+
+def everything(repo: Any, session: Any) -> dict[str, Any]:
+    """Give all that people can see of a session."""
+    branches = repo.session(session).branches()
+    return {
+        "branches": [(b.name, b.is_current, b.status, b.session_state, b.conversation_history) for b in branches],
+        "paths": {b.name: path(repo, session, b.name) for b in branches},
+        "world": world(repo, session),
+        "tree": str(repo.session(session).tree()).partition(":")[2],
+        "operations": [(one.kind, one.status, one.request_id) for one in repo.session(session).operations()],
+    }
+
+
+def rows(repo: Any) -> dict[str, int]:
+    """Count the rows of each table."""
+    with backend.reading(repo) as connection:
+        return {
+            name: connection.execute(select(func.count()).select_from(table)).scalar_one()
+            for name, table in METADATA.tables.items()
+        }
+
+
+def forged(data: bytes, change: Callable[[list[dict[str, Any]]], None]) -> BytesIO:
+    """Change the records of an export, and seal them again as if nothing had happened."""
+    records = [json.loads(line) for line in data.splitlines()]
+    for record in records:
+        del record["hash"]
+    change(records)
+    counts = records[-1].get("counts")
+    if isinstance(counts, dict):
+        for kind in counts:
+            counts[kind] = sum(record.get("record") == kind for record in records)
+    sealer = Sealer()
+    return BytesIO(b"".join(sealer.line(record) for record in records))
+
+
+def of(records: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Give the records of one kind."""
+    return [record for record in records if record.get("record") == kind]
+
+
+def file_of(folder: Path, data: bytes) -> Path:
+    """Write a file."""
+    place = folder / "session.jsonl"
+    place.write_bytes(data)
+    return place

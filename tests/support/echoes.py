@@ -1,0 +1,84 @@
+"""A graph that says back what it was told, by way of a tool; and many processes that talk to it.
+
+Example: `main("sqlite:///a.db", 8, 5)` starts 8 processes, of which each says 5 things in a thread of its own; every
+other one does so through a wrapped graph.
+"""
+
+import os
+import traceback
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.tools import tool
+from scripted import Graph, call, calls, tool_node_graph
+
+import agentgit
+from agentgit import SQLModelSaver
+from agentgit.demo import ScriptedModel
+
+HOW = ("saver", "wrap")
+"""How to talk to a graph: through a saver alone, or through a wrapped graph."""
+
+
+@tool
+def echo(text: str) -> str:
+    """Say it back."""
+    return text
+
+
+def rule(messages: list[BaseMessage]) -> AIMessage:
+    """Call the tool with what the user said, then tell what it gave."""
+    last = messages[-1]
+    if isinstance(last, ToolMessage):
+        return AIMessage(f"did {last.content}")
+    return calls(call("echo", f"call-{len(messages)}", text=last.content))
+
+
+def echoing(saver: Any = None) -> Graph:
+    """Build the graph."""
+    return tool_node_graph(ScriptedModel(rule=rule), [echo], saver)
+
+
+def said(name: str, turn: int) -> dict[str, Any]:
+    """What the user says in one turn; no two turns of any conversation are equal."""
+    return {"messages": [("user", f"{name} {turn}")]}
+
+
+def whole(name: str, turns: int) -> list[str]:
+    """The texts of a conversation of which nothing was lost and into which nothing was mixed."""
+    return [text for n in range(turns) for text in (f"{name} {n}", "", f"{name} {n}", f"did {name} {n}")]
+
+
+def texts(values: dict[str, Any]) -> list[str]:
+    """The texts of a conversation."""
+    return [message.content for message in values["messages"]]
+
+
+def talk(url: str, how: str, name: str, turns: int) -> None:
+    """Say so many things with a saver or a wrapped graph that is opened for it."""
+    if how == "wrap":
+        with agentgit.open(url) as repo:
+            agent = repo.wrap(echoing(), session=name)
+            for turn in range(turns):
+                agent.invoke(said(name, turn))
+        return
+    with SQLModelSaver.from_conn_string(url) as saver:
+        graph = echoing(saver)
+        for turn in range(turns):
+            graph.invoke(said(name, turn), {"configurable": {"thread_id": name}})
+
+
+def main(url: str, processes: int, turns: int) -> int:
+    """Start the processes, which have imported everything already, all at once; give how many of them failed."""
+    children = []
+    for number in range(processes):
+        child = os.fork()
+        if child == 0:
+            try:
+                talk(url, HOW[number % 2], f"p{number}", turns)
+            except BaseException:  # noqa: BLE001  # whatever it is, the parent must hear of it
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    return sum(os.waitpid(child, 0)[1] != 0 for child in children)

@@ -1,0 +1,43 @@
+"""Hostile text, a parser of the HTML that shows it, and a tool invocation to show."""
+
+from html.parser import HTMLParser
+
+from agentgit import ToolInvocation
+
+HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e\r\n</td><img src=x onerror='x'>" + "日本" * 40
+
+
+def call(id: int, name: str, effect: str, status: str = "done", **args) -> ToolInvocation:
+    return ToolInvocation(
+        id=id, internal_session_id=1, position=id, tool_name=name, effect=effect, status=status, args=args
+    )
+
+
+class Page(HTMLParser):
+    """Collects what a page is made of."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: set[str] = set()
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag != "img":  # it has no end
+            self.open.append(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

@@ -1,0 +1,46 @@
+"""Graphs whose branches are merged, and what their messages say."""
+
+import operator
+from typing import Annotated
+
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.graph import MessagesState, StateGraph
+
+
+class State(MessagesState):
+    """A conversation, and values of several kinds beside it."""
+
+    note: str
+    total: Annotated[int, operator.add]
+    cart: Annotated[list, operator.add]
+    plan: list
+
+
+def state_graph():
+    """Make a graph whose node writes what its input's last message holds in `additional_kwargs`; it has a condition."""
+    ran = []
+
+    def node(state: State):
+        last = state["messages"][-1]
+        return {"messages": [AIMessage(f"to {last.content}")], **last.additional_kwargs}
+
+    def condition(state: State):
+        ran.append(len(state["messages"]))
+        return "__end__"
+
+    graph = StateGraph(State).add_node("node", node).set_entry_point("node").add_conditional_edges("node", condition)
+    compiled = graph.compile()
+    compiled.ran = ran
+    return compiled
+
+
+def told(agent, text, **values):
+    agent.invoke({"messages": [HumanMessage(text, additional_kwargs=values)]})
+
+
+def said(agent):
+    return [message["content"] for message in agent.history()]
+
+
+def values(agent):
+    return {key: agent.state.get(key) for key in ("note", "total", "cart", "plan")}

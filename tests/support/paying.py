@@ -1,0 +1,366 @@
+"""Graphs that pay by their own code, in processes that are killed; the ledger is a file outside of agentgit.
+
+A life is a turn that is killed once or twice, at any of the moments at which something is written, and goes on in new
+processes until it ends. What nobody knows then is settled as a person would, by looking into the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+from langchain.agents import create_agent
+from langchain.agents.middleware import wrap_tool_call
+from langchain_core.runnables import RunnableLambda
+from langchain_core.tools import tool
+from langgraph.func import entrypoint, task
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+from langgraph.types import Send
+from scripted import call, calls, scripted
+
+import agentgit
+from agentgit import Fenced, SQLModelSaver
+from agentgit.effects.effects import effect
+from agentgit.store.records.journal import Journal
+
+WANTED = ["Ann", "Ann", "Bob"]
+"""Who is to be paid: one of them twice."""
+
+DATABASE = "agentgit.db"
+
+
+class Ledger:
+    """What was really paid, one line for each payment.
+
+    Args:
+        path: of its file.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def add(self, name: str) -> int:
+        """Pay somebody; give the number of the payment."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(f"{name}\n")
+        return len(self.lines())
+
+    def lines(self) -> list[str]:
+        """List who was paid."""
+        return self.path.read_text("utf-8").splitlines() if self.path.exists() else []
+
+
+# -- the graphs
+
+
+def pay_of(ledger: Ledger) -> Any:
+    """Make the tool."""
+
+    @tool
+    def pay(name: str) -> dict[str, Any]:
+        """Pay somebody."""
+        moment()
+        number = ledger.add(name)
+        moment()
+        return {"receipt": number}
+
+    return pay
+
+
+def in_a_node(pay: Any) -> Any:
+    """A node that calls the tool, after one that takes no time."""
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [("ai", json.dumps([pay.invoke({"name": name}) for name in WANTED]))]}
+
+    return _line(act)
+
+
+def in_an_async_node(pay: Any) -> Any:
+    """An async node that awaits the tool, and calls it without waiting."""
+
+    async def act(state: MessagesState) -> dict[str, Any]:
+        first = [await pay.ainvoke({"name": name}) for name in WANTED[:2]]
+        return {"messages": [("ai", json.dumps([*first, pay.invoke({"name": WANTED[2]})]))]}
+
+    return _line(act)
+
+
+def with_new_ids(pay: Any) -> Any:
+    """A node that makes tool calls with ids of its own, others each time."""
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        made = [pay.invoke({**call("pay", os.urandom(8).hex(), name=name)}) for name in WANTED]
+        return {"messages": [("ai", str([message.content for message in made]))]}
+
+    return _line(act)
+
+
+def in_tasks(pay: Any) -> Any:
+    """The functional API: a task for each payment."""
+
+    @task
+    def act(name: str) -> Any:
+        return pay.invoke({"name": name})
+
+    @entrypoint()
+    def agent(given: Any) -> Any:
+        running = [act(name) for name in WANTED[:2]]
+        return [*(one.result() for one in running), act(WANTED[2]).result()]
+
+    return agent
+
+
+class Sent(TypedDict):
+    """What the workers give."""
+
+    messages: Annotated[list[Any], lambda old, new: [*(old or []), *new]]
+
+
+def in_workers(pay: Any) -> Any:
+    """A worker for each payment, sent by a node."""
+    graph = StateGraph(Sent)
+    graph.add_node("plan", lambda state: {"messages": []})
+    graph.add_node("worker", lambda name: {"messages": [json.dumps(pay.invoke({"name": name}))]})
+    graph.add_edge(START, "plan")
+    graph.add_conditional_edges("plan", lambda state: [Send("worker", name) for name in WANTED], ["worker"])
+    return graph.compile()
+
+
+def in_a_subgraph(pay: Any) -> Any:
+    """A subgraph as a node, with a node for each of two parts of the work."""
+    return _line(_two_steps(pay).compile())
+
+
+def in_a_called_graph(pay: Any) -> Any:
+    """A graph that a node calls."""
+    inner = _two_steps(pay).compile()
+    return _line(lambda state: {"messages": inner.invoke({"messages": []})["messages"]})
+
+
+def in_a_graph_without_memory(pay: Any) -> Any:
+    """A graph that a node calls, and that is not saved."""
+    inner = _two_steps(pay).compile(checkpointer=False)
+    return _line(lambda state: {"messages": inner.invoke({"messages": []})["messages"]})
+
+
+def in_a_tool(pay: Any) -> Any:
+    """An agent inside of a tool of which nobody said what it does."""
+    asked = [calls(*(call("pay", f"c{number}", name=name) for number, name in enumerate(WANTED))), "paid"]
+
+    @tool
+    def delegate(what: str) -> str:
+        """Let somebody do it."""
+        inner = create_agent(scripted(*asked), [pay])
+        return str(inner.invoke({"messages": [("user", what)]})["messages"][-1].content)
+
+    return create_agent(scripted(call("delegate", "d0", what="pay"), "done"), [delegate])
+
+
+def with_middleware(pay: Any) -> Any:
+    """An agent whose middleware makes each call twice, and one with other arguments."""
+
+    @wrap_tool_call
+    def again(request: Any, handler: Any) -> Any:
+        handler(request)
+        handler(request)
+        return handler(request.override(tool_call={**request.tool_call, "args": {"name": "Bob"}}))
+
+    return create_agent(scripted(call("pay", "c0", name="Ann"), "done"), [pay], middleware=[again])
+
+
+def in_a_tool_node(pay: Any) -> Any:
+    """A ToolNode that runs a batch."""
+    asked = calls(*(call("pay", f"c{number}", name=name) for number, name in enumerate(WANTED)))
+    graph = StateGraph(MessagesState)
+    graph.add_node("model", RunnableLambda(lambda state: {"messages": [asked.model_copy(update={"id": "asked"})]}))
+    graph.add_node("tools", ToolNode([pay]))
+    graph.add_edge(START, "model")
+    graph.add_edge("model", "tools")
+    return graph.compile()
+
+
+def _two_steps(pay: Any) -> Any:
+    def one(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [("ai", str([pay.invoke({"name": name}) for name in WANTED[:1]]))]}
+
+    def two(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [("ai", str([pay.invoke({"name": name}) for name in WANTED[1:]]))]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("one", one)
+    graph.add_node("two", two)
+    graph.add_edge(START, "one")
+    graph.add_edge("one", "two")
+    return graph
+
+
+def _line(act: Any) -> Any:
+    graph = StateGraph(MessagesState)
+    graph.add_node("plan", lambda state: {"messages": [("ai", "I pay")]})
+    graph.add_node("act", act)
+    graph.add_edge(START, "plan")
+    graph.add_edge("plan", "act")
+    return graph.compile()
+
+
+SHAPES: dict[str, Callable[[Any], Any]] = {
+    made.__name__: made
+    for made in (
+        in_a_node, in_an_async_node, with_new_ids, in_tasks, in_workers, in_a_subgraph, in_a_called_graph,
+        in_a_graph_without_memory, in_a_tool, with_middleware, in_a_tool_node,
+    )
+}  # fmt: skip
+ASYNC = ("in_an_async_node",)
+
+
+# -- dying
+
+
+_left: list[int] = []
+_moments = [0]
+
+
+def moment() -> None:
+    """Count a moment at which a process can be killed, and be killed if it is the one."""
+    _moments[0] += 1
+    if _left and _moments[0] == _left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hooked() -> None:
+    """Make a moment of each beginning and end of what is written."""
+    for owner, name in (
+        (Journal, "intend"), (Journal, "end"), (SQLModelSaver, "put"), (SQLModelSaver, "put_writes"),
+    ):  # fmt: skip
+        setattr(owner, name, _with_moments(getattr(owner, name)))
+
+
+def _with_moments(plain: Any) -> Any:
+    def hook(*args: Any, **kwargs: Any) -> Any:
+        moment()
+        value = plain(*args, **kwargs)
+        moment()
+        return value
+
+    return hook
+
+
+# -- a life
+
+
+def turn(folder: Path, shape: str, die_at: int) -> None:
+    """Run or go on with the turn, in this process, to its end or to the moment at which it is killed."""
+    ledger = Ledger(folder / "ledger")
+    _moments[0], _left[:] = 0, [die_at]
+    effects = {"pay": effect("irreversible")}
+    with agentgit.open(f"sqlite:///{folder / DATABASE}") as repo:
+        agent = repo.wrap(SHAPES[shape](pay_of(ledger)), "s", effects=effects, check_effects=False)
+        _settle(repo, ledger)
+        given = None if agent.get_state().created_at else _given(shape)
+        if given is not None:
+            assert ledger.lines() == [], "it was paid before the turn was saved"
+        try:
+            asyncio.run(agent.ainvoke(given)) if shape in ASYNC else agent.invoke(given)
+        except Fenced:
+            sys.exit(3)
+        (folder / "moments").write_text(str(_moments[0]))
+        paid = [call for call in agent.tool_track() if call.tool_name == "pay"]
+        _expect([call.args["name"] for call in paid if call.status == "done"], ledger)
+
+
+def _given(shape: str) -> Any:
+    return "go" if shape == "in_tasks" else {"messages": [("user", "go")]}
+
+
+def _settle(repo: Any, ledger: Ledger) -> None:
+    """Be the person who looks into the ledger, and says what became of the calls of which nobody knows."""
+    if not repo.sessions():
+        return
+    track = repo.session("s").tool_track()
+    paid = Counter(ledger.lines())
+    done = Counter(call.args["name"] for call in track if call.status == "done" and call.tool_name == "pay")
+    for lost in track:
+        if lost.status == "unknown" and lost.tool_name == "pay":
+            name = lost.args["name"]
+            if paid[name] > done[name]:
+                done[name] += 1
+                repo.resolve(lost, "happened", result={"receipt": 0})
+            else:
+                repo.resolve(lost, "did_not_happen")
+
+
+def _expect(recorded: list[str], ledger: Ledger) -> None:
+    assert sorted(ledger.lines()) == sorted(WANTED), f"paid: {ledger.lines()}"
+    assert sorted(recorded) == sorted(WANTED), f"recorded: {recorded}"
+
+
+def _process(work: Callable[[], None]) -> int:
+    """Do something in a process forked from this one; give how it ended."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except SystemExit as left:
+            code = int(left.code or 0)
+        except BaseException as error:  # noqa: BLE001  # the process that waits for this one fails with it
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def life(folder: Path, shape: str, *kills: int) -> int:
+    """Live one life, and make sure that everybody was paid once; give how often it was really killed.
+
+    Args:
+        folder: an empty one.
+        shape: which graph.
+        kills: the moments of the first processes at which they are killed.
+    """
+    folder.mkdir(parents=True)
+    shutil.copy(folder.parent / DATABASE, folder / DATABASE)
+    killed = 0
+    for attempt in range(20):
+        die_at = kills[attempt] if attempt < len(kills) else 0
+        code = _process(lambda die_at=die_at: turn(folder, shape, die_at))
+        if code == 0:
+            return killed
+        assert code in (-signal.SIGKILL, 3), f"{shape} {kills}: it ended with {code}"
+        killed += code != 3
+    raise AssertionError(f"{shape} {kills}: it does not end")
+
+
+def main(folder: str, shape: str, kills: str) -> None:
+    """Live lives, each in a folder of its own.
+
+    Args:
+        folder: for all.
+        shape: which graph.
+        kills: a JSON list of the lives' kills; or `all`: every moment, and twice more with a second kill.
+    """
+    hooked()
+    base, count = Path(folder), 0
+    base.mkdir(parents=True, exist_ok=True)
+    assert _process(lambda: agentgit.open(f"sqlite:///{base / DATABASE}").close()) == 0
+    (base / "warm").mkdir()
+    turn(base / "warm", shape, 0)  # what is loaded now, each process has
+    moments = int((base / "warm" / "moments").read_text())
+    every = range(1, moments + 1)
+    again = [[number, 1 + number * step % moments] for step in (5, 11) for number in every]
+    plans = [*([number] for number in every), *again] if kills == "all" else json.loads(kills)
+    for number, plan in enumerate(plans):
+        count += life(base / str(number), shape, *plan)
+    sys.stdout.write(json.dumps({"moments": moments, "kills": count}))

@@ -1,0 +1,267 @@
+"""What the tests share: a world made of lists, tools that change it, and graphs of every kind with a scripted model.
+
+Example: `world = World(); graph = tool_node_graph(scripted(call("add", item="chair"), "done"), world.tools())`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, ToolCall
+from langchain_core.runnables import RunnableLambda
+from langchain_core.tools import BaseTool, tool
+from langgraph.func import entrypoint, task
+from langgraph.graph import START, MessagesState, StateGraph, add_messages
+from langgraph.prebuilt import ToolNode, tools_condition
+from langgraph.pregel import Pregel
+from langgraph.types import interrupt
+
+from agentgit import compensable, reversible
+from agentgit.demo import ScriptedModel
+from agentgit.effects import Effect
+
+Graph = Pregel[Any, Any, Any, Any]
+
+
+def call(name: str, /, call_id: str | None = None, **args: Any) -> ToolCall:
+    """Write one tool call; without an id the model makes a fresh one."""
+    return ToolCall(name=name, args=args, id=call_id, type="tool_call")
+
+
+def calls(*wanted: ToolCall, text: str = "") -> AIMessage:
+    """Write an AI message that asks for tool calls, all at once."""
+    return AIMessage(text, tool_calls=list(wanted))
+
+
+def scripted(*replies: AIMessage | str | ToolCall) -> ScriptedModel:
+    """Make a model from its replies: a text, an AI message, or one `call(...)`."""
+    return ScriptedModel(replies=[calls(reply) if isinstance(reply, dict) else reply for reply in replies])
+
+
+def obedient() -> ScriptedModel:
+    """Make a model that does what the last user message says: `add chair; charge 5; look`, anything else is chat."""
+
+    def rule(messages: Sequence[BaseMessage]) -> AIMessage:
+        last = messages[-1]
+        wanted = [_wanted(order.split()) for order in str(last.content).split(";")] if last.type == "human" else []
+        return calls(*(one for one in wanted if one is not None), text="done" if last.type == "tool" else "hm")
+
+    return ScriptedModel(rule=rule)
+
+
+def _wanted(words: list[str]) -> ToolCall | None:
+    arguments = {"add": "item", "charge": "amount", "send": "text", "note": "text", "fail": "why"}
+    name = words[0] if words else ""
+    if name == "look":
+        return call("look")
+    if name not in arguments:
+        return None
+    return call(name, **{arguments[name]: int(words[1]) if name == "charge" else words[1]})
+
+
+_SCHEMAS: dict[str, Any] = {}
+"""What tools take, by their functions' names."""
+
+
+def quick_tool(function: Callable[..., Any]) -> BaseTool:
+    """Make a tool of a function that is defined anew for each test; what it takes is found out once, in 6 ms."""
+    name = f"{function.__module__}.{function.__qualname__}"
+    made = tool(function, args_schema=_SCHEMAS.get(name))
+    _SCHEMAS[name] = made.args_schema
+    return made
+
+
+class World:
+    """A world made of lists, and the tools that act on it.
+
+    `items` and `charges` are what stands now, `sent` and `notes` what can never be taken back. `log` has every call of
+    a tool or an undo function as it really happened, as (name, args); `undone` has (name, args, result) of each undo
+    that succeeded. An undo of something in `broken` raises.
+    """
+
+    def __init__(self) -> None:
+        self.items: list[str] = []
+        self.charges: list[int] = []
+        self.sent: list[str] = []
+        self.notes: list[str] = []
+        self.log: list[tuple[str, dict[str, Any]]] = []
+        self.undone: list[tuple[str, dict[str, Any], Any]] = []
+        self.broken: set[str] = set()
+
+    def happened(self, name: str) -> list[dict[str, Any]]:
+        """Give the arguments of every call of one tool or undo function, as it really happened."""
+        return [args for called, args in self.log if called == name]
+
+    def remove(self, args: dict[str, Any], result: Any) -> None:
+        """Undo `add`; raises if the item was removed before."""
+        self._undo("remove", args, result, args["item"])
+        self.items.remove(args["item"])
+
+    def refund(self, args: dict[str, Any], result: Any) -> None:
+        """Undo `charge`."""
+        self._undo("refund", args, result, str(args["amount"]))
+        self.charges.remove(args["amount"])
+
+    def _undo(self, name: str, args: dict[str, Any], result: Any, what: str) -> None:
+        self.log.append((name, args))
+        if what in self.broken:
+            raise RuntimeError(f"{what} is stuck")
+        self.undone.append((name, args, result))
+
+    def effects(self, **more: Effect | str) -> dict[str, Effect | str]:
+        """Declare the tools, all but `note`; `more` adds or replaces."""
+        undo = reversible(self.remove)
+        declared: dict[str, Effect | str] = {"add": undo, "add_later": undo, "add_if_approved": undo, "fail": undo}
+        declared |= {"charge": compensable(self.refund), "look": "read_only", "send": "irreversible"}
+        return declared | more
+
+    def tools(self) -> list[BaseTool]:
+        """Make the tools: add, charge, look, send, note, fail, add_if_approved (asks a person), add_later (async)."""
+        return [quick_tool(function) for function in self._functions()]
+
+    def tool(self, name: str) -> BaseTool:
+        """Make one of the tools."""
+        return next(quick_tool(function) for function in self._functions() if function.__name__ == name)
+
+    def _put(self, name: str, item: str) -> dict[str, Any]:
+        self.log.append((name, {"item": item}))
+        self.items.append(item)
+        return {"item": item, "number": len(self.items)}
+
+    def _functions(self) -> list[Callable[..., Any]]:
+        def add(item: str) -> dict[str, Any]:
+            """Put an item into the world."""
+            return self._put("add", item)
+
+        async def add_later(item: str) -> dict[str, Any]:
+            """Put an item into the world, without blocking."""
+            await asyncio.sleep(0)
+            return self._put("add_later", item)
+
+        def add_if_approved(item: str) -> dict[str, Any] | str:
+            """Put an item into the world if a person says yes."""
+            return self._put("add_if_approved", item) if interrupt({"add": item}) == "yes" else "not approved"
+
+        def charge(amount: int) -> dict[str, Any]:
+            """Take money."""
+            self.log.append(("charge", {"amount": amount}))
+            self.charges.append(amount)
+            return {"charged": amount}
+
+        def look() -> str:
+            """Look at the world."""
+            self.log.append(("look", {}))
+            return ", ".join(self.items) or "nothing"
+
+        def send(text: str) -> str:
+            """Say something that cannot be unsaid."""
+            self.log.append(("send", {"text": text}))
+            self.sent.append(text)
+            return "sent"
+
+        def note(text: str) -> str:
+            """Write something down; nobody declares this tool."""
+            self.log.append(("note", {"text": text}))
+            self.notes.append(text)
+            return "noted"
+
+        def fail(why: str) -> str:
+            """Fail, always."""
+            self.log.append(("fail", {"why": why}))
+            raise RuntimeError(why)
+
+        return [add, add_later, add_if_approved, charge, look, send, note, fail]
+
+
+def _asking(model: ScriptedModel) -> RunnableLambda[MessagesState, dict[str, Any]]:
+    """Make the node that asks the model, sync and async."""
+
+    def ask(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [model.invoke(state["messages"])]}
+
+    async def aask(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    return RunnableLambda(ask, afunc=aask)
+
+
+def tool_node_graph(
+    model: ScriptedModel, tools: Sequence[BaseTool], checkpointer: Any = None, *, handle_tool_errors: Any = False
+) -> Graph:
+    """Build model → ToolNode → model; by default a tool that raises ends the turn.
+
+    Args:
+        checkpointer: a saver; None for the caller's; True for a subgraph that keeps its own thread.
+    """
+    graph = StateGraph(MessagesState)
+    graph.add_node("model", _asking(model))
+    graph.add_node("tools", ToolNode(tools, handle_tool_errors=handle_tool_errors))
+    graph.add_edge(START, "model")
+    graph.add_conditional_edges("model", tools_condition)
+    graph.add_edge("tools", "model")
+    return graph.compile(checkpointer=checkpointer)
+
+
+def agent_graph(model: ScriptedModel, tools: Sequence[BaseTool], checkpointer: Any = None, **options: Any) -> Graph:
+    """Build it with LangChain's `create_agent`, which runs every tool call as a task of its own."""
+    from langchain.agents import create_agent  # an optional dependency
+
+    return create_agent(model, list(tools), checkpointer=checkpointer, **options)
+
+
+def functional_graph(model: ScriptedModel, tools: Sequence[BaseTool], checkpointer: Any = None) -> Graph:
+    """Build it with the functional API: the model and every tool call are tasks, the conversation is `previous`."""
+    named = {made.name: made for made in tools}
+
+    @task
+    def ask(messages: list[AnyMessage]) -> Any:
+        return model.invoke(messages)
+
+    @task
+    def act(wanted: ToolCall) -> Any:
+        return named[wanted["name"]].invoke(wanted)
+
+    @entrypoint(checkpointer=checkpointer)
+    def agent(inputs: dict[str, Any], *, previous: Any = None) -> Any:
+        messages: Any = add_messages(previous or [], inputs["messages"])
+        while (reply := ask(messages).result()).tool_calls:
+            running = [act(wanted) for wanted in reply.tool_calls]
+            messages = add_messages(messages, [reply, *(done.result() for done in running)])
+        messages = add_messages(messages, [reply])
+        return entrypoint.final(value={"messages": messages}, save=messages)
+
+    return agent
+
+
+class Visited(MessagesState):
+    """A conversation and a number beside it."""
+
+    visits: Annotated[int, operator.add]
+
+
+def nested_graph(
+    model: ScriptedModel, tools: Sequence[BaseTool], checkpointer: Any = None, *, own_thread: bool = False
+) -> Graph:
+    """Build an outer graph that counts its turns in `visits`, and whose node `agent` is a `tool_node_graph`.
+
+    Args:
+        own_thread: True if the subgraph keeps a history of its own (`checkpointer=True`).
+    """
+    graph = StateGraph(Visited)
+    graph.add_node("count", lambda state: {"visits": 1})
+    graph.add_node("agent", tool_node_graph(model, tools, checkpointer=True if own_thread else None))
+    graph.add_edge(START, "count")
+    graph.add_edge("count", "agent")
+    return graph.compile(checkpointer=checkpointer)
+
+
+GRAPHS: dict[str, Callable[..., Graph]] = {
+    "tool_node": tool_node_graph,
+    "create_agent": agent_graph,
+    "functional": functional_graph,
+    "nested": nested_graph,
+}
+"""Every kind of graph, for `@pytest.mark.parametrize("kind", GRAPHS)`."""

@@ -1,0 +1,105 @@
+"""Real servers for the tests of the web face: a shop's story, and an application served on a free port."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from pwdlib import PasswordHash
+from pwdlib.hashers.argon2 import Argon2Hasher
+
+import agentgit
+from agentgit import Repository
+from agentgit.auth import credentials
+from agentgit.demo import EFFECTS, build
+from agentgit.web.server import Server
+
+PASSWORD = "correct horse battery staple"  # noqa: S105  # of accounts that the tests make
+
+HOSTILE = "<script>window.pwned = 1</script>\"'><img src=x onerror=alert(1)> [x](javascript:alert(1)) \u202eevil \x00"
+"""What somebody may say, or call something, who means no good."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_passwords() -> Iterator[None]:
+    """Let passwords be checked in no time where a module imports this: that it takes long has tests of its own."""
+    hasher = PasswordHash((Argon2Hasher(time_cost=1, memory_cost=8, parallelism=1),))
+    nobody = hasher.hash("of nobody")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(credentials, "_hasher", lambda: hasher)
+        patch.setattr(credentials, "_of_nobody", lambda: nobody)
+        yield
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with a story of ada's, to be copied; bob is there, too."""
+    folder = tmp_path_factory.mktemp("told")
+    with agentgit.open(folder / "agentgit.db") as operator:
+        operator.users.add("ada", PASSWORD, is_admin=True)
+        operator.users.add("bob", PASSWORD)
+    story(folder, "ada").close()
+    return folder
+
+
+@pytest.fixture
+def repo(told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
+    """A repository of one's own with that story and a shop of one's own, as ada, who is an admin."""
+    for file in ("agentgit.db", "shop.db"):
+        shutil.copy(told / file, tmp_path)
+    monkeypatch.setenv("AGENTGIT_DEMO_SHOP", str(tmp_path / "shop.db"))
+    with agentgit.open(tmp_path / "agentgit.db", user="ada", trust=["agentgit.demo"]) as repo:
+        yield repo
+
+
+def story(folder: Path, user: str | None = None) -> Repository:
+    """Give a repository with a session of two branches: chairs, then a table taken back, then a sofa and a mail.
+
+    Args:
+        folder: where its database and the shop's are.
+        user: whose session it is; None is the local owner.
+    """
+    repo = agentgit.open(folder / "agentgit.db", user=user)
+    agent = repo.wrap(build(folder / "shop.db"), "support-42", effects=EFFECTS)
+    agent.run("order two chairs")
+    agent.checkpoint("before the table")
+    agent.run("a table and two lamps, please")
+    retry = agent.rollback("before the table")
+    retry.run("rather a sofa")
+    retry.checkpoint("before the mail")
+    retry.run("pay, and mail the receipt")
+    return repo
+
+
+def hostile(repo: Repository, folder: Path) -> None:
+    """Add a session in which everything that can have a name or a text has a bad one."""
+    (work := folder / "work").mkdir()
+    agent = repo.wrap(build(folder / "shop.db"), HOSTILE[:150], effects=EFFECTS, workspace=work)
+    (work / "a<b>.txt").write_text("one\n")
+    agent.run(f"note {HOSTILE}")
+    point = agent.checkpoint(HOSTILE, description=HOSTILE, data={HOSTILE: HOSTILE})
+    agent.session.tag(point, HOSTILE.removesuffix(" \x00"))
+    (work / "a<b>.txt").write_text(f"two\n{HOSTILE}\n")
+    agent.run(f"note {HOSTILE} again")
+    agent.fork(name="<i>b</i>")
+
+
+@contextmanager
+def served(app: FastAPI) -> Iterator[str]:
+    """Serve an application on a free port of this machine; give its address."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = Server(app)
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive(), "the server did not stop"

@@ -1,0 +1,375 @@
+"""Values come back exactly as they were put in, whatever they are, and stored bytes never decide what is called."""
+
+import dataclasses
+import datetime
+import enum
+import json
+import math
+import os
+import subprocess
+import sys
+import uuid
+from decimal import Decimal
+from typing import NamedTuple
+
+import ormsgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+    messages_to_dict,
+)
+from langgraph.checkpoint.serde.jsonplus import EXT_CONSTRUCTOR_SINGLE_ARG, JsonPlusSerializer
+from langgraph.types import Send
+from pydantic import BaseModel, SecretStr
+
+from agentgit.errors import InvalidInput
+from agentgit.saver.codec import Codec, make_codec
+from agentgit.store.objects.blobs import Leaf, leaf
+from agentgit.store.objects.plain_values import show, show_message, show_state
+
+
+class Colour(enum.Enum):
+    """An enum of this program."""
+
+    RED = "red"
+
+
+class Text(str, enum.Enum):  # noqa: UP042  # the old way is what JSON takes for plain text
+    """An enum that is also a text."""
+
+    A = "a"
+
+
+class Plan(BaseModel):
+    """A pydantic model of this program."""
+
+    steps: list[str] = []
+    colour: Colour = Colour.RED
+
+
+@dataclasses.dataclass
+class Cart:
+    """A dataclass of this program."""
+
+    items: list
+    owner: Plan | None = None
+
+
+class Point(NamedTuple):
+    """A named tuple of this program."""
+
+    x: int
+    y: int
+
+
+def strict():
+    """The codec of a saver without an own serializer."""
+    return make_codec(JsonPlusSerializer(allowed_msgpack_modules=None), own=True)
+
+
+def back(value, codec=None):
+    """A value after it was stored, and read by a program that has just started."""
+    return strict().decode((codec or strict()).encode(value).body)
+
+
+def same(one, other):
+    """Equal, of equal types all the way down, where NaN is NaN."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, float):
+        return (math.isnan(one) and math.isnan(other)) or (one == other and math.copysign(1, one * other) >= 0)
+    return one == other
+
+
+any_text = st.text(alphabet=st.characters(exclude_categories=()), max_size=8)  # lone surrogates and U+0000 too
+plain = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), any_text),
+    lambda inner: st.one_of(st.lists(inner, max_size=5), st.dictionaries(any_text, inner, max_size=5)),
+    max_leaves=20,
+)
+
+
+@given(plain)
+def test_plain_values_come_back_exactly(value):
+    """Texts, numbers, lists and dicts come back equal, in order, of their types, also where JSON would change them."""
+    assert same(back(value), value)
+
+
+@given(st.lists(st.one_of(plain, st.binary(max_size=4), st.decimals(allow_nan=False), st.uuids()), max_size=30))
+def test_mixed_lists_come_back_exactly(values):
+    """A list keeps its items and their order when some are plain and some are not."""
+    assert same(back(values), values)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"bytes", bytearray(b"array"), Decimal("1.10"), {1, 2}, frozenset({"a"}), {1: "a", (2,): "b"},
+        datetime.datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=datetime.UTC), datetime.date(2026, 1, 2),
+        datetime.timedelta(days=1, microseconds=1), uuid.UUID(int=7), Colour.RED, Plan(steps=["a"]),
+        Cart(["chair"], Plan()), Point(1, 2), Send("node", {"x": 1}), [Send("node", Plan())], math.nan, -0.0,
+        [math.nan, math.inf, -math.inf, 1.0], 2**63, -(2**70), "\x00", "\ud800", {"\udfff": "\x00"}, [], {}, "",
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_every_kind_of_value_comes_back(value):
+    """Bytes, decimals, sets, times, enums, models, dataclasses, NaN and the rest come back in another program."""
+    assert same(back(value), value)
+
+
+def test_a_huge_value_comes_back():
+    """A text of 50 MB comes back."""
+    value = {"page": "x" * 50_000_000}
+    assert back(value) == value
+
+
+def test_types_that_json_would_flatten_are_not_taken_for_plain():
+    """An enum that is also a text, a tuple and a dict with integer keys are not silently turned into their JSON."""
+    assert back({"a": Text.A})["a"] is Text.A
+    assert back({1: 2}) == {1: 2}
+    assert strict().encode((1, 2)).body.type == "msgpack"
+
+
+messages = st.builds(
+    lambda kind, **fields: kind(**fields),
+    st.sampled_from([HumanMessage, AIMessage, SystemMessage]),
+    content=st.one_of(
+        any_text, st.lists(st.one_of(any_text, st.dictionaries(any_text, plain, max_size=3)), max_size=3)
+    ),
+    id=st.one_of(st.none(), any_text),
+    name=st.one_of(st.none(), any_text),
+    additional_kwargs=st.dictionaries(any_text, plain, max_size=3),
+    response_metadata=st.dictionaries(any_text, plain, max_size=3),
+)
+
+
+@pytest.mark.long
+@given(st.lists(messages, max_size=6))
+def test_messages_come_back_exactly(conversation):
+    """Any message comes back equal, of the same type, with the same fields and extras in the same order."""
+    found = back(conversation)
+    assert [type(message) for message in found] == [type(message) for message in conversation]
+    assert same([message.__dict__ for message in found], [message.__dict__ for message in conversation])
+
+
+SPECIAL = [
+    AIMessage(
+        "", tool_calls=[{"name": "t", "args": {"b": 1, "a": [None]}, "id": "c"}], invalid_tool_calls=[],
+        usage_metadata={"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}, id="m",
+    ),
+    ToolMessage("done", tool_call_id="c", artifact={"rows": [1, 2]}, status="error", name="t"),
+    ToolMessage("done", tool_call_id="c", artifact={Decimal(1)}),
+    ToolMessage([{"type": "text", "text": "hi"}], tool_call_id="c", artifact=Plan(steps=["x"])),
+    HumanMessage("hi", unknown_field={"kept": True}),
+    AIMessageChunk("part", id="m"),
+    HumanMessage([{"type": "image_url", "image_url": {"url": "data:,"}}, "and text"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("message", SPECIAL, ids=lambda message: type(message).__name__)
+def test_special_messages_come_back(message):
+    """Tool calls, artifacts, extras and chunks come back, and can be pickled, copied and compared as before."""
+    (found,) = back([message])
+    assert found == message
+    assert found.model_copy(deep=True) == message
+    assert found.model_dump() == message.model_dump()
+    assert found.__pydantic_extra__ == message.__pydantic_extra__
+
+
+def test_a_message_that_was_changed_is_stored_as_it_is_now():
+    """An edit in place is seen, and tool calls that were taken away do not come back from the provider's own fields."""
+    message = AIMessage(
+        "",
+        tool_calls=[{"name": "t", "args": {}, "id": "c"}],
+        additional_kwargs={
+            "tool_calls": [{"id": "c", "function": {"name": "t", "arguments": "{}"}, "type": "function"}]
+        },
+    )
+    before = strict().leaf(message)
+    message.tool_calls = []
+    after = strict().leaf(message)
+    assert before.hash != after.hash
+    assert strict().decode(after).tool_calls == []
+
+
+@given(messages)
+def test_a_message_is_stored_in_langchains_form(message):
+    """What is stored is what `messages_to_dict` gives, so that any program can read it."""
+    found = strict().leaf(message)
+    if found.type == "message":
+        assert json.loads(found.data) == messages_to_dict([message])[0]
+    assert show_message(found)["type"] == message.type
+
+
+def test_small_items_share_a_leaf_and_large_ones_do_not():
+    """A vector of 1,536 numbers is a few leaves; a list of long texts has one leaf each."""
+    assert 10 < len(strict().encode([0.123456789 + n for n in range(1536)]).body) < 40
+    assert len(strict().encode(["x" * 1000] * 7).body) == 7
+
+
+@given(st.lists(st.one_of(st.text(max_size=400), st.integers(), st.binary(max_size=5)), max_size=40), st.data())
+def test_appending_keeps_the_leaves_before(values, data):
+    """A longer list begins with the leaves of the shorter one, but for its last run."""
+    cut = data.draw(st.integers(0, len(values)))
+    short, long = strict().encode(values[:cut]).body, strict().encode(values).body
+    assert short[:-1] == long[: max(0, len(short) - 1)]
+
+
+def test_conversations_are_counted():
+    """Lists of messages are counted, in a dict under `messages` too; other lists are not."""
+    talk = [HumanMessage("a"), AIMessage("b")]
+    assert strict().encode(talk).messages == 2
+    assert strict().encode({"messages": talk, "x": 1}).messages == 2
+    assert strict().encode([*talk, "c"]).messages is None
+    assert strict().encode({"x": talk}).messages is None
+
+
+@pytest.mark.parametrize(
+    "value", [object(), {"f": print}, [lambda: None], (n for n in [])], ids=lambda v: type(v).__name__
+)
+def test_what_cannot_be_stored_says_so(value):
+    """Bad input: a value that no serializer takes is InvalidInput, which names its type and what to do."""
+    with pytest.raises(InvalidInput, match=r"cannot be stored.*serde"):
+        strict().encode(value)
+
+
+def test_a_value_that_contains_itself_is_refused():
+    """Bad input: a list or dict inside itself, and one nested a million deep, are InvalidInput and no endless loop."""
+    loop: list = []
+    loop.append(loop)
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in (loop, {"a": loop}, deep):
+        with pytest.raises(InvalidInput):
+            strict().encode({"x": value})
+
+
+class Loud:
+    """A class that is no data type; building one would be heard."""
+
+    def __init__(self, *args, **kwargs):
+        raise AssertionError("called by stored bytes")
+
+
+@dataclasses.dataclass
+class Quiet:
+    """A data type of this program."""
+
+    value: str
+
+
+def named(module, name, argument):
+    """A leaf that asks to call something, as LangGraph's msgpack can."""
+    payload = ormsgpack.packb((module, name, argument))
+    return leaf("msgpack", ormsgpack.packb(ormsgpack.Ext(EXT_CONSTRUCTOR_SINGLE_ARG, payload)))
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("os", "system"), ("subprocess", "Popen"), ("builtins", "eval"), ("antigravity", "x"), (__name__, "Loud")],
+)
+def test_stored_bytes_call_nothing(module, name, tmp_path):
+    """A hostile value that names a function, a class that is no data type or a module to import calls nothing."""
+    bait = f"touch {tmp_path / 'hit'}"
+    assert strict().decode(named(module, name, bait)) == bait
+    assert not (tmp_path / "hit").exists()
+    assert "antigravity" not in sys.modules
+
+
+def test_in_strict_mode_only_known_types_are_rebuilt(monkeypatch):
+    """With LANGGRAPH_STRICT_MSGPACK a data type needs the allow-list, which `compile()` fills from the graph."""
+    body = strict().encode(Quiet("x")).body
+    monkeypatch.setenv("LANGGRAPH_STRICT_MSGPACK", "true")
+    assert strict().decode(body) == {"value": "x"}
+    allowed = JsonPlusSerializer(allowed_msgpack_modules=None).with_msgpack_allowlist([(__name__, "Quiet")])
+    assert make_codec(allowed, own=True).decode(body) == Quiet("x")
+
+
+class Reversing:
+    """A serializer of a user: it writes bytes backwards, and differently each time."""
+
+    def __init__(self):
+        self.inner = JsonPlusSerializer(allowed_msgpack_modules=True)
+
+    def dumps_typed(self, obj):
+        kind, data = self.inner.dumps_typed(obj)
+        return f"{kind}+backwards", os.urandom(4) + data[::-1]
+
+    def loads_typed(self, data):
+        return self.inner.loads_typed((data[0].removesuffix("+backwards"), data[1][4:][::-1]))
+
+
+def test_an_own_serializer_gets_every_value():
+    """With a serializer of the user, no text of a value is in what is stored, and all come back."""
+    codec = make_codec(Reversing(), own=False)
+    value = {"messages": [HumanMessage("a secret")], "plan": Plan(steps=["secret"])}
+    for one in (value, [HumanMessage("a secret"), "secret"], "secret", ["secret"] * 3, None, 1):
+        body = codec.encode(one).body
+        parts = list(body.values()) if isinstance(body, dict) else [body]
+        leaves = [x for part in parts for x in (part if isinstance(part, list) else [part])]
+        assert all(b"secret" not in x.data for x in leaves)
+        assert make_codec(Reversing(), own=False).decode(body) == one
+
+
+def test_an_own_serializer_does_not_break_lists_apart():
+    """A list's items keep their leaves although the serializer never writes the same twice, also after a restart."""
+    talk = [HumanMessage(f"message {n}") for n in range(5)]
+    codec = make_codec(Reversing(), own=False)
+    first = codec.encode(talk).body
+    assert codec.encode([*talk, AIMessage("yes")]).body[:5] == first
+    restarted = make_codec(Reversing(), own=False)
+    assert restarted.encode(restarted.decode(first)).body == first
+
+
+def test_values_from_before_an_own_serializer_are_read():
+    """A database that gets a serializer later keeps what it had; without it, the sealed values say what is needed."""
+    codec = make_codec(Reversing(), own=False)
+    assert codec.decode(strict().encode([HumanMessage("hi"), {1}]).body) == [HumanMessage("hi"), {1}]
+    with pytest.raises(InvalidInput, match="serde"):
+        strict().decode(codec.encode("x").body)
+
+
+def test_values_are_shown_without_langgraph():
+    """What LangGraph's serializer wrote is shown as its plain data, and sealed values say that they are sealed."""
+    cart = strict().encode(Cart(["chair"], Plan(steps=["a"]))).body
+    assert show(cart) == {"items": ["chair"], "owner": {"steps": ["a"], "colour": "red"}}
+    assert show(strict().encode([{1}, 2, b"x", [Send("n", 1)]]).body) == [[1], 2, "eA==", [["n", 1]]]
+    sealed = make_codec(Reversing(), own=False).encode("x").body
+    assert "only the serializer that wrote them" in show(sealed)
+    assert show_message(strict().leaf(AIMessageChunk("part")))["data"]["content"] == "part"
+    body = strict().encode({"messages": [HumanMessage("hi")], "left": 1}).body
+    assert show_state({"__previous__": body}, "__previous__")[0] == {"__previous__": {"left": 1}}
+
+
+def test_reading_needs_no_langgraph():
+    """`read_state` is quick: the room that reads imports neither langgraph nor langchain."""
+    code = (
+        "import sys, agentgit.store.threads.graph_store; "
+        "print([m for m in sys.modules if m.startswith(('langgraph', 'langchain'))])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603  # ours
+    assert found.stdout.strip() == "[]"
+
+
+def test_secrets_of_pydantic_are_not_called_plain():
+    """A SecretStr in the state goes through the serializer and is not shown as an object that leaks by accident."""
+    body = strict().encode({"key": SecretStr("hush")}).body
+    assert isinstance(body, Leaf)
+    assert body.type == "msgpack"
+
+
+def test_codec_is_one_per_kind_of_serializer():
+    """LangGraph's serializer gets the readable form, any other one seals."""
+    assert type(strict()) is Codec
+    assert type(make_codec(Reversing(), own=False)) is not Codec

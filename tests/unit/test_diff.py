@@ -1,0 +1,248 @@
+"""The difference of two checkpoints, decided from values alone (rows W6 and P3)."""
+
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentgit import Checkpoint, Diff
+from agentgit.checkpoints.diff import Change, diff
+
+
+def said(role: str, content: object, id: str = "", **more) -> dict:
+    return {"role": role, "content": content, "id": id, "tool_calls": [], "tool_call_id": None, **more}
+
+
+def called(id: int, name: str = "order", result: object = "ok", **more) -> dict:
+    return {"id": id, "tool_name": name, "args": {"item": "chair"}, "result": result, "error_message": None} | more
+
+
+def talk(*messages: dict) -> Checkpoint:
+    return Checkpoint(conversation_history=list(messages))
+
+
+def test_p3_a_diff_has_the_fields_of_a_file_diff():
+    """P3: ids and the four file fields are there by these names, empty while no files are tracked."""
+    found = diff(Checkpoint(id=1), Checkpoint(id=2))
+    assert (found.from_id, found.to_id) == (1, 2)
+    assert (found.added_files, found.modified_files, found.deleted_files, found.diff_content) == ([], [], [], "")
+
+
+def test_p3_file_fields_count_and_are_written():
+    """P3: a diff of files alone is not empty and lists each file with its sign."""
+    found = Diff(from_id=1, to_id=2, added_files=["new"], modified_files=["changed"], deleted_files=["gone"])
+    assert not found.is_empty
+    assert str(found) == "files\n- gone\n+ new\n~ changed"
+
+
+def test_w6_state_changes_have_a_path_and_a_kind():
+    """W6: what was added, removed and changed in the state is told by its place, however deep."""
+    a = Checkpoint(session_state={"cart": ["chair", "table"], "who": {"name": "Ann", "a/b~c": 1}, "old": None})
+    b = Checkpoint(session_state={"cart": ["sofa"], "who": {"name": "Ann", "a/b~c": 2}, "new": None})
+    assert diff(a, b).state == [
+        Change("/cart/0", "chair", "sofa", "changed"),
+        Change("/cart/1", "table", None, "removed"),
+        Change("/who/a~1b~0c", 1, 2, "changed"),
+        Change("/old", None, None, "removed"),
+        Change("/new", None, None, "added"),
+    ]
+
+
+@pytest.mark.parametrize(("a", "b", "differ"), [(1, True, True), (1, 1.0, False), (float("nan"),) * 2 + (False,)])
+def test_w6_values_are_compared_as_json_means_them(a, b, differ):
+    """W6: true is not 1, and "not a number" has not changed into itself."""
+    assert bool(diff(Checkpoint(session_state={"v": a}), Checkpoint(session_state={"v": b})).state) is differ
+
+
+@pytest.mark.long
+def test_w6_a_state_may_be_nested_deeper_than_the_stack():
+    """W6: a hundred thousand levels are compared without a RecursionError."""
+    deep: dict = {"end": 1}
+    other: dict = {"end": 2}
+    for _ in range(100_000):
+        deep, other = {"d": deep}, {"d": other}
+    (change,) = diff(Checkpoint(session_state=deep), Checkpoint(session_state=other)).state
+    assert change.path.endswith("/d/end")
+
+
+def test_w6_branches_share_their_beginning():
+    """W6: messages up to the branch point are counted, those after it are removed and added."""
+    start = [said("user", "order two chairs", "1"), said("assistant", "done", "2")]
+    a = talk(*start, said("user", "and a table", "3"))
+    b = talk(*start, said("user", "rather a sofa", "4"), said("assistant", "done", "5"))
+    found = diff(a, b)
+    assert found.common_messages == 2
+    assert [m["content"] for m in found.removed_messages] == ["and a table"]
+    assert [m["content"] for m in found.added_messages] == ["rather a sofa", "done"]
+
+
+def test_w6_an_edited_message_is_removed_and_added():
+    """W6: a message that was edited in the middle keeps what stands before and after it in common."""
+    first, last = said("user", "hi", "1"), said("user", "bye", "3")
+    found = diff(talk(first, said("assistant", "helo", "2"), last), talk(first, said("assistant", "hello", "2"), last))
+    assert found.common_messages == 2
+    assert [m["content"] for m in found.removed_messages + found.added_messages] == ["helo", "hello"]
+
+
+def test_w6_the_same_words_of_another_message_are_not_the_same():
+    """W6: messages are told apart by their ids too, so sessions that only say the same share nothing."""
+    assert diff(talk(said("user", "hi", "1")), talk(said("user", "hi", "2"))).common_messages == 0
+
+
+def test_w6_a_replayed_call_is_the_call_it_replays():
+    """W6: a branch's replayed invocations are in common with the recorded ones, also through another branch."""
+    a = Checkpoint(tool_invocations=[called(1), called(2)])
+    seen_from_elsewhere = Checkpoint(tool_invocations=[called(1, replay_of=1), called(3)])
+    ran_again = Checkpoint(tool_invocations=[called(5, replay_of=1), called(6, replay_of=2, result="sold out")])
+    for b, removed, added in ((seen_from_elsewhere, [2], [3]), (ran_again, [2], [6])):
+        found = diff(a, b)
+        assert found.common_calls == 1
+        assert [c["id"] for c in found.removed_calls] == removed
+        assert [c["id"] for c in found.added_calls] == added
+
+
+def test_w6_a_broken_record_cannot_make_a_circle():
+    """W6: two invocations that claim to replay each other are compared all the same."""
+    circle = Checkpoint(tool_invocations=[called(1, replay_of=2), called(2, replay_of=1)])
+    assert diff(circle, circle).is_empty
+
+
+def test_w6_calls_that_were_never_stored_are_compared_by_what_they_say():
+    """W6: hand-made checkpoints (row A1) have invocations without ids, and still a diff."""
+    a, b = Checkpoint(tool_invocations=[{"name": "x"}]), Checkpoint(tool_invocations=[{"name": "x"}, {"name": "y"}])
+    found = diff(a, b)
+    assert (found.common_calls, found.added_calls) == (1, [{"name": "y"}])
+
+
+def test_w6_a_diff_reads_as_text():
+    """W6: a person sees both places, then each part with its signs."""
+    start = said("user", "order two chairs", "1")
+    asks = said("assistant", "", "3", tool_calls=[{"id": "c", "name": "order", "args": {"item": "table"}}])
+    a = Checkpoint(
+        metadata={"reference": "main#7"},
+        session_state={"total": 12},
+        conversation_history=[start, said("user", "and a table", "2"), asks],
+        tool_invocations=[called(1), called(2, error_message="sold out", result=None)],
+    )
+    b = Checkpoint(
+        metadata={"reference": "retry#4"},
+        session_state={"total": 15},
+        conversation_history=[start, said("user", [{"type": "text", "text": "rather a sofa"}], "4")],
+        tool_invocations=[called(1, replay_of=1), called(3, result={"order": 8})],
+    )
+    assert str(diff(a, b)) == (
+        "main#7 -> retry#4\n"
+        "state\n"
+        "- /total  12\n"
+        "+ /total  15\n"
+        "messages (1 in common)\n"
+        "- user: and a table\n"
+        "- assistant: -> order(item='table')\n"
+        "+ user: rather a sofa\n"
+        "tool calls (1 in common)\n"
+        "- order(item='chair') failed: sold out\n"
+        "+ order(item='chair') -> {'order': 8}"
+    )
+
+
+def test_w6_nothing_different_says_so():
+    """W6: two equal checkpoints give an empty diff that reads as one."""
+    same = Checkpoint(session_state={"a": [1, {"b": 2}]}, conversation_history=[said("user", "hi")])
+    found = diff(same, Checkpoint.from_dict(same.to_dict()))
+    assert found.is_empty
+    assert str(found) == "no difference"
+
+
+def test_w6_the_text_of_a_diff_obeys_nobody():
+    """W6: escapes, line ends and marks of direction in the data are written out; long values are cut."""
+    hostile = "\x1b[31mred\nnext\u202eback" + "x" * 500
+    a = Checkpoint(session_state={hostile: hostile}, tool_invocations=[called(1, name=hostile)])
+    found = diff(a, talk(said(hostile, hostile)))
+    text = str(found)
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert len(text.splitlines()) == 6
+    assert "\\x1b[31mred\\nnext\\u202eback" in text
+
+
+def test_w6_a_diff_is_json():
+    """W6: a program gets every field, and JSON can carry it."""
+    found = diff(Checkpoint(id=1, session_state={"a": 1}), talk(said("user", "hi")))
+    data = json.loads(json.dumps(found.to_dict()))
+    assert data["state"] == [{"path": "/a", "before": 1, "after": None, "kind": "removed"}]
+    assert data["added_messages"][0]["content"] == "hi"
+    assert set(data) == {
+        "from_id", "to_id", "from_reference", "to_reference", "state", "common_messages", "removed_messages",
+        "added_messages", "removed_tokens", "added_tokens", "common_calls", "removed_calls", "added_calls",
+        "removed_pending", "added_pending", "added_files", "modified_files", "deleted_files", "diff_content",
+    }  # fmt: skip
+
+
+def test_w6_long_conversations_are_compared_quickly():
+    """W6: ten thousand shared messages cost no more than reading them; the difference at the end is exact."""
+    shared = [said("user", f"message {n}", str(n)) for n in range(10_000)]
+    found = diff(talk(*shared, said("user", "a", "x")), talk(*shared, said("user", "b", "y")))
+    assert found.common_messages == 10_000
+    assert len(found.removed_messages) == len(found.added_messages) == 1
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
+    max_leaves=8,
+)
+STATES = st.dictionaries(st.text(max_size=2), JSON, max_size=3)
+
+
+@given(STATES, STATES)
+def test_w6_a_diff_backwards_is_the_mirror(a, b):
+    """W6: comparing the other way round swaps added and removed at the same places; equal states differ nowhere."""
+    there = diff(Checkpoint(session_state=a), Checkpoint(session_state=b)).state
+    back = diff(Checkpoint(session_state=b), Checkpoint(session_state=a)).state
+    mirror = {"added": "removed", "removed": "added", "changed": "changed"}
+    assert {(c.path, mirror[c.kind]) for c in there} == {(c.path, c.kind) for c in back}
+    assert bool(there) == (json.dumps(a, sort_keys=True) != json.dumps(b, sort_keys=True))
+
+
+@given(st.lists(st.integers(0, 4), max_size=8), st.lists(st.integers(0, 4), max_size=8))
+def test_w6_every_message_is_counted_once(a, b):
+    """W6: what is common and what only one side has add up to each conversation, whatever repeats in it."""
+    found = diff(talk(*(said("user", n) for n in a)), talk(*(said("user", n) for n in b)))
+    assert found.common_messages + len(found.removed_messages) == len(a)
+    assert found.common_messages + len(found.added_messages) == len(b)
+
+
+@given(st.lists(st.integers(0, 4), max_size=8), st.lists(st.integers(0, 4), max_size=8))
+def test_w6_what_only_one_side_has_stays_in_order(a, b):
+    """W6: without what is removed and added both conversations are the same; nothing that both begin with is told."""
+    left, right = ([said("user", n, f"{n}.{at}") for at, n in enumerate(side)] for side in (a, b))
+    for side in (left, right):
+        for one in side:
+            one["id"] = one["id"].split(".")[0] if one["content"] < 3 else one["id"]
+    found = diff(talk(*left), talk(*right))
+    gone, new = list(found.removed_messages), list(found.added_messages)
+    rests = []
+    for side, only in ((left, gone), (right, new)):
+        rest = []
+        for one in side:
+            if only and one is only[0]:
+                only.pop(0)
+            else:
+                rest.append(one)
+        rests.append(rest)
+    assert gone == new == []
+    assert rests[0] == rests[1]
+    shared = next((n for n, (x, y) in enumerate(zip(left, right, strict=False)) if x != y), min(len(left), len(right)))
+    assert found.common_messages >= shared
+
+
+def test_w6_conversations_that_repeat_themselves_are_compared_quickly():
+    """W6: thousands of messages without ids that say the same are aligned in well below a second."""
+    same = [said("user", "ok", None) for _ in range(3_000)]
+    other = [one for n in range(1_500) for one in (said("user", "ok", None), said("user", str(n), None))]
+    began = time.thread_time()  # of this thread alone: what else the machine does is not its fault
+    assert diff(talk(*same), talk(said("user", "hi", None), *same)).common_messages == 3_000
+    assert diff(talk(*same), talk(*other)).common_messages == 1_500
+    assert time.thread_time() - began < 1

@@ -1,0 +1,365 @@
+"""What can be declared of a tool, and what wins over what: pure, without a database (rows W3, W4)."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentgit import ToolInvocation, compensable, reversible
+from agentgit.effects import Effect, effect
+from agentgit.effects.declarations import Declared, Hints, as_effects, hints_in, recorded, stricter
+from agentgit.effects.effects import KINDS, UNDOABLE, declared_by_name
+from agentgit.effects.invocation import identity
+from agentgit.effects.registry import Registry
+from agentgit.errors import InvalidInput, NotFound
+
+
+def undo(args, result): ...
+
+
+def other(args, result): ...
+
+
+def look(invocation): ...
+
+
+def named(name: str):
+    """Make a function of that name."""
+
+    def function(): ...
+
+    function.__name__ = name
+    return function
+
+
+HERE = f"{__name__}:undo"
+
+
+def invoked(name: str = "pay", **more) -> ToolInvocation:
+    return ToolInvocation(id=1, internal_session_id=1, position=0, tool_name=name, **more)
+
+
+# -- declarations
+
+
+def test_w3_a_declaration_is_a_value():
+    """W3: two equal declarations are equal and have one hash, whatever kind of list the names came in."""
+    one = compensable(undo, identity_args=["to", "amount"], verify=look, precheck=look, once=True)
+    assert one == compensable(undo=undo, identity_args=("to", "amount"), verify=look, precheck=look, once=True)
+    assert len({one, Effect("compensable", undo, ["to", "amount"], look, look, True)}) == 1
+    assert reversible(undo, once=True) != reversible(undo)
+
+
+def test_w3_functions_are_recorded_by_their_names():
+    """W3: verify and precheck are recorded by their qualified names like an undo function, a lambda too."""
+    declared = reversible(HERE, verify=look, precheck=lambda invocation: None)
+    local = f"{__name__}:test_w3_functions_are_recorded_by_their_names.<locals>.<lambda>"
+    assert (declared.undo_path, declared.verify_path, declared.precheck_path) == (HERE, f"{__name__}:look", local)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: effect("reversible"), "needs its undo"),
+        (lambda: effect("harmless"), "no effect"),
+        (lambda: effect(undo), "reversible\\(undo\\)"),
+        (lambda: Effect("idempotent", undo), "never undone"),
+        (lambda: effect("irreversible", identity_args="to"), "list of names"),
+        (lambda: effect("irreversible", identity_args=["to", "to"]), "there once"),
+        (lambda: effect("irreversible", identity_args=["to", 3]), "name of an argument"),
+        (lambda: effect("irreversible", identity_args={"to"}), "list of names"),
+        (lambda: effect("read_only", verify=look), "leave out verify"),
+        (lambda: effect("read_only", once=True), "leave out once"),
+        (lambda: effect("read_only", identity_args=["to"]), "leave out identity_args"),
+        (lambda: Effect("irreversible", precheck=look), "leave out precheck"),
+        (lambda: effect("irreversible", once="yes"), "True or False"),
+        (lambda: reversible("cancel"), "no import path"),
+        (lambda: reversible("shop:cancel order"), "no import path"),
+        (lambda: reversible(undo, verify="shop.was_ordered"), "no import path"),
+        (lambda: reversible(undo, precheck=3), "neither a function"),
+        (lambda: reversible(42), "neither a function"),
+        (lambda: reversible(lambda args: None), "args, result"),
+        (lambda: reversible(lambda a, b, c, d: None), "args, result"),
+        (lambda: reversible(undo, verify=lambda: True), "invocation"),
+        (lambda: effect("read_only")("search"), "cannot carry"),
+    ],
+)
+def test_w3_what_means_nothing_is_refused_where_it_is_written(make, says):
+    """W3: a declaration that cannot work, or says nothing, fails at once and not in a rollback."""
+    with pytest.raises(InvalidInput, match=says):
+        make()
+
+
+def test_w3_a_decorator_without_its_undo_is_refused():
+    """W3: `@reversible` without brackets takes the tool for an undo function, and says so."""
+    with pytest.raises(InvalidInput, match="args, result"):
+
+        @reversible
+        def put(item: str) -> str:
+            """Put."""
+            return item
+
+
+def test_w3_decorators_stand_above_and_below_tool():
+    """W3: the order of the two decorators does not matter."""
+    from langchain_core.tools import tool
+
+    from agentgit.effects.effects import declared_on
+
+    @reversible(undo=undo, identity_args=["item"])
+    @tool
+    def above(item: str) -> str:
+        """Put."""
+        return item
+
+    @tool
+    @reversible(undo=undo, identity_args=["item"])
+    def below(item: str) -> str:
+        """Put."""
+        return item
+
+    assert declared_on(above) == declared_on(below) == reversible(undo, identity_args=["item"])
+
+
+def test_w3_two_tools_of_one_function_have_each_its_own_effect():
+    """W3: what is declared of a tool is not said of another tool that is made of the same function."""
+    from langchain_core.tools import StructuredTool
+
+    from agentgit.effects.effects import declared_on
+
+    def act(item: str) -> str:
+        """Act."""
+        return item
+
+    sends = effect("irreversible")(StructuredTool.from_function(act, name="send"))
+    looks = effect("read_only")(StructuredTool.from_function(act, name="look"))
+    assert (declared_on(sends), declared_on(looks)) == (effect("irreversible"), effect("read_only"))
+    assert declared_on(StructuredTool.from_function(act, name="other")) is None
+    assert declared_on(sends.model_copy()) == effect("irreversible")
+
+
+def test_w3_a_tool_made_of_a_method_carries_its_effect():
+    """W3: a method takes no attributes, so the tool carries it; a bare method is refused."""
+    from langchain_core.tools import StructuredTool
+
+    from agentgit.effects.effects import declared_on
+
+    class Shop:
+        def order(self, item: str) -> str:
+            """Order."""
+            return item
+
+    made = reversible(undo)(StructuredTool.from_function(Shop().order))
+    assert declared_on(made) == declared_on(made.model_copy()) == reversible(undo)
+    with pytest.raises(InvalidInput, match="cannot carry"):
+        reversible(undo)(Shop().order)
+
+
+def test_w4_only_where_it_matters_a_call_has_an_identity():
+    """W4: the identity is recorded of what leaves a trace, and of what may happen once; of nothing else."""
+    args = {"to": "Ann"}
+    has = [reversible(undo, once=True), compensable(undo), effect("irreversible"), effect("idempotent", once=True)]
+    has_not = [reversible(undo), effect("idempotent"), effect("read_only")]
+    assert all(recorded(declared, "pay", args)["identity"] == identity("pay", args, None) for declared in has)
+    assert all(recorded(declared, "pay", args)["identity"] is None for declared in has_not)
+    assert recorded(None, "pay", args) == {"effect": "undeclared", "undo": None}
+
+
+def test_w4_the_same_call_is_the_same_however_a_model_writes_it():
+    """W4: neither the order of arguments, nor 5 for 5.0, nor what does not count makes another call of it."""
+    one = identity("pay", {"to": {"name": "Ann", "at": 1}, "euros": 5, "reference": "a"}, ("to", "euros"))
+    assert one == identity("pay", {"reference": "b", "euros": 5.0, "to": {"at": 1.0, "name": "Ann"}}, ("to", "euros"))
+    assert one != identity("pay", {"to": {"name": "Ann", "at": 1}, "euros": 5.5}, ("to", "euros"))
+    assert one != identity("send", {"to": {"name": "Ann", "at": 1}, "euros": 5}, ("to", "euros"))
+    assert identity("pay", {"to": "Ann"}, ()) == identity("pay", {"to": "Bob"}, ())
+
+
+# -- MCP
+
+
+SAYS = (None, True, False)
+DECLARED = {kind: Effect(kind, undo) if kind in UNDOABLE else Effect(kind) for kind in KINDS} | {"undeclared": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "read_only", "destructive", "then"),
+    [
+        ("undeclared", True, None, "undeclared"),
+        ("undeclared", True, True, "irreversible"),
+        ("undeclared", False, None, "undeclared"),
+        ("undeclared", None, True, "irreversible"),
+        ("undeclared", None, False, "undeclared"),
+        ("read_only", True, True, "read_only"),
+        ("read_only", None, None, "read_only"),
+        ("read_only", False, None, "undeclared"),
+        ("read_only", False, False, "undeclared"),
+        ("read_only", False, True, "irreversible"),
+        ("read_only", None, True, "irreversible"),
+        ("idempotent", True, None, "idempotent"),
+        ("idempotent", False, None, "idempotent"),
+        ("idempotent", None, True, "irreversible"),
+        ("reversible", False, True, "reversible"),
+        ("compensable", False, True, "compensable"),
+        ("irreversible", True, False, "irreversible"),
+    ],
+)
+def test_w3_what_a_server_says_of_its_tools(kind, read_only, destructive, then):
+    """W3: what the table in docs/effects.md says about MCP annotations is so."""
+    found = stricter(DECLARED[kind], Hints(read_only, destructive))
+    assert (found.kind if found else "undeclared") == then
+
+
+MINDED = ("read_only", "idempotent", "undeclared", "reversible", "compensable", "irreversible")
+"""The kinds, from what a rollback minds least to what it minds most."""
+
+
+def strictness(declared: Effect | None) -> int:
+    return MINDED.index(declared.kind if declared else "undeclared")
+
+
+@pytest.mark.parametrize("kind", DECLARED)
+def test_w3_annotations_only_ever_make_stricter(kind):
+    """W3: with any annotations an effect is never less strict than declared, and saying it twice changes nothing."""
+    for said in itertools.product(SAYS, SAYS):
+        once = stricter(DECLARED[kind], Hints(*said))
+        assert strictness(once) >= strictness(DECLARED[kind])
+        assert stricter(once, Hints(*said)) == once
+
+
+NAMES = ["readOnlyHint", "destructiveHint", "read_only_hint", "destructive_hint", "annotations", "mcp", "tool", "title"]
+METADATA = st.recursive(
+    st.sampled_from([None, True, False, "true", 1, "x"]),
+    lambda inner: st.dictionaries(st.sampled_from(NAMES), inner),
+    max_leaves=12,
+)
+
+
+@given(metadata=METADATA, kind=st.sampled_from(list(DECLARED)))
+def test_w3_no_metadata_makes_an_effect_less_strict(metadata, kind):
+    """W3: whatever a server sends, in whatever shape, nothing becomes less strict and nothing raises."""
+    assert strictness(stricter(DECLARED[kind], hints_in(metadata))) >= strictness(DECLARED[kind])
+
+
+def test_w3_annotations_are_found_in_every_known_place():
+    """W3: langchain-mcp-adapters, langchain.mcp and others put them elsewhere; the strictest one counts."""
+
+    class Said:
+        readOnlyHint = False  # noqa: N815  # so MCP calls it
+        destructiveHint = None  # noqa: N815  # as above
+
+    said = {"readOnlyHint": False}
+    places = [said, {"annotations": said}, {"mcp": {"tool": {"annotations": {"read_only_hint": False}}}}]
+    assert [hints_in(place) for place in [*places, {"annotations": Said()}]] == [Hints(read_only=False)] * 4
+    both = {"readOnlyHint": True, "destructiveHint": False, "annotations": said | {"destructiveHint": True}}
+    assert hints_in(both) == Hints(read_only=False, destructive=True)
+
+
+def test_w3_what_was_declared_stays_when_it_becomes_stricter():
+    """W3: an idempotent tool that its server calls destructive keeps how to look and what makes calls the same."""
+    found = stricter(Effect("idempotent", identity_args=["id"], verify=look), Hints(destructive=True))
+    assert found == Effect("irreversible", identity_args=["id"], verify=look)
+
+
+# -- where it is said
+
+
+def test_w3_a_tool_out_of_sight_has_what_its_decorator_says_else_the_default():
+    """W3: of a tool that the graph does not show, the decorator wins over the repository, and a name over `*`."""
+    defaults = {"decorated": effect("irreversible"), "named": effect("read_only"), "*": reversible(undo)}
+    found = Declared({"seen": None}, defaults)
+    said = {"decorated": effect("idempotent")}
+    kinds = [found.get(name, None, said.get(name)) for name in ("seen", "decorated", "named", "unknown")]
+    assert [kind and kind.kind for kind in kinds] == [None, "idempotent", "read_only", "reversible"]
+    assert found.get("named", {"readOnlyHint": False}) is None
+    assert found.kinds() == {"seen": "undeclared"}
+
+
+@pytest.mark.parametrize("wrong", [["add"], "add", {"add": 3}, {3: "read_only"}, {"": "read_only"}, {"add": None}])
+def test_w3_a_wrong_mapping_is_refused(wrong):
+    """W3: what is no mapping of tool names to effects is a typed error."""
+    with pytest.raises(InvalidInput):
+        as_effects(wrong)
+
+
+# -- the registry
+
+
+def test_t3_a_record_chooses_among_what_is_declared_here():
+    """T3: the recorded name finds its function among those that were declared of the session's tool, and no other."""
+    registry = Registry()
+    call = invoked(undo=HERE, verify=f"{__name__}:look")
+    assert "is not declared here" in registry.missing(1, call)
+    registry.declare(1, "pay", reversible(undo, verify=look))
+    assert (registry.undo(1, call), registry.verify(1, call), registry.precheck(1, call)) == (undo, look, None)
+    registry.declare(1, "pay", reversible(other, precheck=look))
+    assert registry.undo(1, call) is undo
+    assert registry.undo(1, invoked(undo=f"{__name__}:other")) is other
+    assert registry.verify(1, call) is look  # what a later declaration leaves out stays
+    assert registry.precheck(1, call) is look
+    assert "is not declared here" in registry.missing(2, call)
+
+
+def test_t3_another_function_than_the_recorded_one_is_refused_with_both_names():
+    """T3: where the name recorded and the name declared differ, nothing is called, and both are named."""
+    registry = Registry({"pay_by_name": reversible(other), "*": reversible(undo, verify=look)})
+    assert registry.undo(1, invoked("pay_by_name")) is other  # nothing was recorded that says otherwise
+    why = registry.missing(1, invoked("pay_by_name", undo="shop:cancel"))
+    assert "shop:cancel" in why
+    assert f"{__name__}:other" in why
+    assert registry.undo(1, invoked("pay_by_name", undo=HERE)) is undo
+    assert (registry.undo(1, invoked("unheard_of")), registry.verify(1, invoked("unheard_of"))) == (undo, look)
+
+
+def test_w1_the_undo_of_another_tool_of_the_same_name_is_never_taken():
+    """W1: what a decorator said elsewhere in the process is no undo of a call that was made without it."""
+    reversible(other)(named("pay_elsewhere"))
+    registry = Registry()
+    assert "wrap the graph" in registry.missing(1, invoked("pay_elsewhere"))
+    assert registry.verify(1, invoked("pay_elsewhere")) is None
+
+
+def test_w3_two_tools_of_one_name_say_nothing_of_a_third():
+    """W3: where decorators of two tools of one name do not agree, a tool known by its name alone is undeclared."""
+
+    def one():
+        def twice_decorated(x): ...
+
+        return twice_decorated
+
+    def another():
+        def twice_decorated(x): ...
+
+        return twice_decorated
+
+    effect("idempotent")(one())
+    effect("idempotent")(another())
+    assert declared_by_name("twice_decorated").kind == "idempotent"
+    effect("irreversible")(one())
+    assert declared_by_name("twice_decorated") is None
+    effect("irreversible")(another())  # as when a cell of a notebook runs again
+    assert declared_by_name("twice_decorated").kind == "irreversible"
+
+
+def test_w1_what_is_missing_is_said():
+    """W1: without an undo function, a path that leads somewhere, or a tool, the text tells what to do next."""
+    registry = Registry()
+    assert "wrap the graph" in registry.missing(1, invoked("nobody"))
+    assert "no.such:thing is not declared here" in registry.missing(1, invoked("nobody", undo="no.such:thing"))
+    registry.declare(1, "nobody", reversible("no.such:thing"))
+    assert "cannot be imported" in registry.missing(1, invoked("nobody", undo="no.such:thing"))
+    with pytest.raises(NotFound, match="ToolNode"):
+        registry.runner(1, invoked())
+    registry.provide(1, "pay", "only its graph can call it")
+    with pytest.raises(NotFound, match="only its graph"):
+        registry.runner(1, invoked())
+    registry.provide(1, "pay", lambda args, _: args["amount"])
+    assert registry.runner(1, invoked())({"amount": 5}, "thread") == 5
+
+
+def test_w1_a_module_that_raises_is_not_found(tmp_path, monkeypatch):
+    """W1: importing a module that was declared may raise anything; a plan goes on and says what is missing."""
+    (tmp_path / "broken_shop.py").write_text("raise RuntimeError('no key')")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry = Registry({"pay": reversible("broken_shop:cancel")})
+    assert "no key" in registry.missing(1, invoked(undo="broken_shop:cancel"))

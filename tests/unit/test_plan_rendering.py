@@ -1,0 +1,267 @@
+"""Plans and reports as text, as HTML and as JSON (W2, W3)."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from markup import HOSTILE, Page, call, luminance
+
+import agentgit
+from agentgit import RollbackPlan, RollbackReport, ToolInvocation
+from agentgit.effects.plan import BLOCK, GONE, KEEP, REDO, REVERSE, SWITCH, WORLD_ONLY, PlanStep
+from agentgit.effects.report import GROUPS, ReportItem
+from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorldDiverged
+from agentgit.render import html
+from agentgit.render.text import STYLES, Span, cells, plain, wrap
+from agentgit.render.views import rollback
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def golden(name: str) -> str:
+    return (GOLDEN / name).read_text(encoding="utf-8").rstrip("\n")
+
+
+CHAIR = call(0, "create_order", "reversible", item="chair", quantity=2)
+TABLE = call(1, "create_order", "reversible", item="table", quantity=1)
+MONEY = call(2, "charge_card", "compensable", amount=80)
+MAIL = call(3, "send_mail", "irreversible", to="you@example.org", text="Dear customer, " + "thank you. " * 20)
+NOTE = call(4, "add_note", "undeclared", text="in a hurry")
+LAMP = call(5, "create_order", "reversible", "reversed", item="lamp", quantity=1)
+HEAVY = call(6, "lift", "reversible", "unknown", item="a safe")
+
+
+def plan(*steps: tuple[str, ...], **more) -> RollbackPlan:
+    made = [PlanStep(**dict(zip(("action", "invocation", "why", "otherwise"), step, strict=False))) for step in steps]
+    known = {"checkpoint_id": 7, "target": "before the table (main#3)", "position": 1, "replayed": [CHAIR]}
+    return RollbackPlan(**(known | more), steps=made)
+
+
+UNKNOWN = "it is unknown whether it happened: it was broken off; look, and tell with repo.resolve()"
+FULL = plan(
+    (BLOCK, HEAVY, UNKNOWN),
+    (KEEP, NOTE, "nothing was declared about this tool; declare its effect and its undo function"),
+    (BLOCK, MAIL, "it cannot be undone"),
+    (REVERSE, MONEY, "its undo makes up for it"),
+    (REVERSE, TABLE, "its undo takes it back"),
+    (GONE, LAMP, "it was reversed since, and going back does not make it again"),
+)
+PARTIAL = RollbackReport(
+    operation_id=240000000000001, status="partial", checkpoint_id=7, branch="main-2",
+    reversed=[ReportItem(invocation=MONEY, reason="its undo makes up for it")],
+    kept=[ReportItem(invocation=NOTE, reason="nothing was declared about this tool")],
+    replayed=[ReportItem(invocation=CHAIR, reason="replayed from the record")],
+    failed=[ReportItem(invocation=TABLE, reason="its undo raised RuntimeError: it does not move")],
+    remaining=[ReportItem(invocation=MAIL, reason="not tried, because an earlier one failed")],
+)  # fmt: skip
+
+
+# -- text
+
+
+@pytest.mark.parametrize(("name", "value"), [("plan", FULL), ("report", PARTIAL)])
+def test_w2_a_plan_and_a_report_read_like_this(name, value):
+    """W2, W3: each effect with its kind and its whole reason, columns aligned, long arguments cut, all counted."""
+    assert str(value) == golden(f"{name}.txt")
+
+
+def test_w2_reasons_are_never_cut():
+    """W2: however narrow the terminal, every word of every reason is there, and no line is wider."""
+    for width in (70, 100, 200):
+        shown = rollback.lines(FULL, width=width)[1:-1]
+        assert max(sum(cells(span.text) for span in line) for line in shown) <= width
+        said = " ".join(line[-1].text for line in shown)
+        for step in FULL.steps:
+            assert step.why in said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (plan(), "There is nothing to reverse."),
+        (plan((REVERSE, TABLE, "")), "1 will be reversed; nothing blocks."),
+        (
+            plan((REVERSE, TABLE, ""), (REDO, LAMP, ""), kind=SWITCH),
+            "1 will be reversed, 1 runs again; nothing blocks.",
+        ),
+        (plan((KEEP, NOTE, ""), (GONE, LAMP, ""), (GONE, LAMP, "")), "1 stays, 2 are gone; nothing blocks."),
+        (plan((BLOCK, MAIL, "")), "1 blocks, so nothing is done. With force: 1 stays."),
+        (
+            plan((BLOCK, MAIL, ""), (BLOCK, LAMP, "", GONE)),
+            "2 block, so nothing is done. With force: 1 stays, 1 is gone.",
+        ),
+        (FULL, "2 block, so nothing is done. With force: 2 will be reversed, 3 stay, 1 is gone."),
+        (PARTIAL, "1 reversed, 1 kept, 1 failed, 1 not tried. Finish with repo.resume(240000000000001)."),
+    ],
+)
+def test_w2_the_last_line_counts_what_would_be_done(value, said):
+    """W2: one sentence says how many of each there are, and what force would make of what blocks."""
+    assert value.summary == said
+    assert str(value).endswith(said)
+
+
+def test_w5_each_kind_of_plan_and_report_says_what_it_is():
+    """W5, W8: a switch and a rollback of the world alone are not called a rollback."""
+    assert (
+        plan(kind=SWITCH, target="branch main").heading
+        == "Switch to branch main: the world is brought to its 1 tool call."
+    )
+    assert "the conversation stays as it is" in plan(kind=WORLD_ONLY).heading
+    done = {"operation_id": 1, "status": "done", "checkpoint_id": 1, "branch": "main"}
+    assert str(RollbackReport(**done, kind="switch")) == "Switch done: branch main.\nThe world was left as it is."
+    assert (
+        RollbackReport(**done, kind="world_only").heading == "Rollback of the world done: branch main stays as it is."
+    )
+    assert RollbackReport(**done, kind="fork").heading.startswith("Fork done: branch main")
+
+
+def test_hostile_text_in_a_plan_reaches_no_terminal():
+    """Names and arguments that a model made up are neither obeyed nor spread over lines."""
+    wild = call(1, HOSTILE, HOSTILE, item=HOSTILE, **{HOSTILE: 1})
+    drawn = str(plan((KEEP, wild, HOSTILE), target=HOSTILE))
+    assert "\x1b" not in drawn
+    assert "\u202e" not in drawn
+    assert "\r" not in drawn
+    assert drawn.splitlines()[-1] == "1 stays; nothing blocks."
+
+
+def test_a_call_is_named_in_one_short_line():
+    """However much an argument holds, the name of a call stays short, and the whole is in its fields."""
+    long = call(1, "write", "undeclared", text="x" * 10**6, lines=["y" * 1000] * 1000)
+    assert len(str(long)) < 400
+    assert str(long).startswith("write(text='xxxx")
+    assert len(long.args["text"]) == 10**6
+
+
+def test_wrapping_breaks_between_words_and_counts_cells():
+    """A text is broken where it can be, a word that is too long is broken too, and wide characters take two."""
+    assert wrap("", 5) == [""]
+    assert wrap("one two three", 7) == ["one two", "three"]
+    assert wrap("日本語 abcdefghij", 5) == ["日本", "語", "abcde", "fghij"]
+    assert all(cells(line) <= 9 for line in wrap(HOSTILE, 9))
+
+
+# -- HTML
+
+
+def test_w2_a_plan_in_a_notebook_is_a_table():
+    """W2: the table has every step with its why, and survives in an untrusted notebook."""
+    assert FULL._repr_html_() == golden("plan.html")
+    page = Page(FULL._repr_html_())
+    assert page.open == []
+    assert set(page.tags) <= {
+        "div",
+        "p",
+        "b",
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "span",
+        "code",
+        "details",
+        "summary",
+    }
+    assert page.attributes == {"style"}
+    for step in FULL.steps:
+        assert step.why in page.text
+    assert "thank you. " * 20 in page.text  # unfolded, the whole of what is shortened
+
+
+def test_hostile_text_is_only_text_on_a_page():
+    """Names, arguments and reasons cannot open a tag, leave an attribute, or turn the reading direction."""
+    wild = call(1, HOSTILE, HOSTILE, item=HOSTILE, **{HOSTILE: 1})
+    value = plan((KEEP, wild, HOSTILE), target=HOSTILE, replayed=[wild])
+    report = RollbackReport(
+        operation_id=1,
+        status="done",
+        checkpoint_id=1,
+        branch=HOSTILE,
+        kept=[ReportItem(invocation=wild, reason=HOSTILE)],
+    )
+    for drawn in (value._repr_html_(), report._repr_html_(), html.pre([(Span(HOSTILE, "bad"),)])):
+        page = Page(drawn)
+        assert page.open == []
+        assert not {"script", "img"} & set(page.tags)
+        assert page.attributes <= {"style"}
+        assert "<script>" in page.text
+    assert "\u202e" not in value._repr_html_()
+
+
+def test_a_notebook_gets_text_and_html():
+    """Both kinds of repr agree; below its picture a tree is shown as it is printed."""
+    for value in (FULL, PARTIAL, agentgit.open(":memory:").session("s", create=True) and tree()):
+        assert value._repr_mimebundle_() == {"text/plain": str(value), "text/html": value._repr_html_()}
+    assert Page(tree()._repr_html_()).text == f"as text{tree()}"
+
+
+def tree():
+    from agentgit.sessions.tree import Branch, Point, Tree
+
+    main = Branch(id=1, name="main <b>", is_current=True, points=[Point(id=5, number=1, name="start")])
+    return Tree(session_name="s", roots=[main])
+
+
+def test_failures_show_the_plan_or_the_report_that_they_carry():
+    """W2: a failure that is looked at in a notebook has its plan with it."""
+    for error in (
+        RollbackBlocked("<no>", FULL),
+        WorldDiverged("<no>", FULL),
+        RollbackIncomplete("<no>", operation=1, report=PARTIAL),
+    ):
+        page = Page(error._repr_html_())
+        assert page.text.startswith(f"{type(error).__name__}: <no>")
+        assert "table" in page.tags
+
+
+@pytest.mark.parametrize("background", ["#ffffff", "#111111"])
+def test_colours_can_be_read_on_light_and_on_dark(background):
+    """The colours have a contrast of at least 4:1 on white and on the dark of JupyterLab."""
+    assert set(html.COLOURS) <= set(STYLES)
+    for colour in html.COLOURS.values():
+        light, dark = sorted((luminance(colour), luminance(background)), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4
+
+
+# -- JSON
+
+
+@pytest.mark.parametrize("value", [FULL, PARTIAL, plan(), plan(kind=SWITCH)], ids=["plan", "report", "empty", "switch"])
+def test_w2_a_plan_and_a_report_come_back_from_json(value):
+    """W2: kept in a file, they can be read again, and are equal to what was written."""
+    again = type(value).from_dict(json.loads(json.dumps(value.to_dict())))
+    assert again == value
+    assert str(again) == str(value)
+
+
+def test_a_plan_says_to_programs_whether_it_can_be_done():
+    """W2: a program need not know what blocks."""
+    assert FULL.to_dict()["is_admissible"] is False
+    assert plan().to_dict()["is_admissible"] is True
+    assert [group for group in PARTIAL.to_dict() if group in GROUPS] == list(GROUPS)
+
+
+@pytest.mark.parametrize("data", [{}, [], "plan", {"steps": 1}, {**FULL.to_dict(), "steps": [{"action": "keep"}]}])
+def test_what_is_no_plan_is_refused(data):
+    """Bad input: other data is no plan and no report, and the failure says so."""
+    with pytest.raises(InvalidInput, match="This is no plan"):
+        RollbackPlan.from_dict(data)
+    with pytest.raises(InvalidInput, match="This is no report"):
+        RollbackReport.from_dict(data)
+
+
+def test_what_is_no_invocation_is_refused():
+    """Bad input: a time that is none, a field that there is not."""
+    for wrong in ({"started_at": "yesterday"}, {"colour": "red"}, {"id": 1}):
+        with pytest.raises(InvalidInput, match="This is no tool invocation"):
+            ToolInvocation.from_dict({**wrong})
+
+
+def test_every_style_of_a_plan_is_known():
+    """A face has a colour for each style that is used."""
+    for value in (FULL, PARTIAL):
+        assert {span.style for line in rollback.lines(value) for span in line} <= set(STYLES)
+    assert plain(rollback.lines(FULL)) == re.sub(r" +$", "", str(FULL), flags=re.M)

@@ -1,0 +1,167 @@
+"""The plan of a rollback: pure, decided from records alone (row W2, W3)."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from agentgit import ToolInvocation, compensable, reversible
+from agentgit.effects import Effect, effect
+from agentgit.effects.effects import declared_on, resolve, takes_invocation
+from agentgit.effects.plan import make_plan
+from agentgit.errors import InvalidInput, NotFound
+
+
+def call(id: int, effect: str, status: str = "done", **more) -> ToolInvocation:
+    return ToolInvocation(
+        id=id, internal_session_id=1, position=id, tool_name=f"tool{id}", effect=effect, status=status,
+        started_at=datetime(2026, 1, 1, tzinfo=UTC), **more,
+    )  # fmt: skip
+
+
+def decide(*later: ToolInvocation, tools: str = "reverse", missing: str | None = None):
+    return make_plan(checkpoint_id=1, target="main#1", position=0, later=later, can_undo=lambda _: missing, tools=tools)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "action"),
+    [
+        ("reversible", "done", "reverse"),
+        ("compensable", "done", "reverse"),
+        ("reversible", "reverse_failed", "reverse"),
+        ("reversible", "failed", "keep"),
+        ("reversible", "unknown", "block"),
+        ("reversible", "intended", "block"),
+        ("reversible", "reverse_unknown", "block"),
+        ("reversible", "reversing", "block"),
+        ("irreversible", "done", "block"),
+        ("irreversible", "unknown", "block"),
+        ("irreversible", "failed", "keep"),
+        ("idempotent", "done", "keep"),
+        ("undeclared", "done", "keep"),
+        ("undeclared", "unknown", "keep"),
+        ("undeclared", "failed", "keep"),
+    ],
+)
+def test_w3_each_effect_has_its_action(kind, status, action):
+    """W3: what is done about an effect follows from its declaration and its status, and always says why."""
+    (step,) = decide(call(1, kind, status)).steps
+    assert step.action == action
+    assert step.why
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [("read_only", "done"), ("reversible", "reversed"), ("reversible", "paused")]
+)
+def test_w3_what_left_nothing_in_the_world_is_no_step(kind, status):
+    """W3: a read, a reversed effect and a paused call need nothing."""
+    assert decide(call(1, kind, status)).steps == []
+
+
+def test_w2_steps_keep_the_world_order():
+    """W2: effects are reversed newest first, in the order in which they are given."""
+    plan = decide(call(3, "reversible"), call(2, "undeclared"), call(1, "compensable"))
+    assert [step.invocation.id for step in plan.steps] == [3, 2, 1]
+    assert [step.invocation.id for step in plan.reversals] == [3, 1]
+    assert plan.is_admissible
+
+
+def test_w2_a_missing_undo_function_blocks_and_says_what_is_missing():
+    """W2: a reversible effect whose undo is not at hand is not silently kept."""
+    plan = decide(call(1, "reversible"), missing="wrap the graph with effects=")
+    assert not plan.is_admissible
+    assert plan.blockers[0].why == "wrap the graph with effects="
+
+
+def test_w2_force_keeps_what_stands_in_the_way():
+    """W2: a forced plan reverses the same effects and keeps the blockers, saying so."""
+    plan = decide(call(2, "irreversible"), call(1, "reversible")).forced()
+    assert plan.is_admissible
+    assert plan.kept[0].why.startswith("forced: ")
+    assert len(plan.reversals) == 1
+
+
+def test_w2_keep_leaves_the_world_alone_and_require_clean_refuses():
+    """W2: the two other modes never reverse."""
+    kept = decide(call(2, "irreversible"), call(1, "reversible"), tools="keep")
+    assert [s.action for s in kept.steps] == ["keep", "keep"]
+    clean = decide(call(1, "reversible"), tools="require_clean")
+    assert not clean.is_admissible
+
+
+def test_w2_a_plan_reads_as_text_and_as_data():
+    """W2: a person and a program can both read a plan."""
+    plan = decide(call(1, "reversible", args={"n": 2}))
+    assert str(plan) == (
+        "Rollback to main#1: a new branch that begins with 0 tool calls.\n"
+        "  reverse  tool1(n=2)  reversible  its undo takes it back\n"
+        "1 will be reversed; nothing blocks."
+    )  # fmt: skip
+    assert plan.to_dict()["steps"][0]["invocation"]["args"] == {"n": 2}
+    assert "nothing to reverse" in str(decide())
+
+
+def undo_in_module(args, result): ...
+
+
+def test_t3_effects_know_the_names_of_their_functions():
+    """T3: a call records the qualified name of its undo, a local function's too; nothing is found by it alone."""
+
+    def local(args, result): ...
+
+    assert reversible(undo_in_module).undo_path == f"{__name__}:undo_in_module"
+    assert reversible(local).undo_path == f"{__name__}:{local.__qualname__}"
+    assert reversible("pkg.mod:f").undo_path == "pkg.mod:f"
+    assert resolve(f"{__name__}:undo_in_module") is undo_in_module
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Effect("harmless"),
+        lambda: Effect("reversible"),
+        lambda: Effect("read_only", undo_in_module),
+        lambda: resolve("no-colon"),
+        lambda: resolve("a.b:<locals>.f"),
+        lambda: resolve("agentgit:__version__"),
+    ],
+)
+def test_effects_refuse_what_makes_no_sense(make):
+    """Bad input: a wrong declaration fails where it is written."""
+    with pytest.raises(InvalidInput):
+        make()
+
+
+def test_a_missing_undo_module_is_not_found():
+    """Bad input: a path to nothing names the path."""
+    with pytest.raises(NotFound, match=r"no\.such:thing"):
+        resolve("no.such:thing")
+
+
+def test_effects_are_decorators_too():
+    """W3: a tool can carry its own declaration, whether it is a function or a LangChain tool."""
+    from langchain_core.tools import tool
+
+    @effect("irreversible")
+    @tool
+    def send(to: str) -> str:
+        """Send."""
+        return to
+
+    @tool
+    @compensable(undo_in_module)
+    def pay(amount: int) -> int:
+        """Pay."""
+        return amount
+
+    assert declared_on(send).kind == "irreversible"
+    assert declared_on(pay).undo is undo_in_module
+    assert declared_on(undo_in_module) is None
+
+
+def test_undo_functions_may_take_the_invocation():
+    """W1: a third parameter gets the invocation."""
+    assert takes_invocation(lambda args, result, invocation: None)
+    assert takes_invocation(lambda args, result, invocation=None: None)
+    assert not takes_invocation(lambda args, result, dry_run=False: None)
+    assert not takes_invocation(lambda *everything: None)  # most often a decorator around a function of two
+    assert not takes_invocation(undo_in_module)
