@@ -22,8 +22,7 @@ from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.threads.graph_store import GraphKey
 from agentgit.store.transfer.export import Cut, export
 from agentgit.store.transfer.import_ import check
-from agentgit.store.transfer.lines import Sealer
-from agentgit.store.transfer.progress import watched
+from agentgit.store.transfer.lines import Sealer, watched
 from agentgit.store.transfer.records import COUNTED, FORMAT, HEADER
 from agentgit.store.transfer.summary import Carried
 from agentgit.store.transfer.trajectory import steps

@@ -19,7 +19,7 @@ from agentgit.rollback.workspace_adapter import attached
 from agentgit.sessions.reports import OnProgress
 from agentgit.store.transfer.file_trees import NOT_WANTED
 from agentgit.store.transfer.import_ import Import, check
-from agentgit.store.transfer.progress import watched
+from agentgit.store.transfer.lines import watched
 from agentgit.store.transfer.summary import Carried
 from agentgit.workspace.api import Workspace
 from agentgit.workspace.snapshot_import import Incoming

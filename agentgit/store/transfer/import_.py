@@ -28,11 +28,10 @@ from agentgit.store.sql.tables import (
     WORLD_LOG,
 )
 from agentgit.store.store import Store
-from agentgit.store.transfer.export_values import AT_ONCE
+from agentgit.store.transfer.export_states import AT_ONCE
 from agentgit.store.transfer.file_trees import Keeps
 from agentgit.store.transfer.import_check import Checker
-from agentgit.store.transfer.import_rows import ImportedRows, new_ids
-from agentgit.store.transfer.import_values import ListItems
+from agentgit.store.transfer.import_rows import ImportedRows, ListItems, new_ids
 from agentgit.store.transfer.lines import LineReader, damaged, read
 from agentgit.store.transfer.records import checked, require_header
 
