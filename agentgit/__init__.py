@@ -31,7 +31,7 @@ from agentgit.version import VERSION
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
-    from agentgit.agents.tools import NotDone
+    from agentgit.agents.not_done import NotDone
     from agentgit.handles.session import Session
     from agentgit.repository import Repository, open
     from agentgit.saver.saver import SQLModelSaver
@@ -86,7 +86,7 @@ __all__ = [
 _LATE = {
     "Environment": "agentgit.workspace.values",
     "Event": "agentgit.sessions.events",
-    "NotDone": "agentgit.agents.tools",
+    "NotDone": "agentgit.agents.not_done",
     "Repository": "agentgit.repository",
     "RollbackAgent": "agentgit.agents.agent",
     "SQLModelSaver": "agentgit.saver.saver",

@@ -78,9 +78,9 @@ class _Late:
     def __get__(self, value: object, kind: type[Shown]) -> Drawing:
         importlib.import_module("agentgit.render.display")
         found = next(vars(one)["drawing"] for one in kind.__mro__ if "drawing" in vars(one))
-        if found is self:
+        if not isinstance(found, Drawing):
             raise AttributeError(f"{kind.__name__} has no drawing; agentgit.render.display is to give it one")
-        return cast("Drawing", found)
+        return found
 
 
 class Shown:
@@ -242,7 +242,8 @@ def from_json(data: bytes) -> Any:
 
 def as_object(data: bytes | None) -> dict[str, Any]:
     """Read a JSON object; nothing stored is the empty one."""
-    return cast("dict[str, Any]", from_json(data)) if data else {}
+    found: dict[str, Any] = from_json(data) if data else {}
+    return found
 
 
 OBEYED = ("Cc", "Cf", "Cs", "Zl", "Zp")

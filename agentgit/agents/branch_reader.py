@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from langchain_core.messages import BaseMessage
 
@@ -70,7 +70,8 @@ class BranchReader(BranchRunner):
     @property
     def state(self) -> dict[str, Any]:
         """The newest values of the graph's state, as live objects."""
-        return cast("dict[str, Any]", self.get_state().values)
+        values: dict[str, Any] = self.get_state().values
+        return values
 
     @property
     def report(self) -> RollbackReport | None:
@@ -92,7 +93,8 @@ class BranchReader(BranchRunner):
             at = graphs.newest(connection, self._branch.thread_id)
             hashes = graphs.message_hashes(connection, at) if at is not None else ()
             leaves = graphs.content.blobs.get_many(connection, hashes)
-        return cast("list[BaseMessage]", self._branch.saver.codec.decode([leaves[key] for key in hashes]))
+        found: list[BaseMessage] = self._branch.saver.codec.decode([leaves[key] for key in hashes])
+        return found
 
     def history(self) -> list[dict[str, Any]]:
         """List the conversation as dicts with `role`, `content`, `id`, `tool_calls`, `tool_call_id`, oldest first."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
@@ -22,7 +21,7 @@ from agentgit.agents.instrumentation import captured
 from agentgit.agents.isolation import alone, by_itself, require_apart
 from agentgit.agents.node_caches import BranchCache, hidden_cache
 from agentgit.agents.turn.checkpoint_buffer import Settling
-from agentgit.agents.turn.turn import Turn
+from agentgit.agents.turn.turn import BeginningTurn, Turn
 from agentgit.async_api import LOOP, async_twin
 from agentgit.errors import AgentGitError, BranchMoved, InvalidInput
 from agentgit.handles.context import Context
@@ -189,7 +188,7 @@ class BranchRunner(Runnable[Any, Any]):
     ) -> AsyncIterator[tuple[Any, RunnableConfig]]:
         await self._closing()
         LOOP.set(asyncio.get_running_loop())  # where async callbacks are called, of whatever this turn does
-        taking = _Taking(self)
+        taking = BeginningTurn(self._begin, self._end)
         self._beginning = asyncio.ensure_future(asyncio.to_thread(taking.begin, value, config, traced))
         try:
             turn, filled = await asyncio.shield(self._beginning)
@@ -279,7 +278,9 @@ class BranchRunner(Runnable[Any, Any]):
             with by_itself(), self._current():
                 return await self._runs.ainvoke(value, filled, **self._durable(kwargs, is_async=True))
 
-    async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+    async def astream(
+        self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
         """Run one turn, as the graph's `astream`."""
         async with (
             self._ataken(input, config) as (value, filled),
@@ -416,38 +417,6 @@ class BranchRunner(Runnable[Any, Any]):
 
     aupdate_state = async_twin(update_state, first=_closing)
     abulk_update_state = async_twin(bulk_update_state, first=_closing)
-
-
-class _Taking:
-    """Takes the branch in a thread, and gives it back if nobody wants the turn any more.
-
-    That is not left to the event loop: it may end, or stand still, before the thread has come so far.
-
-    Args:
-        runs: The runner of the branch.
-    """
-
-    def __init__(self, runs: BranchRunner) -> None:
-        self._runs = runs
-        self._lock = threading.Lock()
-        self._turn: Turn | None = None
-        self._is_left = False
-
-    def begin(self, value: Any, config: RunnableConfig | None, traced: Traced) -> tuple[Turn, RunnableConfig]:
-        """Begin a turn, in a thread."""
-        begun = self._runs._begin(value, config, traced)
-        with self._lock:
-            self._turn, is_left = begun[0], self._is_left
-        if is_left:
-            self._runs._end(begun[0], completed=False)
-        return begun
-
-    def leave(self) -> None:
-        """Want the turn no more; who comes second gives the branch back."""
-        with self._lock:
-            self._is_left, turn = True, self._turn
-        if turn is not None:
-            self._runs._end(turn, completed=False)
 
 
 def _frames_of_ours() -> int:

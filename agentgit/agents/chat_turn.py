@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langgraph.types import Command, StateSnapshot
@@ -103,8 +103,7 @@ async def _pieces(agent: RollbackAgent, value: Any, before: StateSnapshot) -> Pi
     # Asynchronous, so that a turn can be broken off while a node of it waits, and graphs of coroutines run too.
     reader = _Reader({message.id for message in _messages(before)})
     try:
-        stream = cast("AsyncGenerator[Any, None]", agent.astream(value, stream_mode="messages"))
-        async with aclosing(stream):
+        async with aclosing(agent.astream(value, stream_mode="messages")) as stream:
             async for message, _ in stream:
                 for piece in reader.read(message):
                     yield piece

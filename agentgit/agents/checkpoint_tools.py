@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 from langchain_core.runnables import RunnableConfig
@@ -47,7 +47,8 @@ def _recorder(config: RunnableConfig) -> Recorder | None:
 def _run_id() -> UUID:
     """Return the id of the run of the tool that this code is inside of."""
     manager: Any = (var_child_runnable_config.get() or {}).get("callbacks")
-    return cast(UUID, manager.parent_run_id)
+    run_id: UUID = manager.parent_run_id
+    return run_id
 
 
 def checkpoint_tools(bound: Session, branch_id: int) -> list[BaseTool]:

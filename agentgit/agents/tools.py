@@ -1,4 +1,4 @@
-"""A graph's tools: what they declare of themselves, defaults of their arguments, calling one again, and `NotDone`."""
+"""A graph's tools: what they declare of themselves, defaults of their arguments, and how to call one again."""
 
 from __future__ import annotations
 
@@ -10,50 +10,20 @@ from typing import Any
 from uuid import uuid4
 
 from langchain_core.runnables import RunnableConfig
-from langchain_core.tools import BaseTool, InjectedToolCallId, ToolException
+from langchain_core.tools import BaseTool, InjectedToolCallId
 from langgraph.errors import ParentCommand
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from agentgit.agents.isolation import by_itself
+from agentgit.agents.not_done import NotDone
 from agentgit.agents.turn.recorded_results import as_recorded, handed_over
 from agentgit.agents.turn.tool_hook import telling
 from agentgit.effects.declarations import ALL, default, hints_in, stricter
 from agentgit.effects.effects import Effect, declared_on, require_function, resolve
 from agentgit.effects.registry import Run
-from agentgit.effects.results import NothingDone
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.values import told
-
-
-class NotDone(NothingDone, ToolException):
-    """Raise this in a tool to report an error and say that the call did nothing in the world.
-
-    Any other error leaves it open whether the call acted before it raised, and a compensable or irreversible call is
-    `unknown` then. A call that raises `NotDone` is `failed`: it does not block a rollback, and it may be made again.
-
-    It is a LangChain `ToolException`, so the model sees it as any error of a tool: through `handle_tool_error=True` on
-    the tool, or through the error handling of its `ToolNode`.
-
-    It speaks only for the tool that raises it. If a tool calls another one and lets its `NotDone` pass, nothing is said
-    about the outer call; catch it there and raise a new one.
-
-    Args:
-        *args: The message, as for any exception.
-
-    Example:
-        >>> from langchain_core.tools import tool
-        >>> @tool
-        ... def pay(euros: int) -> str:
-        ...     "Pay."
-        ...     if euros > 100:
-        ...         raise NotDone("the card was declined")
-        ...     return "paid"
-        >>> pay.invoke({"euros": 500})
-        Traceback (most recent call last):
-        agentgit.agents.tools.NotDone: the card was declined
-    """
-
 
 Args = Mapping[str, Any]
 Form = Callable[[Args], Args]

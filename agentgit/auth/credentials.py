@@ -1,4 +1,9 @@
-"""Credentials: passwords, tokens of devices, API keys, and JSON Web Tokens."""
+"""Credentials: passwords, tokens of devices, API keys, and JSON Web Tokens.
+
+Tokens of devices: where somebody has logged in before, the wrong passwords of others do not keep them out. Nothing is
+stored: a token is signed with the hash of the password, so a new password ends all of them (OWASP calls them device
+cookies). It lets nobody in; it only has attempts counted apart.
+"""
 
 from __future__ import annotations
 

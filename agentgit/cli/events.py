@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +24,7 @@ from agentgit.render.views import events as drawn
 
 if TYPE_CHECKING:
     from agentgit.sessions.events import Event
+    from agentgit.sessions.webhooks import Delivered
 
 Kinds = Annotated[
     list[str] | None,
@@ -110,6 +112,10 @@ def _until_stopped() -> Iterator[None]:
 
 def _one(event: Event, as_json: bool) -> None:
     _line(as_json, event.to_dict, lambda width: drawn.event_lines([event], width=width, zone=None))
+
+
+def _delivered(found: Delivered, width: int) -> list[Line]:
+    return drawn.delivered_lines(found)
 
 
 def _line(as_json: bool, data: Callable[[], Any], lines: Callable[[int], list[Line]]) -> None:
@@ -261,6 +267,6 @@ def deliver(follow: Follow = False, db: Where = None, as_json: AsJson = False) -
             return
         while True:
             if found.sent or found.failed or found.dead:
-                _line(as_json, found.to_dict, lambda _, found=found: drawn.delivered_lines(found))  # type: ignore[misc]
+                _line(as_json, found.to_dict, partial(_delivered, found))
             time.sleep(SECONDS)
             found = repo.webhooks.deliver()

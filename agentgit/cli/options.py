@@ -1,4 +1,7 @@
-"""The options that commands share, the help that groups commands by task, and how a command opens a database."""
+"""The options that commands share, the help that groups commands by task, and how a command opens a database.
+
+Nothing heavy is imported before a command runs, so that `agentgit --help` answers at once.
+"""
 
 from __future__ import annotations
 

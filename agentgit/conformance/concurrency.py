@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from threading import Barrier
 
 from sqlalchemy import Connection
@@ -206,7 +207,7 @@ def no_checkpoint_is_lost(trial: Trial) -> None:
         for n in range(EACH):
             label = Label(kind="named", user_id=repo.user.id, name=f"{number}-{n}")
             store = repo.context.store
-            store.database.write(lambda c, said=label, store=store: store.checkpoints.add(c, branch_id, NOTHING, said))  # type: ignore[misc]
+            store.database.write(partial(store.checkpoints.add, branch_id=branch_id, snapshot=NOTHING, label=label))
 
     _at_once(trial, make)
     store = trial.another().context.store
@@ -230,7 +231,7 @@ def no_fact_is_lost(trial: Trial) -> None:
         for n in range(EACH):
             facts = {f"{number}-{n}": n}
             store = repo.context.store
-            store.database.write(lambda c, facts=facts, store=store: store.sessions.note(c, branch_id, facts))  # type: ignore[misc]
+            store.database.write(partial(store.sessions.note, branch_id=branch_id, facts=facts))
 
     _at_once(trial, change)
     store = trial.another().context.store

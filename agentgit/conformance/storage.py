@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, UniqueConstraint, func, insert, inspect, select, update
@@ -93,13 +94,17 @@ def _thread(row: Any) -> dict[str, str]:
     return {"thread_id": f"{row.thread_id}-theirs"} if "thread_id" in row._fields else {}
 
 
+def _run(statement: str, connection: Connection) -> None:
+    connection.exec_driver_sql(statement)
+
+
 def keeps_the_trail(trial: Trial) -> None:
     """Rows of the audit trail can be neither changed nor deleted."""
     trial.branch()
     write = trial.repo.context.store.database.write
     for statement in ("UPDATE audit_event SET kind = 'x'", "DELETE FROM audit_event"):
         refused(
-            lambda said=statement: write(lambda c: c.exec_driver_sql(said)),  # type: ignore[misc]  # bound now
+            partial(write, partial(_run, statement)),
             NotAllowed,
             "The audit trail can be changed.",
         )
@@ -177,8 +182,8 @@ def are_stored_once(trial: Trial) -> None:
     value = leaf("bytes", trial.name.encode() + bytes(range(256)) * (HUGE // 256))
     for repo in (trial.repo, trial.another()):
         for _ in range(2):
-            store = repo.context.store
-            store.database.write(lambda c, s=store: s.graphs.content.blobs.put_many(c, [value]))  # type: ignore[misc]
+            blobs = repo.context.store.graphs.content.blobs
+            repo.context.store.database.write(partial(blobs.put_many, leaves=[value]))
     store = trial.another().context.store
     with store.database.reading() as connection:
         rows = connection.execute(select(func.count()).where(BLOB.c.hash == value.hash)).scalar_one()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from agentgit.conformance.rules import Rule, Trial, expect, refused
 from agentgit.errors import NotAllowed, NotFound
 from agentgit.repository import Repository
@@ -21,7 +23,7 @@ def see_only_their_own(trial: Trial) -> None:
     session = owner.session(trial.name)
     expect(session.id not in {one.id for one in other.sessions()}, "Another user's session is listed.")
     for ref in (trial.name, session.id, f"{owner.user.name}/{trial.name}"):
-        refused(lambda ref=ref: other.session(ref), NotFound, "Another user's session was found.")  # type: ignore[misc]  # bound now
+        refused(partial(other.session, ref), NotFound, "Another user's session was found.")
 
 
 def may_have_the_same_names(trial: Trial) -> None:

@@ -28,7 +28,7 @@ from agentgit.demo.shop import CATALOGUE, EFFECTS, cancel_order, open_shop, orde
 from agentgit.errors import InvalidInput, RollbackBlocked
 from agentgit.render.views.tree import draw
 from agentgit.repository import DEFAULT, ENVIRONMENT, Repository
-from agentgit.store.database import parse_url
+from agentgit.store.sql.url import parse_url
 
 __all__ = [
     "EFFECTS",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from sqlalchemy import Connection
 
@@ -22,8 +22,7 @@ from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.threads.graph_store import GraphKey
 from agentgit.store.transfer.export import Cut, export
 from agentgit.store.transfer.import_ import check
-from agentgit.store.transfer.lines import Sealer
-from agentgit.store.transfer.progress import watched
+from agentgit.store.transfer.lines import Sealer, watched
 from agentgit.store.transfer.records import COUNTED, FORMAT, HEADER
 from agentgit.store.transfer.summary import Carried
 from agentgit.store.transfer.trajectory import steps
@@ -36,7 +35,7 @@ class Exporter(SessionAccess):
 
     def export(
         self,
-        path: str | Path | BinaryIO,
+        path: str | Path | IO[bytes],
         branch: BranchRef,
         checkpoint: CheckpointRef | None,
         *,
@@ -59,7 +58,7 @@ class Exporter(SessionAccess):
         )
 
     def _write(
-        self, file: BinaryIO, branch: BranchRef, checkpoint: CheckpointRef | None, *, files: bool
+        self, file: IO[bytes], branch: BranchRef, checkpoint: CheckpointRef | None, *, files: bool
     ) -> dict[str, Any]:
         sealer, counts = Sealer(), Counter[str]()
 
@@ -142,7 +141,7 @@ class Exporter(SessionAccess):
 
 
 @contextmanager
-def _target(path: str | Path | BinaryIO) -> Iterator[BinaryIO]:
+def _target(path: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
     """Open the target of a write; a file appears only when it is complete."""
     if not isinstance(path, (str, Path)):
         yield path
@@ -152,7 +151,7 @@ def _target(path: str | Path | BinaryIO) -> Iterator[BinaryIO]:
         with tempfile.NamedTemporaryFile(dir=place.parent, prefix=f".{place.name}.", delete=False) as file:
             part = Path(file.name)
             try:
-                yield file  # type: ignore[misc]  # it is a binary file
+                yield file
                 file.flush()
                 part.replace(place)
             finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from sqlalchemy import Connection
 
@@ -369,7 +369,7 @@ class SessionReader:
 
     def export(
         self,
-        path: str | Path | BinaryIO,
+        path: str | Path | IO[bytes],
         *,
         branch: BranchRef = None,
         checkpoint: CheckpointRef | None = None,

@@ -1,4 +1,9 @@
-"""The tools that only look: lists, trees, diffs, search, and plans with the codes that confirm them."""
+"""The tools that only look: lists, trees, diffs, search, and plans with the codes that confirm them.
+
+The codes that a plan gives: who shows one has seen exactly what would be done, and nothing has changed since. A code
+is a hash of the plan, and of the newest operation of the session: once it was used, it names what was done, and never
+lets the same be done a second time.
+"""
 
 from __future__ import annotations
 

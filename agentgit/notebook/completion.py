@@ -36,7 +36,8 @@ def complete(names: Names, text: str) -> tuple[str, list[str]] | None:
     if written is None:
         return None
     magic, line = written.groups()
-    begun = _LAST.search(line)[0]  # type: ignore[index]  # the empty word is found at the end
+    last = _LAST.search(line)  # the empty word is found at the end
+    begun = last[0] if last is not None else ""
     before = line.removesuffix(begun)
     try:
         found = list(_offered(names, magic, split(before)))

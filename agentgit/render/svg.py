@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from agentgit.effects.invocation import MARKS
 from agentgit.render.html import escape, fold, pre
-from agentgit.render.layout import branch_name, is_named, title_of
-from agentgit.render.picture import LINE, Lane, Picture, PlacedPoint, across, picture
+from agentgit.render.layout import LINE, Lane, Picture, PlacedPoint, across, branch_name, is_named, picture, title_of
 from agentgit.render.text import cells, clean, clock, count, cut
 from agentgit.render.views.tree import lines as text_lines
 from agentgit.sessions.session import OPEN

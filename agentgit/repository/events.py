@@ -146,11 +146,7 @@ class Events:
         given: dict[int, int] = {}
         newest = at = start
         while True:
-            page = self.context.read(
-                lambda c, at=at: self.context.store.trail.read(  # type: ignore[misc]
-                    c, self._whose(c, session_id), after=at, kinds=kinds, since=since, limit=PAGE
-                )
-            )
+            page = self._page(session_id, after=at, kinds=kinds, since=since)
             for event in page:
                 at = event.id
                 place = event.session_id or NOWHERE
@@ -166,6 +162,14 @@ class Events:
             if session_id is None:  # back from now, if the newest is of a process whose clock is ahead
                 at = max(start, min(newest, new_id()) - (SLOW_SECONDS * 1000 << COUNTER_BITS))
             time.sleep(poll)
+
+    def _page(
+        self, session_id: int | None, *, after: int, kinds: frozenset[str], since: datetime | None
+    ) -> Sequence[Event]:
+        trail = self.context.store.trail
+        return self.context.read(
+            lambda c: trail.read(c, self._whose(c, session_id), after=after, kinds=kinds, since=since, limit=PAGE)
+        )
 
     def newest(
         self,

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from sqlalchemy import Connection
 
@@ -375,7 +375,7 @@ class Repository:
 
     def import_(
         self,
-        path: str | Path | BinaryIO,
+        path: str | Path | IO[bytes],
         *,
         session: str | None = None,
         workspace: str | Path | Workspace | None = None,

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from agentgit.auth.principal import WRITE
 from agentgit.effects.files import IMPORTED, FilesAt
@@ -19,7 +19,7 @@ from agentgit.rollback.workspace_adapter import attached
 from agentgit.sessions.reports import OnProgress
 from agentgit.store.transfer.file_trees import NOT_WANTED
 from agentgit.store.transfer.import_ import Import, check
-from agentgit.store.transfer.progress import watched
+from agentgit.store.transfer.lines import watched
 from agentgit.store.transfer.summary import Carried
 from agentgit.workspace.api import Workspace
 from agentgit.workspace.snapshot_import import Incoming
@@ -40,7 +40,7 @@ class Importer:
 
     def import_(
         self,
-        path: str | Path | BinaryIO,
+        path: str | Path | IO[bytes],
         session: str | None,
         workspace: str | Path | Workspace | None,
         progress: OnProgress | None,
@@ -96,7 +96,7 @@ def require_files(workspace: str | Path | Workspace | None) -> None:
 
 
 @contextmanager
-def _told(path: str | Path | BinaryIO) -> Iterator[None]:
+def _told(path: str | Path | IO[bytes]) -> Iterator[None]:
     """Name the file in the error if reading fails on the way."""
     try:
         yield
@@ -106,7 +106,7 @@ def _told(path: str | Path | BinaryIO) -> Iterator[None]:
 
 
 @contextmanager
-def _source(path: str | Path | BinaryIO) -> Iterator[BinaryIO]:
+def _source(path: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
     """Open a source that can be read twice if needed."""
     if isinstance(path, (str, Path)):
         try:
@@ -123,11 +123,11 @@ def _source(path: str | Path | BinaryIO) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _again(file: BinaryIO, *, always: bool = False) -> Iterator[BinaryIO]:
+def _again(file: IO[bytes], *, always: bool = False) -> Iterator[IO[bytes]]:
     """Open a source that can be read more than once: a pipe, even one with a name, is copied first."""
     if not always and file.seekable():
         yield file
         return
     with tempfile.SpooledTemporaryFile(IN_MEMORY) as spool:
         shutil.copyfileobj(file, spool)
-        yield spool  # type: ignore[misc]  # it is a binary file
+        yield spool

@@ -1,69 +1,24 @@
-"""Sending what is in the outbox, several at a time, each to the very address that was checked."""
+"""Sending what is in the outbox, several at a time; each try ends before anybody else may make one."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import time
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
-import httpcore
-
 from agentgit.errors import InvalidInput, Unavailable
 from agentgit.sessions.events import Event
-from agentgit.sessions.webhooks import Delivered, WebhookHosts, message_of, signed
+from agentgit.sessions.webhooks import Delivered, message_of, signed
 from agentgit.store.audit.outbox import LEASE, TakenDelivery, report_of
 from agentgit.values import told
 
 if TYPE_CHECKING:
+    import httpcore
+
     from agentgit.store.store import Store
-
-
-class CheckedNetwork(httpcore.AsyncNetworkBackend):
-    """Resolves a host once, checks all of its addresses, and connects to one of these.
-
-    TLS and HTTP above it know the host by its name: certificate, SNI and Host are those of the URL.
-
-    Args:
-        hosts: The hosts that may be connected to.
-        seconds: The most seconds that a try takes, for all addresses of a host together.
-    """
-
-    def __init__(self, hosts: WebhookHosts, seconds: float) -> None:
-        self._hosts = hosts
-        self._seconds = seconds
-        self._network = httpcore.AnyIOBackend()
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        """Connect to a host.
-
-        Raises:
-            NotAllowed: One of its addresses is neither public nor allowed.
-            httpcore.ConnectError, httpcore.ConnectTimeout: None of them answers.
-        """
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
-        self._hosts.require_resolved(host, addresses)
-        seconds = self._seconds / max(1, len(addresses))  # so that a dead one leaves time for the others
-        failure: Exception = httpcore.ConnectError("The host has no address.")
-        for address in addresses:
-            try:
-                return await self._network.connect_tcp(address, port, seconds, local_address, socket_options)
-            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
-                failure = error
-        raise failure
-
 
 AT_ONCE = 8
 """The number of messages that are sent at the same time."""
@@ -96,6 +51,7 @@ def deliver(store: Store) -> Delivered:
         # off, and its connections can be made by `CheckedNetwork`.
         import httpcore
 
+        from agentgit.repository.checked_network import CheckedNetwork
     except ModuleNotFoundError as error:
         raise Unavailable('Webhooks are sent with httpcore. Run: pip install "agentgit[webhooks]"') from error
 

@@ -1,4 +1,8 @@
-"""Looking at the world before it is moved, and waiting for the functions of users that do so."""
+"""Looking at the world before it is moved, and waiting for the functions of users that do so.
+
+Looking at the world before it is moved: what became of calls that were broken off, and what can be undone now. What
+looks are the user's functions, `verify` and `precheck` of an effect. No transaction is open while they run.
+"""
 
 from __future__ import annotations
 

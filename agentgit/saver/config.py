@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     ChannelVersions,
@@ -127,7 +125,7 @@ def make_draft(
         header[SNAPSHOTS] = snapshots
     return Draft(
         parent_id=parent_id,
-        meta=cast("dict[str, Any]", get_checkpoint_metadata(without_secrets(config), metadata)),
+        meta={**get_checkpoint_metadata(without_secrets(config), metadata)},
         header=header,
         names=list(values),
         changed=changed,

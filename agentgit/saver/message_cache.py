@@ -6,7 +6,7 @@ import marshal
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter, eq, or_
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import orjson
 from langchain_core.messages import BaseMessage
@@ -95,7 +95,7 @@ class KnownMessages:
         else:
             same = list(map(eq, held, [known and known.fields for known in found]))
         if all(same) and not any(known and known.dump for known in found):
-            return [cast(_Known, known).leaf for known in found]
+            return [known.leaf for known in found if known is not None]
         return [
             known.leaf if known and alike and not known.dump else self._leaf(message, known)
             for message, known, alike in zip(messages, found, same, strict=True)
@@ -123,9 +123,9 @@ class KnownMessages:
         if not all(found):
             read = self._read([leaf for leaf, known in zip(leaves, found, strict=True) if known is None])
             found = [known or read.get(leaf.hash) for leaf, known in zip(leaves, found, strict=True)]
-        if not all(found):
+        known_all = [known for known in found if known is not None]
+        if len(known_all) < len(leaves):
             return rebuild_all(_loads([leaf.data for leaf in leaves]))
-        known_all = cast("list[_Known]", found)
         nested = _loads([known.nested for known in known_all])
         return assemble(
             [known.kind for known in known_all], list(map(or_, [known.fields for known in known_all], nested))
@@ -154,7 +154,8 @@ def _names(held: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _loads(parts: Sequence[bytes]) -> list[Any]:
-    return cast("list[Any]", orjson.loads(b"[%b]" % b",".join(parts)))
+    found: list[Any] = orjson.loads(b"[%b]" % b",".join(parts))
+    return found
 
 
 def _weight(known: _Known) -> int:

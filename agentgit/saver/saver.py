@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, cast
+from typing import Any, Self, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -30,6 +30,7 @@ from agentgit.saver.async_api import AsyncTwins
 from agentgit.saver.codec import Codec, make_codec
 from agentgit.saver.config import PENDING_SENDS, SNAPSHOTS, address, config_of, continues, make_draft, scope
 from agentgit.saver.delta_reducer import Channels
+from agentgit.saver.recorded_turn import NOTHING_ELSE, RecordedTurn
 from agentgit.store.database import Database
 from agentgit.store.objects.blobs import compact
 from agentgit.store.objects.content import Body
@@ -42,37 +43,14 @@ from agentgit.store.threads.append_if_head import Fence
 from agentgit.store.threads.graph_store import Draft, Found, GraphKey, GraphStore, Pending, Task
 from agentgit.values import from_json
 
-After = Callable[[], None]
-Before = Callable[[Connection], After]
-"""Called with the connection before a put, in its transaction; gives what is called after it there."""
-
-
-class Beside(NamedTuple):
-    """The additional work in the transaction of a put.
-
-    Args:
-        before: The function that does the work.
-        is_alone: True if it writes nothing; then it consists only of the check that the fence holds.
-        fence: The fence by which the run holds its branch, if it does.
-    """
-
-    before: Before
-    is_alone: bool = False
-    fence: Fence | None = None
-
-
-class RecordedTurn(Protocol):
-    """A turn, as far as a saver knows it. Its own transaction carries to the disk what is put meanwhile."""
-
-    def on_put(self, place: GraphKey) -> AbstractContextManager[Beside]:
-        """Surround the put of a graph checkpoint; return what takes part in its transaction."""
-
-    def on_read(self, thread: str, ns: str, found: GraphKey | None) -> None:
-        """Take note that the graph looked for a checkpoint, and what was found."""
-
-
 PAGE = 16
 """The number of checkpoints that `list` reads at once; each of them may hold large values."""
+
+
+class _StoredCheckpoint(Checkpoint):
+    """A checkpoint with the key that older versions of LangGraph wrote too."""
+
+    pending_sends: list[Any]
 
 
 class SQLModelSaver(AsyncTwins):
@@ -271,7 +249,7 @@ class SQLModelSaver(AsyncTwins):
 
     def _tuple(self, found: Found, writes: Sequence[Pending], bodies: Mapping[bytes, Body]) -> CheckpointTuple:
         values = {name: self._value(found, name, bodies[key]) for name, key in found.channels.items()}
-        checkpoint = {
+        checkpoint: _StoredCheckpoint = {
             "v": found.header["v"],
             "id": found.place.checkpoint_id,
             "ts": found.header["ts"],
@@ -284,7 +262,7 @@ class SQLModelSaver(AsyncTwins):
         parent = found.place._replace(checkpoint_id=found.parent_id) if found.parent_id else None
         return CheckpointTuple(
             config_of(found.place),
-            cast(Checkpoint, checkpoint),
+            checkpoint,
             cast(CheckpointMetadata, found.meta),
             config_of(parent) if parent else None,
             [self._pending(write, bodies[write.value]) for write in writes],
@@ -452,10 +430,6 @@ class SQLModelSaver(AsyncTwins):
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
-
-
-NOTHING_ELSE = Beside(before=lambda connection: lambda: None, is_alone=True)
-"""Nothing is done beside a put."""
 
 
 class _Shared:

@@ -225,3 +225,20 @@ def chained(before: bytes, facts: Sequence[int | str | None], created_at: dateti
     """
     micros = (created_at - _EPOCH) // timedelta(microseconds=1)
     return hashlib.sha256(before + orjson.dumps([*facts, micros]) + detail).digest()
+
+
+def hash_of(before: bytes, row: Mapping[str, Any]) -> bytes:
+    """Return the hash that a row must have behind another one."""
+    return chained(before, [row[name] for name in _FACTS], row["created_at"], row["detail"])
+
+
+_FACTS = (
+    "tenant_id",
+    "external_session_id",
+    "seq",
+    "id",
+    "internal_session_id",
+    "owner_id",
+    "user_id",
+    "kind",
+)

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy import URL, Connection, Engine
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoneFree
 
 from agentgit.async_api import on_loop
 from agentgit.auth.keyring import Keyring
-from agentgit.errors import AgentGitError, InvalidInput, NotAllowed, Unavailable
+from agentgit.errors import AgentGitError, NotAllowed, Unavailable
 from agentgit.store.audit import outbox
 from agentgit.store.audit.bus import Bus
 from agentgit.store.audit.trail import begin_notes, end_notes
@@ -33,6 +33,7 @@ from agentgit.store.sql.postgres import CARRIED, EVERYBODY, settings_of, transac
 from agentgit.store.sql.process import LEASE_SECONDS, Leases
 from agentgit.store.sql.sqlite import DURABLE, READING, WRITING, Lite
 from agentgit.store.sql.tables import METADATA
+from agentgit.store.sql.url import parse_url, shown
 
 if TYPE_CHECKING:
     from agentgit.store.sql.async_driver import Loops
@@ -72,70 +73,6 @@ NOTHING_MORE: Mapping[str, str] = {}
 
 _writers: dict[str, Turns] = {}
 """One lock for each SQLite file, whoever has opened it in this process."""
-
-
-def parse_url(where: str | Path | URL) -> URL:
-    """Read what a user may give as a database: a path, `:memory:`, or a SQLAlchemy URL.
-
-    Args:
-        where: The database.
-
-    Raises:
-        InvalidInput: It is neither.
-
-    Example:
-        >>> parse_url("notes.db").render_as_string()
-        'sqlite:///notes.db'
-    """
-    if isinstance(where, URL):
-        return where
-    text = str(where)
-    if "://" not in text:
-        return URL.create("sqlite", database=text)
-    url = read_url(text)
-    if url.drivername in ("postgresql", "postgres"):
-        url = url.set(drivername="postgresql+psycopg")
-    if url.get_backend_name() not in ("sqlite", "postgresql"):
-        raise InvalidInput(f"agentgit keeps its data in SQLite or PostgreSQL, not in {url.get_backend_name()}.")
-    return url
-
-
-def read_url(text: str) -> URL:
-    """Take a URL apart; what is wrong with one is told without its text, which may have a password anywhere.
-
-    Raises:
-        InvalidInput: It is none, or what is before its host has a sign that belongs to the URL itself.
-
-    Example:
-        >>> read_url("postgresql://me:p@ss@host/db")
-        Traceback (most recent call last):
-        agentgit.errors.InvalidInput: This URL has more than one @. Write the one of a password or name as %40, ...
-    """
-    try:
-        url = make_url(text)
-    except (ArgumentError, ValueError):
-        kind = text.partition("://")[0] if "://" in text else ""
-        raise InvalidInput(
-            f"{kind}://… is no database URL. Give a path, or write sqlite:///agentgit.db or "
-            "postgresql://user:password@host:5432/name; in a password, what has a meaning in URLs is written with %."
-        ) from None
-    if url.get_backend_name() != "sqlite" and "@" in f"{url.host or ''}{url.database or ''}":
-        raise InvalidInput(
-            "This URL has more than one @. Write the one of a password or name as %40, and a % as %25. It is not shown "
-            "here, as it may have a part of the password."
-        )
-    return url
-
-
-def shown(url: URL) -> str:
-    """Write a URL without its passwords.
-
-    Example:
-        >>> shown(parse_url("postgresql://me:se%40cret@host/db?password=more"))
-        'postgresql+psycopg://me:***@host/db?password=***'
-    """
-    hidden = {name: "***" for name in url.query if "password" in name}
-    return url.update_query_dict(hidden).render_as_string(hide_password=True).replace("%2A%2A%2A", "***")
 
 
 class Database:
@@ -413,7 +350,7 @@ class Database:
                 "pool_size, or let fewer threads or tasks use it at once."
             ) from error
         except DBAPIError as error:
-            raise self._meaning(cast(Exception, error.orig), stage) from error
+            raise self._meaning(error.orig if isinstance(error.orig, Exception) else error, stage) from error
         except self._driver_error as error:  # from a statement that went past SQLAlchemy
             raise self._meaning(error, stage) from error
 

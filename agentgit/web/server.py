@@ -40,7 +40,7 @@ class Connections:
     """The open connections of one server.
 
     Args:
-        site: With the limits, and the proxies, which may have as many as there are.
+        site: Its limits, and its proxies, to which the limit for one address does not apply.
     """
 
     def __init__(self, site: Site) -> None:
@@ -106,7 +106,7 @@ class Connection(H11Protocol):
         self._late: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         """Begin to wait for a request."""
         super().connection_made(transport)
         self.source = network_of(self.client[0]) if self.client else ""

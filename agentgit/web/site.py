@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
 
@@ -84,7 +84,8 @@ class Site:
 
 def site_of(connection: HTTPConnection) -> Site:
     """Return the application that a request is for."""
-    return cast(Site, connection.scope[KEY])
+    site: Site = connection.scope[KEY]
+    return site
 
 
 def note_user(connection: HTTPConnection, user_id: int) -> None:

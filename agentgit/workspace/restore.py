@@ -1,4 +1,12 @@
-"""Going from what stands now to a snapshot: planned from the differences, and safe to do again."""
+"""Going from what stands now to a snapshot: planned from the differences, and safe to do again.
+
+Planning of a restore from the differences between the workspace and a snapshot. A plan also names what the restore
+must leave because of what was left out.
+
+Going from what stands now to a snapshot: only what differs is touched, and doing it again does no harm. Nothing is
+noted on the way: a path is as it was (then it is changed), as it is wanted (then it is done), or something else, which
+somebody did meanwhile: then it is left and reported. So a restore that was killed is simply done again.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +24,18 @@ from agentgit.workspace.diff import contents_of
 from agentgit.workspace.disk.atomic_file import Data
 from agentgit.workspace.disk.disk import Disk
 from agentgit.workspace.disk.permissions import Permits
-from agentgit.workspace.scan.excluded import ExcludedPaths, Left, Named, is_among, look, no_room, of_left_out, staying
-from agentgit.workspace.scan.ignore import NAME, IgnoreRules
+from agentgit.workspace.scan.excluded import (
+    NAME,
+    ExcludedPaths,
+    IgnoreRules,
+    Left,
+    Named,
+    is_among,
+    look,
+    no_room,
+    of_left_out,
+    staying,
+)
 from agentgit.workspace.scan.index import PLAIN_DIRECTORY, within
 from agentgit.workspace.scan.scan import EXCLUDED, UNREADABLE
 from agentgit.workspace.trees import TreeChange, TreeEntry, Trees

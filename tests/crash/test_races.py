@@ -11,7 +11,7 @@ from puts import PutTurn, count, on, put, values
 
 from agentgit import SQLModelSaver
 from agentgit.errors import Conflict
-from agentgit.saver.saver import Beside
+from agentgit.saver.recorded_turn import Beside
 from agentgit.store.sql.tables import BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE
 
 

@@ -57,8 +57,8 @@ POINTS = {
     "at a later removal": ("disk.disk:Disk.unlink", 2),
     "at the first file": ("disk.disk:Disk.put", 1),
     "at a later file": ("disk.disk:Disk.put", 9),
-    "before a file takes its place": ("disk.renaming:system_call", 10),
-    "after a file took its place": ("disk.directory_entry:remove_file", 14),
+    "before a file takes its place": ("disk.atomic_file:system_call", 10),
+    "after a file took its place": ("disk.single_file:remove_file", 14),
     "at a directory": ("disk.disk:Disk.make_folder", 14),
     "before the end": ("catalog:Catalog.end", 1),
 }
@@ -203,9 +203,9 @@ def test_f2_a_restore_of_linked_files_is_killed_at_every_change(tmp_path):
 WRITTEN_BETWEEN = """
     import os, signal, sys
     from agentgit import Workspace
-    from agentgit.workspace.disk import atomic_file, directory_entry
+    from agentgit.workspace.disk import atomic_file, single_file
     work, store, ref, when = sys.argv[1:]
-    hide, call, acted = directory_entry.DirectoryEntry._hide, atomic_file.system_call, []
+    hide, call, acted = single_file.DirectoryEntry._hide, atomic_file.system_call, []
     def hiding(self, name):
         if self.path == b"d0/0" and not acted:
             acted.append(self.path)
@@ -220,7 +220,7 @@ WRITTEN_BETWEEN = """
         if acted and (arguments[-1] == atomic_file.EXCHANGE or when == "hidden"):
             os.kill(os.getpid(), signal.SIGKILL)
         return found
-    directory_entry.DirectoryEntry._hide, atomic_file.system_call = hiding, calling
+    single_file.DirectoryEntry._hide, atomic_file.system_call = hiding, calling
     Workspace(work, store).restore(ref)
 """
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentgit import Workspace
-from agentgit.workspace.disk import atomic_file, directory_entry
+from agentgit.workspace.disk import atomic_file, single_file
 from agentgit.workspace.undo.stack import UndoStack
 
 NAMES = [f"{number:02}" for number in range(12)]
@@ -123,14 +123,14 @@ def assert_nothing_lost(work, tmp_path, wanted, rounds):
 
 def between(monkeypatch, act):
     """Have somebody act once, after a change looked and before it changes anything."""
-    plain, waiting = directory_entry.DirectoryEntry._hide, [act]
+    plain, waiting = single_file.DirectoryEntry._hide, [act]
 
     def hide(self, name):
         if waiting:
             waiting.pop()(os.fsdecode(self.path))
         plain(self, name)
 
-    monkeypatch.setattr(directory_entry.DirectoryEntry, "_hide", hide)
+    monkeypatch.setattr(single_file.DirectoryEntry, "_hide", hide)
 
 
 ACTS = {
@@ -187,13 +187,13 @@ def test_f4_what_cannot_go_back_is_moved_aside_and_named(work, tmp_path, monkeyp
     wanted = workspace.save()
     (work / "00").write_text("now")
     between(monkeypatch, lambda path: (work / path).write_text("first"))
-    give_back = directory_entry.DirectoryEntry._give_back
+    give_back = single_file.DirectoryEntry._give_back
 
     def late(self):
         (work / os.fsdecode(self.path)).write_text("second")
         return give_back(self)
 
-    monkeypatch.setattr(directory_entry.DirectoryEntry, "_give_back", late)
+    monkeypatch.setattr(single_file.DirectoryEntry, "_give_back", late)
     done = workspace.restore(wanted.id)
     assert done.conflicts == (("00", "changed meanwhile"),)
     assert (work / "00").read_text() == "second"

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 from agentgit.cli.app import app
 from agentgit.errors import InvalidInput, SchemaMismatch
-from agentgit.sessions.events import Tip, tips_of
-from agentgit.store.audit.trail import hash_of
+from agentgit.sessions.events import Tip, hash_of, tips_of
 from agentgit.store.database import Database
 from agentgit.store.schema import schema
 from agentgit.values import to_json

@@ -21,7 +21,7 @@ from agentgit import Corrupt, InvalidInput, SQLModelSaver
 from agentgit.saver.codec import make_codec
 from agentgit.store.objects.blobs import leaf, list_hash, pack
 from agentgit.store.threads.graph_rows import hash_state
-from agentgit.store.transfer import import_, import_check, records
+from agentgit.store.transfer import import_, import_check, lines
 from agentgit.store.transfer.fields import MOST
 from agentgit.store.transfer.lines import Sealer
 
@@ -374,8 +374,8 @@ def test_b8_deep_json_is_refused(export, target):
         body = deep[1].partition(b',"hash"')[0] + b',"x":' + b"[" * depth + b"]" * depth
         sealed = Sealer()
         first = sealed.line({name: v for name, v in json.loads(deep[0]).items() if name != "hash"})
-        chain = records.sha256(sealed._chain + body).digest()
-        refused(target, first + body + records._tail(chain), "Line 2 ", error=Corrupt)
+        chain = lines.sha256(sealed._chain + body).digest()
+        refused(target, first + body + lines._tail(chain), "Line 2 ", error=Corrupt)
 
 
 def test_b8_a_line_without_end_is_not_read_whole(export, target, monkeypatch):
@@ -390,11 +390,11 @@ def test_b8_a_line_without_end_is_not_read_whole(export, target, monkeypatch):
             Endless.longest = max(Endless.longest, size)
             return super().readline(size)
 
-    monkeypatch.setattr(records, "LONGEST", 10_000)
+    monkeypatch.setattr(lines, "LONGEST", 10_000)
     head = export.splitlines(keepends=True)[0]
     stream = Endless(head + b'{"record":"session","name":"' + b"x" * 1_000_000)
     with pytest.raises(Corrupt, match="Line 2 of the export is longer than 10000 bytes"):
-        list(records.read_lines(stream))
+        list(lines.read(stream))
     assert Endless.longest == 10_001
 
 

@@ -22,7 +22,7 @@ from agentgit import Corrupt, InvalidInput
 from agentgit.saver.leaf_codec import message_leaf, rebuild, stored_form
 from agentgit.store.objects.blobs import leaf, list_hash, pack, unpack
 from agentgit.store.threads.graph_rows import hash_state
-from agentgit.store.transfer.messages import stored
+from agentgit.store.transfer.json_checks import stored_message
 from agentgit.web import app
 
 
@@ -280,7 +280,7 @@ def test_b8_messages_that_agentgit_writes_are_taken(export):
     """B8: all four kinds of message pass, and so does one with fields of its own."""
     for message in (*TALK[:4], HumanMessage("x", name="ann", mine=[1])):
         leaf_ = message_leaf(stored_form(message))
-        assert rebuild(stored(json.loads(leaf_.data))) == message
+        assert rebuild(stored_message(json.loads(leaf_.data))) == message
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,10 @@ from agentgit import Keyring, Workspace
 from agentgit.cli.app import app
 from agentgit.conformance import RULES
 from agentgit.errors import InvalidInput, NotAllowed, NotFound, SchemaMismatch
-from agentgit.store.database import Database, shown
+from agentgit.store.database import Database
 from agentgit.store.schema import partitioning, roles, schema
 from agentgit.store.sql.tables import METADATA
+from agentgit.store.sql.url import shown
 
 __all__ = ["world"]  # the fixture
 

@@ -28,7 +28,7 @@ from sqlalchemy import select
 
 from agentgit import SQLModelSaver
 from agentgit.errors import Conflict, InvalidInput, SchemaMismatch
-from agentgit.saver.saver import Beside
+from agentgit.saver.recorded_turn import Beside
 from agentgit.store.database import Database
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.threads import graph_store

@@ -19,10 +19,11 @@ import agentgit
 from agentgit import cli
 from agentgit.agents.importing.readers import open_database
 from agentgit.errors import InvalidInput, SchemaMismatch, Unavailable
-from agentgit.store.database import Database, parse_url
+from agentgit.store.database import Database
 from agentgit.store.schema import migrations, schema
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import METADATA
+from agentgit.store.sql.url import parse_url
 
 
 def _is_plain(name, kind, _parents):

@@ -1,4 +1,12 @@
-"""Exploring: the same steps in several variants, from shared beginnings, each on a branch of its own."""
+"""Exploring: the same steps in several variants, from shared beginnings, each on a branch of its own.
+
+Exploring: the same steps gone in several ways, from shared beginnings, each way on a branch of its own. Every step of
+every way is one turn on a branch that is forked from where the step before has ended. So n steps with α choices are α
++ α² + … + αⁿ turns, and not n·αⁿ.
+
+One way after the other (depth first), each in the world it believes in: before a turn the world is brought to its
+branch, as `switch(sync="world")` does it. What was explored is in the database at any moment; the same call goes on.
+"""
 
 from __future__ import annotations
 

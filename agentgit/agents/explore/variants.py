@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeGuard
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
@@ -79,13 +79,17 @@ def _saying(number: int, choice: Any) -> Way:
 
 def _running(step: Any, choice: Any) -> Way:
     if callable(choice):
-        return Way(_input(cast("Callable[[Any], Any]", choice)(step)), {})
-    if choice is not None and not isinstance(choice, Mapping):
+        return Way(_input(choice(step)), {})
+    if not _is_config(choice):
         raise InvalidInput(
             f"{choice!r} is no way to go a step; give a config like {{'configurable': ...}}, or a function that makes "
             "the input of the step. To choose between inputs give the number of steps: explore(2, ['a', 'b'])."
         )
-    return Way(_input(step), cast("RunnableConfig", choice or {}))
+    return Way(_input(step), choice or {})
+
+
+def _is_config(choice: object) -> TypeGuard[RunnableConfig | None]:
+    return choice is None or isinstance(choice, Mapping)
 
 
 def _input(step: Any) -> Any:

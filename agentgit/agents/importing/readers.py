@@ -18,7 +18,7 @@ from sqlalchemy import URL
 from agentgit.agents.importing.unknown_types import KeptTypes
 from agentgit.errors import AgentGitError, Corrupt, InvalidInput, NotFound, SchemaMismatch, Unavailable
 from agentgit.saver.config import config_of
-from agentgit.store.database import read_url
+from agentgit.store.sql.url import read_url
 from agentgit.store.threads.graph_store import GraphKey
 
 T = TypeVar("T")

@@ -1,4 +1,10 @@
-"""Merging and cherry-picking: what comes from another branch, and the commit that writes it on this one."""
+"""Merging and cherry-picking: what comes from another branch, and the commit that writes it on this one.
+
+The last step of a merge or a cherry-pick: what comes is written by the graph's own reducers, then published. It is
+written on a copy of where the branch stands, as `update_state` writes, by a node of our own that has no edges: so no
+node, no tool and no condition of the graph runs. One transaction puts what came of it behind the branch, with a
+checkpoint; killed before that, the branch is as before.
+"""
 
 from __future__ import annotations
 

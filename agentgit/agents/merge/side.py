@@ -1,4 +1,10 @@
-"""The two sides of a merge as their values and messages, and the base that both are compared with."""
+"""The two sides of a merge as their values and messages, and the base that both are compared with.
+
+The bases of a merge: the newest checkpoints that are behind both sides, with which each side is compared. Each merge
+records in the data of its checkpoint what it merged. The history of a branch is therefore not a line: what a merge
+brought to it, and what had come to that branch before, is behind it too. If two branches merged each other, or both
+merged a third and a fourth one, there may be several newest checkpoints, of which none is behind another.
+"""
 
 from __future__ import annotations
 

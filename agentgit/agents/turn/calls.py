@@ -1,4 +1,10 @@
-"""The calls of one turn: as requested and admitted, the tasks they are made in, and those that run a second time."""
+"""The calls of one turn: as requested and admitted, the tasks they are made in, and those that run a second time.
+
+The tasks of one turn, each by a name that it has again when LangGraph runs it again. A task of the graph itself has an
+id that LangGraph makes from the graph checkpoint before it. What such a task calls in its turn (a graph, a `@task`) is
+named by its place there: the ids that LangGraph gives it are others when the task is retried, or where the inner graph
+is not saved.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +20,36 @@ from uuid import UUID
 from langgraph.errors import ParentCommand
 
 from agentgit.agents.turn.fence_errors import broken_off, unswallowed
-from agentgit.effects.effects import IDEMPOTENT, READ_ONLY, UNDECLARED
-from agentgit.langgraph_internals import PUSH, recast_checkpoint_ns
+from agentgit.effects.effects import IDEMPOTENT, READ_ONLY, UNDECLARED, Effect
+from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS, PUSH, recast_checkpoint_ns
 from agentgit.store.records.journal import Intent
 
 HARMLESS = frozenset({READ_ONLY, IDEMPOTENT, UNDECLARED})
 """The effects that may run again where the record cannot answer: nothing is lost by it, or nobody said so."""
+
+
+@dataclass(frozen=True)
+class Calling:
+    """A call that is about to be made by a copy of its tool, which can be answered for.
+
+    Args:
+        parent: The run that it is made in.
+        conf: LangGraph's configuration of the task that makes it.
+        effect: The effect of its tool; None if it is undeclared.
+        acts: True if its tool may change the world.
+        is_in_batch: True if a ToolNode makes it, beside others.
+    """
+
+    parent: UUID | None
+    conf: Mapping[str, Any]
+    effect: Effect | None
+    acts: bool
+    is_in_batch: bool
+
+    @property
+    def task(self) -> str:
+        """The name that LangGraph gives to the task that makes the call."""
+        return str(self.conf.get(CONFIG_KEY_CHECKPOINT_NS) or "")
 
 
 @dataclass(frozen=True)

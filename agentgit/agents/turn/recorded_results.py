@@ -6,6 +6,7 @@ The recorded form is JSON-like. Where LangGraph needs the very object, that is r
 from __future__ import annotations
 
 import base64
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -94,3 +95,17 @@ def _answering(value: Any, tool_call_id: str | None) -> Any:
     if isinstance(value, Command) and isinstance(value.update, dict) and _MESSAGES in value.update:
         return replace(value, update={**value.update, _MESSAGES: _answering(value.update[_MESSAGES], tool_call_id)})
     return value
+
+
+def value_of(output: Any) -> Any:
+    """Read back from a message what a tool returned, where only the message is known."""
+    if not isinstance(output, ToolMessage):
+        return output
+    if output.artifact is not None or not isinstance(output.content, str):
+        return output.artifact if output.artifact is not None else output.content
+    if output.content[:1] not in ("{", "["):
+        return output.content  # a text that looks like a number may well be a text
+    try:
+        return json.loads(output.content)
+    except ValueError:
+        return output.content

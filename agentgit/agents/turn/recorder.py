@@ -8,11 +8,10 @@ instead of running, and what its tool really returned, goes by way of `intercept
 from __future__ import annotations
 
 import itertools
-import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -23,11 +22,11 @@ from langchain_core.tools import BaseTool, ToolException
 from langgraph.errors import GraphBubbleUp, ParentCommand
 
 from agentgit.agents.turn.call_interceptor import CallInterceptor
-from agentgit.agents.turn.calls import AdmittedCall, InflightResult, RequestedCall, Scopes, scope_of
+from agentgit.agents.turn.calls import AdmittedCall, Calling, InflightResult, RequestedCall, Scopes, scope_of
 from agentgit.agents.turn.fence_errors import unswallowed
 from agentgit.agents.turn.interrupts import Interrupts, is_in_batch
 from agentgit.agents.turn.outcome_buffer import Outcomes
-from agentgit.agents.turn.recorded_results import as_recorded, handed_over
+from agentgit.agents.turn.recorded_results import as_recorded, handed_over, value_of
 from agentgit.agents.turn.running_turn import RunningTurn
 from agentgit.effects.declarations import recorded
 from agentgit.effects.effects import READ_ONLY, Effect, declared_by_name, declared_on
@@ -38,30 +37,6 @@ from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
 from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.tracing import NOTHING, Traced, tool_span
 from agentgit.values import portable, told
-
-
-@dataclass(frozen=True)
-class Calling:
-    """A call that is about to be made by a copy of its tool, which can be answered for.
-
-    Args:
-        parent: The run that it is made in.
-        conf: LangGraph's configuration of the task that makes it.
-        effect: The effect of its tool; None if it is undeclared.
-        acts: True if its tool may change the world.
-        is_in_batch: True if a ToolNode makes it, beside others.
-    """
-
-    parent: UUID | None
-    conf: Mapping[str, Any]
-    effect: Effect | None
-    acts: bool
-    is_in_batch: bool
-
-    @property
-    def task(self) -> str:
-        """The name that LangGraph gives to the task that makes the call."""
-        return str(self.conf.get(CONFIG_KEY_CHECKPOINT_NS) or "")
 
 
 class Recorder(BaseCallbackHandler):
@@ -353,7 +328,7 @@ class Recorder(BaseCallbackHandler):
             text = str(output.content if isinstance(output, ToolMessage) else output)
             self._failed(run_id, raised if isinstance(raised, Exception) else ToolException(text), text)
             return
-        call, value = self._running.get(run_id), self._returned.get(run_id, _value(output))
+        call, value = self._running.get(run_id), self._returned.get(run_id, value_of(output))
         try:
             self._end(run_id, CallOutcome(status=DONE, result=as_recorded(value), ended_at=datetime.now(UTC)))
         finally:  # somebody may be waiting for it
@@ -471,17 +446,3 @@ def _messages(value: Any) -> list[Any]:
 def _task_of(metadata: Mapping[str, Any] | None) -> str:
     """Name the task that something runs in; a task that runs again has the same name, on a fork too."""
     return str((metadata or {}).get("langgraph_checkpoint_ns") or "")
-
-
-def _value(output: Any) -> Any:
-    """Read back from a message what a tool returned, where only the message is known."""
-    if not isinstance(output, ToolMessage):
-        return output
-    if output.artifact is not None or not isinstance(output.content, str):
-        return output.artifact if output.artifact is not None else output.content
-    if output.content[:1] not in ("{", "["):
-        return output.content  # a text that looks like a number may well be a text
-    try:
-        return json.loads(output.content)
-    except ValueError:
-        return output.content

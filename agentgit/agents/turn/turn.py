@@ -6,11 +6,13 @@ branch back. Beginning and end are one transaction each.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from langchain_core.runnables import RunnableConfig
 from sqlalchemy import Connection
 
 from agentgit.agents import inputs
@@ -24,7 +26,7 @@ from agentgit.effects.plan import KEEP
 from agentgit.errors import Conflict, Corrupt, WorldDiverged
 from agentgit.rollback import notes
 from agentgit.rollback.crash_recovery import recover_abandoned
-from agentgit.saver.saver import NOTHING_ELSE, After, Beside
+from agentgit.saver.recorded_turn import NOTHING_ELSE, After, Beside
 from agentgit.sessions.messages import text_of
 from agentgit.store.audit.trail import note, prefetch_notes
 from agentgit.store.maintenance import retention
@@ -365,3 +367,40 @@ class Turn:
     ) -> None:
         snapshot = replace(snapshot, workspace_snapshot_id=self.files.see(connection, branch, batch))
         self.context.store.checkpoints.add(connection, self.branch_id, snapshot, label)
+
+
+class BeginningTurn:
+    """A turn that begins in a thread: it takes the branch, and gives it back if nobody wants the turn any more.
+
+    That is not left to the event loop: it may end, or stand still, before the thread has come so far.
+
+    Args:
+        begin: Begins the turn.
+        end: Ends it.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[Any, RunnableConfig | None, Traced], tuple[Turn, RunnableConfig]],
+        end: Callable[..., None],
+    ) -> None:
+        self._begin, self._end = begin, end
+        self._lock = threading.Lock()
+        self._turn: Turn | None = None
+        self._is_left = False
+
+    def begin(self, value: Any, config: RunnableConfig | None, traced: Traced) -> tuple[Turn, RunnableConfig]:
+        """Begin the turn, in a thread."""
+        begun = self._begin(value, config, traced)
+        with self._lock:
+            self._turn, is_left = begun[0], self._is_left
+        if is_left:
+            self._end(begun[0], completed=False)
+        return begun
+
+    def leave(self) -> None:
+        """Want the turn no more; who comes second gives the branch back."""
+        with self._lock:
+            self._is_left, turn = True, self._turn
+        if turn is not None:
+            self._end(turn, completed=False)

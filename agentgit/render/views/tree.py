@@ -1,4 +1,13 @@
-"""The picture of a session's tree: the conversation runs down, and each branch hangs where it left."""
+"""The picture of a session's tree: the conversation runs down, and each branch hangs where it left.
+
+    support-42: 2 branches, 11 checkpoints
+    ● main#3      order two chairs
+    ◆ main#4      before payment
+    ├─● retry#4   (HEAD -> retry *) rather a sofa
+    ● main#7      (main) and a table
+
+A line is a turn, a checkpoint with a name, or a place where a branch left; long runs of turns are folded.
+"""
 
 from __future__ import annotations
 

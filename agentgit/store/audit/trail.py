@@ -17,7 +17,7 @@ import orjson
 from sqlalchemy import Connection, and_, bindparam, exists, func, insert, literal, select
 
 from agentgit.errors import Corrupt, NotFound
-from agentgit.sessions.events import NOWHERE, Event, Tip, chained
+from agentgit.sessions.events import NOWHERE, Event, Tip, hash_of
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import (
@@ -224,23 +224,6 @@ def _json(detail: dict[str, Any]) -> bytes:
         return orjson.dumps(detail)
     except TypeError:
         return to_json(detail)
-
-
-def hash_of(before: bytes, row: Mapping[str, Any]) -> bytes:
-    """Return the hash that a row must have behind another one."""
-    return chained(before, [row[name] for name in _FACTS], row["created_at"], row["detail"])
-
-
-_FACTS = (
-    "tenant_id",
-    "external_session_id",
-    "seq",
-    "id",
-    "internal_session_id",
-    "owner_id",
-    "user_id",
-    "kind",
-)
 
 
 def _damaged(session_id: Any, seq: Any) -> Corrupt:

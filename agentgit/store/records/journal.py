@@ -14,7 +14,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any
 
 from sqlalchemy import Connection, Row, and_, bindparam, case, exists, false, func, insert, or_, select, update
 
@@ -284,7 +284,7 @@ class Journal:
                 after = {**values, "status": status}
                 values["mac"] = row_codes.code_after(seal, TOOL_INVOCATION, found, after)
         new = {f"new_{name}": value for name, value in values.items()}
-        row = _moving(status, tuple(values)).first(connection, this | new)
+        row: Row[Any] | None = _moving(status, tuple(values)).first(connection, this | new)
         if row is None:
             row = connection.execute(_ONE, this).first()
             if row is None:
@@ -293,7 +293,7 @@ class Journal:
                 f"Invocation {invocation_id} ({row.tool_name}) is {row.status} and cannot become {status}: somebody "
                 "else has dealt with it. Plan the rollback again."
             )
-        return cast("Row[Any]", row)
+        return row
 
     def _tell(self, connection: Connection, row: Row[Any], action: str, operation_id: int | None) -> None:
         if action in TOLD:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any
 
 from sqlalchemy import Connection, Select, and_, bindparam, func, select, tuple_
 
@@ -112,7 +112,8 @@ class LogStore:
             given = {"tenant": self.tenant_id, "branch": part.branch_id, "end": part.until}
             rows = row_codes.authentic(connection, CHECKPOINT, _BACK.all(connection, {**given, "steps": steps}))
             if rows:
-                return cast(Found, rows[0])
+                row: Found = rows[0]
+                return row
             steps -= _count(()).all(connection, given)[0].count
         return None
 
@@ -169,7 +170,7 @@ def _conditions(shape: tuple[str, ...]) -> list[Any]:
 
 @functools.cache
 def _rows(shape: tuple[str, ...]) -> CompiledStatement:
-    """Make the query of a page; there are as many as there are sets of conditions."""
+    """Make the query of a page, one for each set of conditions."""
     order = (_C.created_at, _C.id)
     behind = tuple_(*order) < tuple_(bindparam("at", type_=_C.created_at.type), bindparam("last", type_=_C.id.type))
     query: Select[Any] = _WITH_BRANCH.where(*_conditions(shape), behind)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any
 
 from sqlalchemy import Connection, Row, Select, and_, bindparam, select, update
 
@@ -284,7 +284,8 @@ class SessionStore:
         rows = row_codes.authentic(connection, BRANCH, _BRANCH.all(connection, self._key(branch_id)))
         if not rows:
             raise missing_row("branch", branch_id)
-        return cast(Found, rows[0])
+        row: Found = rows[0]
+        return row
 
     def acquire(self, connection: Connection, branch_id: int, owner: str) -> Found:
         """Take a branch for one run, if it is open; give its row as it is then, by which the run holds it.
@@ -296,10 +297,10 @@ class SessionStore:
         statement = _ACQUIRE[self.leases is not None]
         taken = statement.all(connection, {**self._key(branch_id), "by": owner, **lease})
         if taken:
-            row = row_codes.authentic(connection, BRANCH, taken)[0]
+            row: Found = row_codes.authentic(connection, BRANCH, taken)[0]
             if self.leases is not None:
                 self.leases.keep(owner, Held(BRANCH, self.tenant_id, branch_id))
-            return cast(Found, row)
+            return row
         row = self.branch(connection, branch_id)
         require_whole(row)
         raise Conflict(  # also if it was given back at this very moment

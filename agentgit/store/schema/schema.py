@@ -8,10 +8,11 @@ from typing import Any
 from sqlalchemy import Connection, MetaData, inspect, select, text
 
 from agentgit.errors import InvalidInput, NotAllowed, SchemaMismatch
-from agentgit.store.database import Database, shown
+from agentgit.store.database import Database
 from agentgit.store.schema import migrations
 from agentgit.store.schema.introspection import OURS, WORDS, Shape, differences, shape_at, shape_of
 from agentgit.store.schema.migrations import ADVISORY_LOCK, BASE, VERSION_TABLE
+from agentgit.store.sql.url import shown
 
 REVISION = "0001"
 """The newest migration; a test holds it against the folder."""

@@ -1,4 +1,10 @@
-"""Statements on their way to a server: what nobody needs at once waits, and goes along with the next one."""
+"""Statements on their way to a server: what nobody needs at once waits, and goes along with the next one.
+
+Statements on their way to a server: what nobody needs at once waits, and goes along with what somebody does. The way
+to a server and back takes as long as several small statements. So in a transaction on PostgreSQL a statement is sent
+only when its answer, or that of a later one, is asked for, or with the commit; all that wait then go in one pipeline.
+Their order stays, and a failure of one of them is that of the transaction.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Connections to PostgreSQL: how many there may be, behind a pooler, and for whom row-level security lets them work."""
+"""Connections to PostgreSQL: how many there may be, behind a pooler, and for whom row-level security lets them work.
+
+Row-level security: for whom a transaction on PostgreSQL works is said right after it begins. The settings end with the
+transaction, so no pool, inside of the program or between it and the server, carries one over.
+
+Connections to a server: how many there may be, and what a pooler between it and us cannot do. PgBouncer in transaction
+mode gives each transaction another connection of the server, where the statements that the driver has prepared are not
+known. It is told by the number of the server's process: a pooler gives one of its own.
+"""
 
 from __future__ import annotations
 

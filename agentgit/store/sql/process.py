@@ -1,4 +1,14 @@
-"""Processes: forks of one that has open databases, the owners of work, and the leases by which they count as alive."""
+"""Processes: forks of one that has open databases, the owners of work, and the leases by which they count as alive.
+
+Handling of open databases when their process forks: the child uses no connection of its parent. SQLite advises against
+carrying a connection over a fork, and two processes on one socket of a server would read each other's answers.
+
+Leases: how long a run on a server counts as alive after it was last heard of. On one machine a process is seen to be
+dead. Of another machine nobody can tell, so a run there says until when it is surely alive, by the clock of the
+database, and one thread in each process renews that for all its runs. A run whose lease has ended is treated like a
+dead one; if it lives all the same, epochs and owners keep it from doing harm. SQLite needs none: a file is on one
+machine. See `docs/decisions/0028-leases.md`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""Writes of graph checkpoints: appended in one statement where the head is known, and guarded against late writers."""
+"""Writes of graph checkpoints: appended in one statement where the head is known, and guarded against late writers.
+
+Guards against a late or second writer, which must not bring back a deleted thread or move on beside another writer. A
+run that continues the newest checkpoint expects that nobody else moved its thread meanwhile. See
+`docs/decisions/0010-two-runs-on-one-thread.md` for what counts as such a run.
+
+A graph checkpoint that goes on from one which this program knows: it is stored in one way to a server. Nothing is read
+first. The statement that stores it asks itself whether its parent still is the newest one of its namespace, and
+whether the run still has its branch; if not it stores nothing, and the checkpoint is put as any other.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Values spread over the writes of earlier graph checkpoints (LangGraph's DeltaChannel), and those checkpoints."""
+"""Values spread over the writes of earlier graph checkpoints (LangGraph's DeltaChannel), and those checkpoints.
+
+Values that are spread over the writes of earlier graph checkpoints (LangGraph's DeltaChannel). LangGraph stores such a
+value in full only now and then; in between, a graph checkpoint has nothing of it. So that each one has a count, a hash
+and a conversation, the value is made of its writes when the graph checkpoint is stored, and kept beside LangGraph's
+own values (`Found.folded`), where LangGraph never sees it. What the writes come to is known only outside of this room
+(`Fold`). Where it is not known, a digest of the writes stands for the value in the state's hash, and the value is left
+out of what is shown.
+"""
 
 from __future__ import annotations
 

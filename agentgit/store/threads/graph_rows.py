@@ -291,3 +291,37 @@ WRITES_OF_NEWEST = row_codes.AuthenticQuery(
 )
 """A row for each write, or one without: each says which graph checkpoint was the newest."""
 DROP_WRITES = CompiledStatement(delete(GRAPH_WRITE).where(*where(GRAPH_WRITE, *KEY)))
+
+
+def state_names(place: GraphKey, draft: Draft, parent: Found | None) -> Sequence[str]:
+    """List the channels that have a value, also those whose value is spread; of a subgraph's nobody sees the state."""
+    if place.ns or not (draft.folds or (parent and parent.folded)):
+        return draft.names
+    # In the parent's order, for what counts as the conversation: a value is spread at one step and full at another.
+    names = [*draft.names, *sorted(draft.folds)]
+    before = [name for name in parent.header["counts"] if name in names] if parent else []
+    return list(dict.fromkeys([*before, *names]))
+
+
+def unchanged_names(names: Sequence[str], draft: Draft, parent: Found | None) -> set[str]:
+    """Find the channels that are as in the parent: not said to have changed, and of the same version."""
+    if parent is None:
+        return set()
+    now, then = draft.header["versions"], parent.header["versions"]
+    return {name for name in names if name not in draft.changed and name in now and now[name] == then.get(name)}
+
+
+def message_counts(names: Iterable[str], fresh: Mapping[str, Encoded], parent: Found | None) -> dict[str, int]:
+    """Count the messages of each shown channel that holds messages."""
+    counts: dict[str, int] = {}
+    before = parent.header["counts"] if parent else {}
+    for name in filter(is_shown, names):
+        value = fresh.get(name)
+        if value is None:
+            count = before.get(name)
+        else:
+            count = value.messages if isinstance(value.body, list) or name == PREVIOUS else None
+        # An empty list may be a list of anything.
+        if count or (count == 0 and name == "messages"):
+            counts[name] = count
+    return counts

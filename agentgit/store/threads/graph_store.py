@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +34,6 @@ from agentgit.store.threads.graph_rows import (
     NEWEST_ASKING,
     NEWEST_FOR_PUT,
     ONE,
-    PREVIOUS,
     REPLACE_WRITES,
     RESUME,
     UPSERT,
@@ -51,7 +50,10 @@ from agentgit.store.threads.graph_rows import (
     found,
     hash_state,
     is_shown,
+    message_counts,
     pending,
+    state_names,
+    unchanged_names,
 )
 
 __all__ = ["Draft", "Encoded", "Found", "GraphKey", "GraphScope", "GraphStore", "Head", "Pending", "Task"]
@@ -113,8 +115,8 @@ class GraphStore:
         self, connection: Connection, place: GraphKey, draft: Draft, parent: Found | None, seq: int
     ) -> dict[str, Any]:
         """Store what a graph checkpoint holds, and give its columns."""
-        names, before = _names(place, draft, parent), parent.values if parent else {}
-        same = _same(names, draft, parent)
+        names, before = state_names(place, draft, parent), parent.values if parent else {}
+        same = unchanged_names(names, draft, parent)
         kept = {name: before[name] for name in names if name in same and name in before}
         fresh = {name: draft.encode(name) for name in draft.names if name not in kept}
         spread = NOTHING
@@ -125,7 +127,7 @@ class GraphStore:
         stored = {**kept, **dict(zip(fresh, hashes, strict=True))}
         self.spread.remember(spread, stored)
         channels = {name: stored[name] for name in names if name in stored}
-        counts = _counts(channels, fresh, parent)
+        counts = message_counts(channels, fresh, parent)
         talk = conversation(counts)
         used = token_usage.of_put(connection, self.content, place, talk, fresh, parent, counts=self.counts)
         run_id, parents = draft.meta.get("run_id"), draft.meta.get("parents") or {}
@@ -437,40 +439,6 @@ class GraphStore:
 
     def _key(self, place: GraphKey) -> dict[str, Any]:
         return place.columns(self.tenant_id)
-
-
-def _names(place: GraphKey, draft: Draft, parent: Found | None) -> Sequence[str]:
-    """List the channels that have a value, also those whose value is spread; of a subgraph's nobody sees the state."""
-    if place.ns or not (draft.folds or (parent and parent.folded)):
-        return draft.names
-    # In the parent's order, for what counts as the conversation: a value is spread at one step and full at another.
-    names = [*draft.names, *sorted(draft.folds)]
-    before = [name for name in parent.header["counts"] if name in names] if parent else []
-    return list(dict.fromkeys([*before, *names]))
-
-
-def _same(names: Sequence[str], draft: Draft, parent: Found | None) -> set[str]:
-    """Find the channels that are as in the parent: not said to have changed, and of the same version."""
-    if parent is None:
-        return set()
-    now, then = draft.header["versions"], parent.header["versions"]
-    return {name for name in names if name not in draft.changed and name in now and now[name] == then.get(name)}
-
-
-def _counts(names: Iterable[str], fresh: Mapping[str, Encoded], parent: Found | None) -> dict[str, int]:
-    """Count the messages of each shown channel that holds messages."""
-    counts: dict[str, int] = {}
-    before = parent.header["counts"] if parent else {}
-    for name in filter(is_shown, names):
-        value = fresh.get(name)
-        if value is None:
-            count = before.get(name)
-        else:
-            count = value.messages if isinstance(value.body, list) or name == PREVIOUS else None
-        # An empty list may be a list of anything.
-        if count or (count == 0 and name == "messages"):
-            counts[name] = count
-    return counts
 
 
 def _head(row: Any) -> Head:

@@ -26,8 +26,7 @@ from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
 from agentgit.store.threads.graph_rows import INTERRUPT, GraphKey
 from agentgit.store.transfer import export_records as records
-from agentgit.store.transfer.export_states import StateWriter
-from agentgit.store.transfer.export_values import ValueWriter, Write
+from agentgit.store.transfer.export_states import StateWriter, ValueWriter, Write
 from agentgit.store.transfer.records import BRANCH, CHECKPOINT, SESSION
 from agentgit.values import as_object
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 from sqlalchemy import Connection, Table
 
@@ -28,12 +28,11 @@ from agentgit.store.sql.tables import (
     WORLD_LOG,
 )
 from agentgit.store.store import Store
-from agentgit.store.transfer.export_values import AT_ONCE
+from agentgit.store.transfer.export_states import AT_ONCE
 from agentgit.store.transfer.file_trees import Keeps
 from agentgit.store.transfer.import_check import Checker
-from agentgit.store.transfer.import_rows import ImportedRows, new_ids
-from agentgit.store.transfer.import_values import ListItems
-from agentgit.store.transfer.lines import damaged, read
+from agentgit.store.transfer.import_rows import ImportedRows, ListItems, new_ids
+from agentgit.store.transfer.lines import LineReader, damaged, read
 from agentgit.store.transfer.records import checked, require_header
 
 BYTES_AT_ONCE = 4 * 2**20
@@ -52,7 +51,7 @@ TABLES: Mapping[str, Table] = {
 }
 
 
-def records(stream: BinaryIO, checker: Checker) -> Iterator[tuple[str, dict[str, Any]]]:
+def records(stream: LineReader, checker: Checker) -> Iterator[tuple[str, dict[str, Any]]]:
     """Return the records of an export, each checked before it is given.
 
     Args:
@@ -86,7 +85,7 @@ def records(stream: BinaryIO, checker: Checker) -> Iterator[tuple[str, dict[str,
         )
 
 
-def check(stream: BinaryIO, keeps: Keeps | None = None) -> Checker:
+def check(stream: LineReader, keeps: Keeps | None = None) -> Checker:
     """Read an export and hold it against itself; nothing is stored.
 
     Args:
@@ -112,7 +111,7 @@ class Import:
         name: The name of the session; None for its own name, or the next free one like it.
     """
 
-    def __init__(self, store: Store, user_id: int, stream: BinaryIO, name: str | None) -> None:
+    def __init__(self, store: Store, user_id: int, stream: LineReader, name: str | None) -> None:
         self.store = store
         self.user_id = user_id
         self.stream = stream

@@ -14,9 +14,9 @@ from agentgit.effects.invocation import CALL, PAUSED, REDO
 from agentgit.store.objects.blobs import RECORD, Leaf, unpack
 from agentgit.store.records.journal import LAST_LOGGED
 from agentgit.store.threads.graph_rows import conversation, hash_state
-from agentgit.store.transfer import branch_metadata
+from agentgit.store.transfer import json_checks
 from agentgit.store.transfer.file_trees import AT_MOST, MUCH, FileChecker, Keeps
-from agentgit.store.transfer.import_values import ListItems, ValueReader, is_message, require_readable
+from agentgit.store.transfer.import_rows import ListItems, ValueReader, is_message, require_readable
 from agentgit.store.transfer.records import COUNTED, HEADER
 
 Record = Mapping[str, Any]
@@ -159,7 +159,7 @@ class Checker:
                 raise ValueError(f"names a {kind} {id} that is not there")
 
     def _take_branch(self, record: Record) -> None:
-        branch_metadata.checked(record["meta"])
+        json_checks.checked_metadata(record["meta"])
         if any(one.record["name"] == record["name"] for one in self._branches.values()):
             raise ValueError(f"is a second branch {record['name']!r}")
         if (record["parent"] is None) != (not self._branches) or (record["parent"] is None) != (
@@ -386,6 +386,7 @@ class Checker:
             raise ValueError(f"comes after a branch {name!r} whose head is no checkpoint of its own")
         if positions and not begins <= min(positions) <= max(positions) <= begins + branch.counted:
             raise ValueError(f"comes after a branch {name!r} with a checkpoint behind the end of its tool track")
-        branch_metadata.moved(
-            branch_metadata.checked(record["meta"]), {kind: dict.fromkeys(ids, 0) for kind, ids in self.ids.items()}
+        json_checks.moved_metadata(
+            json_checks.checked_metadata(record["meta"]),
+            {kind: dict.fromkeys(ids, 0) for kind, ids in self.ids.items()},
         )

@@ -1,18 +1,21 @@
 """The lines of an export: JSON objects, each with a hash over itself and all lines before it. Pure.
 
 Because the hash goes on from line to line, a line that was changed, left out, doubled or moved is found where it is.
+`watched` reports the progress of a read.
 """
 
 from __future__ import annotations
 
 import base64
+import io
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 import orjson
 
 from agentgit.errors import Corrupt
+from agentgit.sessions.reports import OnProgress
 from agentgit.values import from_json, write_slowly
 
 LONGEST = 64 * 2**20
@@ -24,6 +27,16 @@ PART_BYTES = 256 * 1024
 _BEGINS = (b'{"record":"agentgit-export"', b'{"record": "agentgit-export"')
 
 _TAIL = len(b',"hash":""}\n') + 64
+
+
+class LineReader(Protocol):
+    """A binary file that is read line by line, again from its beginning if need be."""
+
+    def readline(self, size: int, /) -> bytes:
+        """Read a line, and no more of it than `size` bytes."""
+
+    def seek(self, offset: int, /) -> int:
+        """Go to a position in the file."""
 
 
 class Sealer:
@@ -80,7 +93,7 @@ class ExportLine(NamedTuple):
     hash: bytes
 
 
-def read(stream: BinaryIO) -> Iterator[ExportLine]:
+def read(stream: LineReader) -> Iterator[ExportLine]:
     """Return the lines of an export, each checked against its hash.
 
     Args:
@@ -141,3 +154,42 @@ def _record(number: int, body: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise damaged(number, "is no JSON object")
     return found
+
+
+STEP = 2**20
+"""The number of bytes that are read between two reports of progress."""
+
+
+class _Watched:
+    """A file whose reader tells how far it is; each time it begins anew.
+
+    Args:
+        file: The file, which is read line by line.
+        progress: The function that gets the progress.
+        times: The number of times that it will be read.
+    """
+
+    def __init__(self, file: IO[bytes], progress: OnProgress, times: int) -> None:
+        self._file = file
+        self._progress = progress
+        self._size, self._times, self._begun = file.seek(0, io.SEEK_END), times, 0
+        self._done = self._told = 0
+
+    def seek(self, offset: int) -> int:
+        # The last time may begin again, in a transaction that runs again.
+        self._begun = min(self._begun + 1, self._times)
+        self._done = self._told = (self._begun - 1) * self._size + offset
+        return self._file.seek(offset)
+
+    def readline(self, size: int) -> bytes:
+        line = self._file.readline(size)
+        self._done += len(line)
+        if self._done - self._told >= STEP or not line:
+            self._told = self._done
+            self._progress(self._done, self._times * self._size)
+        return line
+
+
+def watched(file: IO[bytes], progress: OnProgress | None, *, times: int) -> LineReader:
+    """Report the progress of reading a file `times` times; without a function to report to, return the file."""
+    return _Watched(file, progress, times) if progress is not None else file

@@ -16,7 +16,7 @@ from agentgit.effects.effects import KINDS, UNDECLARED
 from agentgit.effects.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REVERSE
 from agentgit.effects.report import GROUPS
 from agentgit.errors import InvalidInput
-from agentgit.store.transfer import file_trees, graph_headers, paths
+from agentgit.store.transfer import file_trees, json_checks, paths
 from agentgit.store.transfer.fields import (
     Check,
     arguments,
@@ -113,8 +113,8 @@ _SHAPES: dict[str, dict[str, Check]] = {
         "root": maybe(word(64)),
         "run": maybe(text),
         "messages": number(),
-        "meta": graph_headers.meta,
-        "header": graph_headers.header,
+        "meta": json_checks.graph_metadata,
+        "header": json_checks.graph_header,
         "channels": named(digest),
         "state_hash": digest,
     },

@@ -15,7 +15,7 @@ from starlette.responses import Response
 import agentgit
 from agentgit.errors import AgentGitError
 from agentgit.web import problems
-from agentgit.web.api import account, checkpoints, events, people, sessions, sharing, world
+from agentgit.web.api import events, sessions, sharing, users, world
 
 MOST = 10
 """The most mistakes of a request that are reported at once."""
@@ -33,8 +33,16 @@ def make() -> FastAPI:
         separate_input_output_schemas=False,
         generate_unique_id_function=_name,
     )
-    for part in (account, sessions, checkpoints, world, events, sharing, people):
-        api.include_router(part.router)
+    for router in (
+        users.account_router,
+        sessions.router,
+        sessions.checkpoint_router,
+        world.router,
+        events.router,
+        sharing.router,
+        users.router,
+    ):
+        api.include_router(router)
     api.add_exception_handler(AgentGitError, _failed)
     api.add_exception_handler(RequestValidationError, _invalid)
     api.add_exception_handler(HTTPException, _refused)

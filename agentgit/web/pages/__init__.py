@@ -10,15 +10,15 @@ from starlette.responses import Response
 
 from agentgit.errors import AgentGitError, RollbackBlocked
 from agentgit.web import problems
-from agentgit.web.pages import checkpoints, sessions, sharing, users, world
+from agentgit.web.pages import sessions, sharing, users, world
 from agentgit.web.pages.drawing import draw
 from agentgit.web.pages.visiting import to_the_door, visitor_of
 
 
 def add_to(app: FastAPI) -> None:
     """Add the pages to an application."""
-    for part in (users, sessions, checkpoints, world, sharing):
-        app.include_router(part.router)
+    for router in (users.router, sessions.router, sessions.checkpoint_router, world.router, sharing.router):
+        app.include_router(router)
     app.add_exception_handler(AgentGitError, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)

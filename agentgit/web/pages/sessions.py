@@ -1,4 +1,4 @@
-"""The pages of sessions: the list, one with its tree and log, what is found in it, its calls, and the audit trail."""
+"""The pages of sessions and checkpoints: the list, trees, logs, search, calls, diffs, and the audit trail."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from starlette.responses import RedirectResponse, Response
 
 from agentgit.errors import InvalidInput
 from agentgit.render.svg import tree_svg
+from agentgit.render.views.diff import patch
 from agentgit.sessions.events import KINDS
 from agentgit.sessions.tree import Point
 from agentgit.web.api.asking import LARGEST_ID, After, BranchName, Id, Offset
-from agentgit.web.api.sessions import download, page_of
+from agentgit.web.api.sessions import before_of, download, files_of, page_of
+from agentgit.web.pages.drawing import LONGEST
 from agentgit.web.pages.visiting import Visit, place_of
 from agentgit.web.security import same_site
 
@@ -135,3 +137,88 @@ def audit(
     names = {one.id: one.name for one in (visit.repo.users.all() if me.is_admin else [me])}
     groups = sorted({name.partition(".")[0] for name in KINDS})
     return visit.page("audit", events=found[::-1], of=of, kind=kind, groups=groups, kinds=KINDS, names=names)
+
+
+checkpoint_router = APIRouter(prefix="/sessions/{session_id}")
+
+MESSAGES = 30
+"""The number of messages, calls or values of the state on a page."""
+
+Ref = Annotated[str, Query(max_length=300)]
+
+
+@checkpoint_router.get("/checkpoints/{checkpoint_id}")
+def checkpoint(visit: Visit, session_id: Id, checkpoint_id: Id, earlier: Offset = 0, values: Offset = 0) -> Response:
+    """Show a checkpoint: the end of its conversation first, and what came earlier by pages."""
+    session = visit.repo.session(session_id)
+    point = session.get_checkpoint(checkpoint_id)
+    messages, state = point.conversation_history, point.session_state
+    end = max(0, len(messages) - earlier)
+    keys = sorted(state)
+    return visit.page(
+        "checkpoint",
+        session=session.info,
+        point=point,
+        facts=point.metadata,
+        messages=messages[max(0, end - MESSAGES) : end],
+        first=max(0, end - MESSAGES),
+        total=len(messages),
+        earlier=earlier + MESSAGES if end > MESSAGES else None,
+        later=max(0, earlier - MESSAGES) if earlier else None,
+        state=[(key, state[key]) for key in keys[values : values + MESSAGES]],
+        state_total=len(keys),
+        more_values=values + MESSAGES if values + MESSAGES < len(keys) else None,
+        calls=point.tool_invocations[-MESSAGES:],
+        calls_total=len(point.tool_invocations),
+        before=before_of(visit.repo, session_id, point),
+        restorable=MESSAGES,
+    )
+
+
+@checkpoint_router.get("/checkpoints/{checkpoint_id}/files")
+def files(visit: Visit, session_id: Id, checkpoint_id: Id) -> Response:
+    """Show what changed in the files, and what bringing them back would do."""
+    session = visit.repo.session(session_id)
+    point = session.get_checkpoint(checkpoint_id)
+    found = files_of(visit.repo, session_id, point)
+    return visit.page(
+        "files",
+        session=session.info,
+        point=point,
+        facts=point.metadata,
+        files=found,
+        patch=patch(found["diff_content"][:LONGEST]),
+        rest=max(0, len(found["diff_content"]) - LONGEST),
+    )
+
+
+@checkpoint_router.get("/diff")
+def diff(visit: Visit, session_id: Id, a: Ref = "", b: Ref = "") -> Response:
+    """Put two checkpoints side by side."""
+    session = visit.repo.session(session_id)
+    found = session.diff(place_of(a), place_of(b)) if a and b else None
+    content = found.diff_content if found is not None else ""
+    return visit.page(
+        "diff",
+        session=session.info,
+        a=a,
+        b=b,
+        diff=found,
+        patch=patch(content[:LONGEST]),
+        rest=max(0, len(content) - LONGEST),
+        branches=session.branches(),
+    )
+
+
+@checkpoint_router.post("/tags", dependencies=[Depends(same_site)])
+def tag(visit: Visit, session_id: Id, ref: Text, name: Text, description: Text = "") -> Response:
+    """Tag a checkpoint."""
+    made = visit.repo.session(session_id).tag(place_of(ref), name.strip(), description=description or None)
+    return visit.go(f"/sessions/{session_id}/checkpoints/{made.checkpoint_id}")
+
+
+@checkpoint_router.post("/tags/delete", dependencies=[Depends(same_site)])
+def untag(visit: Visit, session_id: Id, name: Text) -> Response:
+    """Take a tag away."""
+    gone = visit.repo.session(session_id).untag(name)
+    return visit.go(f"/sessions/{session_id}/checkpoints/{gone.checkpoint_id}")

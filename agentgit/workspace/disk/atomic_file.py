@@ -1,4 +1,8 @@
-"""One file in an open directory: contents in parts, writes in one step, and renames that lose nothing."""
+"""One file in an open directory: contents in parts, writes in one step, and renames that lose nothing.
+
+The two renames that lose nothing: exchange two names, and rename only to a name that is free. Linux has them as
+`renameat2`, macOS as `renameatx_np`; not every file system supports them.
+"""
 
 from __future__ import annotations
 

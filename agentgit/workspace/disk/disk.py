@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 from agentgit.workspace.disk.atomic_file import CHUNK, FOLDER, Data, parts, regular, remove_empty, set_mode, told, write
-from agentgit.workspace.disk.directory_entry import DirectoryEntry
 from agentgit.workspace.disk.move_aside import Aside
 from agentgit.workspace.disk.permissions import READABLE, SEARCHABLE, WRITABLE, Permits
+from agentgit.workspace.disk.single_file import DirectoryEntry
 from agentgit.workspace.scan.index import PLAIN_DIRECTORY
 from agentgit.workspace.trees import TreeEntry, digest, digest_of
 

@@ -20,8 +20,17 @@ from agentgit.workspace.disk.disk import Disk
 from agentgit.workspace.disk.permissions import Permits
 from agentgit.workspace.locations import require_in_place
 from agentgit.workspace.restore import Progress, Restore, RestoreOutcome, RestorePlanner, RestoreSteps, limited
-from agentgit.workspace.scan.excluded import Left, Named, above, compare, in_the_way, is_among, left_of
-from agentgit.workspace.scan.ignore import GIT, IgnoreRules
+from agentgit.workspace.scan.excluded import (
+    GIT,
+    IgnoreRules,
+    Left,
+    Named,
+    above,
+    compare,
+    in_the_way,
+    is_among,
+    left_of,
+)
 from agentgit.workspace.scan.index import PLAIN_DIRECTORY, Known, SeenFiles, Skipped, stamp_of, within
 from agentgit.workspace.scan.scan import EXCLUDED, UNREADABLE, Scan
 from agentgit.workspace.trees import TreeChange, TreeEntry, Trees, WrittenTree

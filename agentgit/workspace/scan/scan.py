@@ -16,7 +16,7 @@ from agentgit.errors import Unavailable
 from agentgit.values import shown
 from agentgit.workspace.disk.atomic_file import CHUNK, IN_MEMORY, Data, gather, parts
 from agentgit.workspace.disk.permissions import READABLE, SEARCHABLE, Permits
-from agentgit.workspace.scan.ignore import NAME, IgnoreRules
+from agentgit.workspace.scan.excluded import NAME, IgnoreRules
 from agentgit.workspace.scan.index import Known, SeenFiles, Skipped, Stamp, mode_of, settled, stamp_of, within
 from agentgit.workspace.trees import TreeEntry, WrittenTree, digest, digest_of
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 from sqlalchemy import Connection, Table, func, select, text
 from sqlalchemy.exc import DBAPIError
@@ -74,7 +75,7 @@ def _check(connection: Connection, store: Store, level: int, report: _Counting) 
         report.attempt("the database", lambda: _check_macs(connection, store, report))
     for part in (_check_stored, _check_rows, _check_trail):
         # What no part foresees must not keep the others from being checked.
-        report.attempt("the database", lambda part=part: part(connection, store, level, report))  # type: ignore[misc]  # mypy cannot infer it
+        report.attempt("the database", partial(part, connection, store, level, report))
     if level >= HEADS:
         report.attempt("the database", lambda: check_heads(connection, store, report))
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Table, select
 
-from agentgit.sessions.events import NOWHERE, Tip
-from agentgit.store.audit.trail import hash_of
+from agentgit.sessions.events import NOWHERE, Tip, hash_of
 from agentgit.store.maintenance.fsck.cells import Cells, Read, readable
 from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, rows
 from agentgit.store.objects.packing import HASH_BYTES
@@ -51,7 +51,7 @@ def check_trail(
     )
     for page in Cells(connection, query).pages():
         for one in page:
-            report.attempt(one.name, lambda one=one: chains.take(one))  # type: ignore[misc]  # mypy cannot infer it
+            report.attempt(one.name, partial(chains.take, one))
         report.did(len(page))
     erased = {session_id: end for session_id, end in gone.items() if end in chains.told}
     _check_erased(connection, tenant_id, gone, erased, report)

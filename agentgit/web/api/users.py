@@ -1,19 +1,71 @@
-"""Users, for admins; and API keys."""
+"""Routes of the account, of users for admins, and of API keys."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
-from pydantic import Field
+from fastapi import APIRouter, Depends, Query
+from pydantic import BaseModel, Field
+from starlette.requests import Request
 from starlette.responses import Response
 
 from agentgit.auth import User
 from agentgit.auth.credentials import ApiKey, NewKey
+from agentgit.errors import NotAllowed
 from agentgit.values import portable
-from agentgit.web.api.answers import Answer, Erased, described, listing
-from agentgit.web.api.asking import Caller, Id, RequestBody, failures
+from agentgit.web.api.answers import Answer, Erased, Me, described, listing
+from agentgit.web.api.asking import Caller, Credential, Id, RequestBody, failures
 from agentgit.web.api.sharing import Seconds, lasting
+from agentgit.web.authentication import Accounts
+from agentgit.web.problems import Unknown, status_of
+from agentgit.web.security import closed_line, log_in
+from agentgit.web.site import site_of
+
+account_router = APIRouter(tags=["account"])
+
+
+class Login(RequestBody):
+    """A name and a password."""
+
+    name: str = Field(min_length=1, max_length=300)
+    password: str = Field(min_length=1, max_length=2_000)
+
+
+class LoggedIn(BaseModel):
+    """A key to go on with."""
+
+    key: str = Field(description="Send it as `Authorization: Bearer …`; it holds for 12 hours.")
+
+
+@account_router.get("/me", response_model=Me, responses=failures())
+def me(caller: Caller) -> Answer:
+    """Return the user who is logged in."""
+    user = caller.user
+    scopes = sorted(caller.context.principal.scopes)
+    return Answer({"id": user.id, "name": user.name, "is_admin": user.is_admin, "scopes": scopes})
+
+
+@account_router.post(
+    "/login", status_code=201, response_model=LoggedIn, responses=failures(429), dependencies=[Depends(closed_line)]
+)
+def login(request: Request, wanted: Login) -> Answer:
+    """Return a key for a name and a password."""
+    entrance = site_of(request).entrance
+    if not isinstance(entrance, Accounts):
+        raise NotAllowed("Here are no passwords. An API key lets a program in: agentgit keys create NAME")
+    try:
+        key = log_in(request, entrance, wanted.name, wanted.password).key
+    except NotAllowed as error:
+        raise Unknown(str(error)) if status_of(error) == 403 else error from error
+    return Answer({"key": key}, 201)
+
+
+@account_router.post("/logout", status_code=204, response_class=Response, responses=failures())
+def logout(request: Request, caller: Caller, credential: Credential) -> Response:
+    """Let the key that you send be worth nothing from now on."""
+    site_of(request).entrance.leave(credential)
+    return Response(status_code=204)
+
 
 router = APIRouter(tags=["people"])
 

@@ -1,0 +1,53 @@
+"""Connections of webhooks: to the very address that was checked, so that no second answer of a name server counts."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterable
+
+import httpcore
+
+from agentgit.sessions.webhooks import WebhookHosts
+
+
+class CheckedNetwork(httpcore.AsyncNetworkBackend):
+    """Resolves a host once, checks all of its addresses, and connects to one of these.
+
+    TLS and HTTP above it know the host by its name: certificate, SNI and Host are those of the URL.
+
+    Args:
+        hosts: The hosts that may be connected to.
+        seconds: The most seconds that a try takes, for all addresses of a host together.
+    """
+
+    def __init__(self, hosts: WebhookHosts, seconds: float) -> None:
+        self._hosts = hosts
+        self._seconds = seconds
+        self._network = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Connect to a host.
+
+        Raises:
+            NotAllowed: One of its addresses is neither public nor allowed.
+            httpcore.ConnectError, httpcore.ConnectTimeout: None of them answers.
+        """
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
+        self._hosts.require_resolved(host, addresses)
+        seconds = self._seconds / max(1, len(addresses))  # so that a dead one leaves time for the others
+        failure: Exception = httpcore.ConnectError("The host has no address.")
+        for address in addresses:
+            try:
+                return await self._network.connect_tcp(address, port, seconds, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                failure = error
+        raise failure

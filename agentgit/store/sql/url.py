@@ -1,0 +1,74 @@
+"""The address of a database: read from a path or a URL, and written without its passwords."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from agentgit.errors import InvalidInput
+
+
+def parse_url(where: str | Path | URL) -> URL:
+    """Read what a user may give as a database: a path, `:memory:`, or a SQLAlchemy URL.
+
+    Args:
+        where: The database.
+
+    Raises:
+        InvalidInput: It is neither.
+
+    Example:
+        >>> parse_url("notes.db").render_as_string()
+        'sqlite:///notes.db'
+    """
+    if isinstance(where, URL):
+        return where
+    text = str(where)
+    if "://" not in text:
+        return URL.create("sqlite", database=text)
+    url = read_url(text)
+    if url.drivername in ("postgresql", "postgres"):
+        url = url.set(drivername="postgresql+psycopg")
+    if url.get_backend_name() not in ("sqlite", "postgresql"):
+        raise InvalidInput(f"agentgit keeps its data in SQLite or PostgreSQL, not in {url.get_backend_name()}.")
+    return url
+
+
+def read_url(text: str) -> URL:
+    """Take a URL apart; what is wrong with one is told without its text, which may have a password anywhere.
+
+    Raises:
+        InvalidInput: It is none, or what is before its host has a sign that belongs to the URL itself.
+
+    Example:
+        >>> read_url("postgresql://me:p@ss@host/db")
+        Traceback (most recent call last):
+        agentgit.errors.InvalidInput: This URL has more than one @. Write the one of a password or name as %40, ...
+    """
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        kind = text.partition("://")[0] if "://" in text else ""
+        raise InvalidInput(
+            f"{kind}://… is no database URL. Give a path, or write sqlite:///agentgit.db or "
+            "postgresql://user:password@host:5432/name; in a password, what has a meaning in URLs is written with %."
+        ) from None
+    if url.get_backend_name() != "sqlite" and "@" in f"{url.host or ''}{url.database or ''}":
+        raise InvalidInput(
+            "This URL has more than one @. Write the one of a password or name as %40, and a % as %25. It is not shown "
+            "here, as it may have a part of the password."
+        )
+    return url
+
+
+def shown(url: URL) -> str:
+    """Write a URL without its passwords.
+
+    Example:
+        >>> shown(parse_url("postgresql://me:se%40cret@host/db?password=more"))
+        'postgresql+psycopg://me:***@host/db?password=***'
+    """
+    hidden = {name: "***" for name in url.query if "password" in name}
+    return url.update_query_dict(hidden).render_as_string(hide_password=True).replace("%2A%2A%2A", "***")
