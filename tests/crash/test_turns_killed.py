@@ -19,7 +19,7 @@ import agentgit
 
 ONCE = dict.fromkeys(edges.ITEMS.values(), 1)
 
-SHORT, LONG = 3, 65
+SHORT, LONG = 3, 20
 """How many lives of each kind are lived; nearly each has two kills."""
 
 
@@ -111,9 +111,9 @@ def test_t1_a_turn_killed_anywhere_pays_once(kind, verify, tmp_path, lengths):
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("kind", edges.GRAPHS)
-def test_t1_a_thousand_kills_pay_once(kind, part, verify, tmp_path, lengths):
-    """T1: at least a thousand kills, at any call of a function, leave nothing done twice and no untrue status."""
+def test_t1_hundreds_of_kills_pay_once(kind, part, verify, tmp_path, lengths):
+    """T1: more than three hundred kills, at any call of a function, leave nothing done twice and no untrue status."""
     chance = random.Random(f"{kind} {verify} {part}")  # noqa: S311  # the same kills each time
     lives = LONG // 4
     kills = sum(killed(kind, verify, tmp_path / str(n), lengths, chance) for n in range(lives))
-    assert kills >= lives  # 16 kinds and ways × 4 parts × 16 lives: more than a thousand
+    assert kills >= lives  # 16 kinds and ways × 4 parts × 5 lives
