@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from markup import HOSTILE, Page, call, luminance
 
-import agentgit
 from agentgit import RollbackPlan, RollbackReport, ToolInvocation
 from agentgit.effects.plan import BLOCK, GONE, KEEP, REDO, REVERSE, SWITCH, WORLD_ONLY, PlanStep
 from agentgit.effects.report import GROUPS, ReportItem
@@ -193,7 +192,7 @@ def test_hostile_text_is_only_text_on_a_page():
 
 def test_a_notebook_gets_text_and_html():
     """Both kinds of repr agree; below its picture a tree is shown as it is printed."""
-    for value in (FULL, PARTIAL, agentgit.open(":memory:").session("s", create=True) and tree()):
+    for value in (FULL, PARTIAL, tree()):
         assert value._repr_mimebundle_() == {"text/plain": str(value), "text/html": value._repr_html_()}
     assert Page(tree()._repr_html_()).text == f"as text{tree()}"
 
