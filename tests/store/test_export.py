@@ -89,7 +89,7 @@ def test_b8_two_imports_of_one_file_are_two_sessions(repo, tmp_path):
 @pytest.mark.parametrize("piped", [False, True])
 def test_b8_long_work_says_how_far_it_is(repo, tmp_path, monkeypatch, piped):
     """B8: export and import tell how many bytes are done, of how many; both end where all is done."""
-    monkeypatch.setattr("agentgit.store.transfer.summary.STEP", 100)
+    monkeypatch.setattr("agentgit.store.transfer.lines.STEP", 100)
     repo.wrap(tool_node_graph(obedient(), World().tools()), "s").run("add chair")
     file = tmp_path / "s.jsonl"
     out, into = [], []
