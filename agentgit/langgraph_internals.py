@@ -76,7 +76,7 @@ try:
     """The types that the serializer rebuilds without being told."""
 except (ImportError, AttributeError) as error:
     raise Unavailable(
-        f"LangGraph {version('langgraph')} has moved what agentgit needs ({error}); this release was made with {READ}. "
+        f"LangGraph {version('langgraph')} has moved what agentgit needs ({error}); this release is for {READ}. "
         f'Run: pip install --upgrade agentgit, or pip install "langgraph=={READ}"'
     ) from error
 

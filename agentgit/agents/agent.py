@@ -458,5 +458,5 @@ def _naming(agent: RollbackAgent) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        error.add_note(f"The conversation was rolled back to branch {agent.branch.name!r}. agent.at() goes on there.")
+        error.add_note(f"The conversation was rolled back to branch {agent.branch.name!r}. agent.at() continues there.")
         raise

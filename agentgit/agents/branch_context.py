@@ -60,8 +60,8 @@ class Interval:
         calls = re.fullmatch(r"tool(?::([1-9]\d{0,8}))?", value) if isinstance(value, str) else None
         if calls is None:
             raise InvalidInput(
-                f"auto_checkpoint={value!r} means nothing; give 'turn', 'tool', 'tool:10' for every tenth tool call, "
-                "'off', or a number of turns."
+                "auto_checkpoint must be 'turn', 'tool', 'tool:10' (each tenth tool call), 'off' or a number of turns, "
+                f"not {value!r}."
             )
         return cls(before_turns=True, turns=1, calls=int(calls[1] or 1))
 

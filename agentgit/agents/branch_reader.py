@@ -228,7 +228,7 @@ class BranchReader(BranchRunner):
         """
         head = self.head
         if head is None:
-            raise NotFound("This branch has no checkpoint yet. agent.checkpoint() makes one.")
+            raise NotFound("This branch has no checkpoint yet. agent.checkpoint() creates one.")
         return self.session.compare(head, other)
 
     def plan_merge(self, source: CheckpointRef, *, resolve: Resolve = None) -> MergePlan:

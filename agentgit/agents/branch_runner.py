@@ -117,7 +117,7 @@ class BranchRunner(Runnable[Any, Any]):
         filled, self.moved_at = self._config(config), monotonic()
         if filled["configurable"].get("checkpoint_id") not in (None, self._branch.seen):
             raise InvalidInput(
-                "A branch is not run from its middle; make a new one there with fork(to) or rollback(to)."
+                "A branch runs only from its head; to run from an earlier checkpoint, call fork(to) or rollback(to)."
             )
         filled["configurable"].pop("checkpoint_id", None)
         turn = Turn(self._branch, inputs.read(self._runs, value), traced)
@@ -138,8 +138,8 @@ class BranchRunner(Runnable[Any, Any]):
             current, own = (branch.store.sessions.branch(connection, one).name for one in (now, branch.branch_id))
             name = branch.session(connection).reference
         warnings.warn(
-            f"Session {name} continues on branch {current!r} now, and this agent runs on {own!r}. "
-            f"agent.at({current!r}) is an agent there.",
+            f"Session {name} now continues on branch {current!r}, but this agent runs on {own!r}. "
+            f"agent.at({current!r}) returns an agent for it.",
             BranchMoved,
             stacklevel=_frames_of_ours(),
         )

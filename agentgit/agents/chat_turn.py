@@ -82,7 +82,7 @@ async def go_on(agent: RollbackAgent) -> Pieces:
     state = await agent.aget_state()
     if state.interrupts or not state.next:
         raise InvalidInput(
-            "The graph waits for an answer: say it." if state.interrupts else "No turn broke off here; say something."
+            "The graph is waiting for an answer; enter it." if state.interrupts else "No turn was interrupted here."
         )
     async for piece in _pieces(agent, None, state):
         yield piece

@@ -73,7 +73,7 @@ def checkpoint_tools(bound: Session, branch_id: int) -> list[BaseTool]:
             return f"Saved: {bound.checkpoint(name, branch=branch_id, description=description).get_summary()}"
         turn = recorder.turn
         turn.want(recorder.batch_in(_run_id()), named(turn.context.settings.user_id, name, description))
-        return f"Checkpoint {name!r} is saved as soon as the tool calls of this message are done."
+        return f"Checkpoint {name!r} will be saved as soon as the tool calls of this message are done."
 
     def list_checkpoints(config: RunnableConfig) -> str:
         """List the saved points of this conversation, oldest first."""
@@ -87,7 +87,7 @@ def checkpoint_tools(bound: Session, branch_id: int) -> list[BaseTool]:
         session, branch = on(config)
         found = session.get_checkpoint(checkpoint, branch=branch)
         calls = ", ".join(call["tool_name"] for call in found.tool_invocations) or "none"
-        return f"{found.metadata['reference']}: {found.get_summary()}\nTool calls until there: {calls}"
+        return f"{found.metadata['reference']}: {found.get_summary()}\nTool calls up to there: {calls}"
 
     def rollback_to_checkpoint(checkpoint: str, config: RunnableConfig) -> str:
         """Go back to a saved point: what tools did after it is undone. Happens when this turn has ended."""
@@ -95,7 +95,7 @@ def checkpoint_tools(bound: Session, branch_id: int) -> list[BaseTool]:
         plan = session.plan_rollback(checkpoint, branch=branch)
         # What is running beside this call will have ended when the turn has.
         if any(recorder is None or step.invocation.status != INTENDED for step in plan.blockers):
-            raise RollbackBlocked(f"That point cannot be gone back to. {plan}", plan)
+            raise RollbackBlocked(f"A rollback to that checkpoint is blocked. {plan}", plan)
 
         def go_back() -> RollbackReport:
             report = session.rollback(plan.checkpoint_id, branch=branch)
@@ -107,7 +107,7 @@ def checkpoint_tools(bound: Session, branch_id: int) -> list[BaseTool]:
             report, branch_id = go_back(), session.branch().id
             return f"Done. {report}"
         recorder.turn.afterwards = go_back
-        return f"This happens when your turn has ended. {plan}"
+        return f"This will happen when your turn has ended. {plan}"
 
     def delete_checkpoint(checkpoint: str, config: RunnableConfig) -> str:
         """Delete one saved point. Points that a branch or a rollback needs stay."""

@@ -100,7 +100,7 @@ def answer_of(output: Any) -> str:
     """
     messages = output.get(MESSAGES) if isinstance(output, Mapping) else None
     if not messages:
-        raise InvalidInput("This graph's answer has no messages; call invoke() with its own input.")
+        raise InvalidInput("The output of this graph has no messages; call invoke() with the graph's own input.")
     return str(messages[-1].text)
 
 

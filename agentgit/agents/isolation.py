@@ -31,9 +31,9 @@ def require_apart(config: RunnableConfig | None) -> None:
     if any(isinstance(one, Recorder) for one in handlers):
         raise unswallowed(
             InvalidInput(
-                "This agent was called in a turn of another wrapped graph, and nothing was run: what it does would be "
-                "in its own session alone, and no rollback of that turn would know of it. Call the graph itself there, "
-                "agent.graph: its calls are then recorded with that turn. Or leave one of the two unwrapped."
+                "This agent was called inside a turn of another wrapped graph, so nothing was run: its effects would "
+                "be recorded only in its own session, and a rollback of that turn would miss them. Call agent.graph "
+                "instead: its calls are then recorded with that turn. Or leave one of the two graphs unwrapped."
             )
         )
 

@@ -141,13 +141,13 @@ def declared_of(
 def _require_known(tools: ByName, given: Mapping[str, Effect], *, check: bool) -> None:
     if ALL in given:
         raise InvalidInput(
-            f"effects={{{ALL!r}: ...}} belongs to agentgit.open(..., effects=); here each tool is named."
+            f"effects={{{ALL!r}: ...}} belongs to agentgit.open(..., effects=); here, give one for each tool by name."
         )
     unknown = sorted(set(given) - set(tools))
     if check and tools and unknown:
         raise InvalidInput(
             f"The graph has no tool {', '.join(unknown)}; it has {', '.join(sorted(tools))}. "
-            "If a node calls it out of sight of the graph, say so: check_effects=False."
+            "If a node calls it where the graph does not show it, pass check_effects=False."
         )
 
 
@@ -156,8 +156,8 @@ def _own(name: str, same: Sequence[BaseTool]) -> Effect | None:
     own = [declared_on(tool) for tool in same]
     if any(effect != own[0] for effect in own):
         raise InvalidInput(
-            f"The graph has several tools called {name}, which declare different effects, and a record has only the "
-            f"name. Rename one, or declare what holds for all of them: effects={{{name!r}: ...}}."
+            f"The graph has several tools called {name} that declare different effects, and only the name is recorded. "
+            f"Rename one, or declare one effect for all of them: effects={{{name!r}: ...}}."
         )
     return own[0] if own else None
 
@@ -181,7 +181,7 @@ def require_fit(name: str, effect: Effect, same: Sequence[BaseTool]) -> None:
         known = _arguments(tool)
         if known is not None and (unknown := sorted(set(effect.identity_args or ()) - known)):
             raise InvalidInput(
-                f"identity_args of {name}: it has no argument {', '.join(unknown)}; it has "
+                f"identity_args of {name}: the tool has no argument {', '.join(unknown)}; it has "
                 f"{', '.join(sorted(known)) or 'none'}."
             )
 
@@ -220,8 +220,8 @@ def forward(same: Sequence[BaseTool]) -> Run | str:
         return f"the graph has several tools called {tool.name}, and the record does not say which one it was"
     if lost := _injected(tool):
         return (
-            f"the tool {tool.name} is given {', '.join(lost)} by its graph, which is not recorded, so that it can be "
-            "called only there"
+            f"the tool {tool.name} gets {', '.join(lost)} from its graph, which is not recorded, so it can be called "
+            "only there"
         )
     return functools.partial(_acall if _is_async(tool) else _call, tool)
 
@@ -275,7 +275,7 @@ def _asking_nobody() -> Iterator[None]:
         if not str(error).startswith("'__pregel_"):
             raise
         raise InvalidInput(
-            "the tool asks a person (interrupt), and outside of a turn there is nobody to answer"
+            "the tool asks a person (interrupt), and outside a turn there is nobody to answer"
         ) from error
 
 

@@ -86,7 +86,7 @@ def graph_in(path: str) -> Any:
         return called(value, path) if callable(value) and not isinstance(value, (Pregel, StateGraph)) else value
     graphs = [value for value in values if isinstance(value, Pregel)]
     if not graphs:
-        raise NotFound(f"{path} has no compiled graph. Name it, or the function that makes it: {path}:NAME")
+        raise NotFound(f"{path} has no compiled graph. Name it, or the function that returns it: {path}:NAME")
     if any(graph is not graphs[0] for graph in graphs):
         raise Ambiguous(f"{path} has {len(graphs)} graphs. Name one: {path}:NAME")
     return graphs[0]
@@ -121,7 +121,7 @@ def value_in(path: str) -> Any:
         NotFound: It cannot be imported.
     """
     if ":" not in path:
-        raise InvalidInput(f"{path} names a module, and not what is meant in it. Write {path}:NAME")
+        raise InvalidInput(f"{path} names only a module. Write {path}:NAME")
     return imported(path)[0]
 
 
@@ -160,7 +160,7 @@ def _require_module(path: str) -> str:
     """
     module, colon, name = path.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *([name] if colon else ()))):
-        raise InvalidInput(f"{path!r} names no module; write package.module, or package.module:NAME.")
+        raise InvalidInput(f"{path!r} is not a module path; write package.module or package.module:NAME.")
     return module
 
 
@@ -191,7 +191,7 @@ def _found(path: str) -> tuple[list[BaseTool], dict[str, Effect]]:
         tools = [one for value in named if callable(value) for one in _tools(called(value, path))]
         effects = effects if tools else {}
     if not tools and not effects:
-        hint = "" if ":" in path else f" Name the list, the graph, or the function that makes it: {path}:NAME"
+        hint = "" if ":" in path else f" Name the list, the graph, or the function that returns it: {path}:NAME"
         raise NotFound(f"{path} has no tools and declares no effects.{hint}")
     return tools, effects
 

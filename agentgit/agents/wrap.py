@@ -56,12 +56,12 @@ def wrap(
     if isinstance(graph, StateGraph):
         raise InvalidInput("This graph is not compiled. Wrap graph.compile().")
     if not isinstance(graph, Pregel):
-        raise InvalidInput(f"{type(graph).__name__} is no LangGraph graph; wrap what graph.compile() gives.")
+        raise InvalidInput(f"{type(graph).__name__} is not a LangGraph graph; wrap what graph.compile() returns.")
     auto = Interval.read(auto_checkpoint)
     if fence not in FENCES:
-        raise InvalidInput(f"fence={fence!r} means nothing; give {', '.join(map(repr, FENCES))}.")
+        raise InvalidInput(f"fence must be {', '.join(map(repr, FENCES[:-1]))} or {FENCES[-1]!r}, not {fence!r}.")
     if thread_id is not None and template is not None:
-        raise InvalidInput("A session begins as a thread or as a template, not as both; leave one of them out.")
+        raise InvalidInput("A session starts from a thread or from a template, not from both; leave one of them out.")
     _require_replay(replay, template, force=force)
     given = as_effects(effects)
     tools = _by_name(graph)
@@ -116,11 +116,11 @@ def _require_replay(replay: str, template: CheckpointRef | None, *, force: bool)
         raise InvalidInput(f"replay must be 'record' or 'execute', not {replay!r}.")
     if replay == EXECUTE and template is None:
         raise InvalidInput(
-            "replay='execute' makes the calls of a template again: give template='SESSION@CHECKPOINT' too. On a "
-            "session that is there already, call agent.rollback(to, replay='execute')."
+            "replay='execute' makes the calls of a template again: give template='SESSION@CHECKPOINT' too. For "
+            "an existing session, call agent.rollback(to, replay='execute')."
         )
     if force and replay != EXECUTE:
-        raise InvalidInput("force belongs to replay='execute' here; leave it out.")
+        raise InvalidInput("force applies only to replay='execute' here; leave it out.")
 
 
 def _by_name(graph: Pregel[Any, Any, Any, Any]) -> ByName:

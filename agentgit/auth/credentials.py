@@ -37,7 +37,7 @@ def require_password(password: object) -> str:
         or not SHORTEST_PASSWORD <= len(password) <= LONGEST_PASSWORD
         or not _can_be_hashed(password)
     ):
-        raise InvalidInput(f"A password has {SHORTEST_PASSWORD} to {LONGEST_PASSWORD} characters.")
+        raise InvalidInput(f"A password must have {SHORTEST_PASSWORD} to {LONGEST_PASSWORD} characters.")
     return password
 
 
@@ -246,7 +246,7 @@ class JWT:
     Example:
         >>> JWT(algorithms=["none"], key="x")
         Traceback (most recent call last):
-        agentgit.errors.InvalidInput: algorithms=['none'] cannot be verified; give some of HS256, ..., EdDSA.
+        agentgit.errors.InvalidInput: algorithms=['none'] is not supported; give one or more of HS256, ..., EdDSA.
     """
 
     algorithms: Sequence[str]
@@ -264,23 +264,23 @@ class JWT:
         given = [self.algorithms] if isinstance(self.algorithms, str) else list(self.algorithms)
         if not given or not set(given) <= {*SHARED, *PUBLIC}:
             raise InvalidInput(
-                f"algorithms={given!r} cannot be verified; give some of {', '.join((*SHARED, *PUBLIC))}."
+                f"algorithms={given!r} is not supported; give one or more of {', '.join((*SHARED, *PUBLIC))}."
             )
         is_shared = set(given) <= set(SHARED)
         if not is_shared and not set(given) <= set(PUBLIC):
-            raise InvalidInput("With HS… beside the others, who has the public key could sign. Give one kind only.")
+            raise InvalidInput("HS… and public-key algorithms cannot be combined. Give one kind only.")
         if (self.key is None) == (self.jwks is None) or (is_shared and self.key is None):
-            raise InvalidInput("Give the key=..., or of public-key algorithms jwks=..., and not both.")
+            raise InvalidInput("Give either key=..., or for public-key algorithms jwks=..., but not both.")
         if is_shared:
             self._require_secret()
         if self.id_claim is not None and self.create_users:
-            raise InvalidInput("A token cannot name the id of a user whom it makes: give id_claim or create_users.")
+            raise InvalidInput("Give id_claim or create_users, not both: a token has no id for a new user.")
         object.__setattr__(self, "algorithms", tuple(given))
 
     def _require_secret(self) -> None:
         key = self.key.encode() if isinstance(self.key, str) else self.key or b""
         if b"-----BEGIN" in key or len(key) < SHORTEST_KEY:
-            raise InvalidInput(f"A shared key has {SHORTEST_KEY} bytes or more that are secret, and is no PEM.")
+            raise InvalidInput(f"A shared key must be a secret of at least {SHORTEST_KEY} bytes, and not a PEM key.")
 
 
 def claims_of(token: str, jwt: JWT) -> Claims | None:

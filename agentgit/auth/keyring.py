@@ -75,7 +75,7 @@ class Keyring:
 
 def _name(name: object) -> str:
     if not isinstance(name, str) or not _ID.fullmatch(name):
-        raise InvalidInput("The name of a key has 1 to 32 letters, digits, `.`, `_` and `-`, like 2026-11.")
+        raise InvalidInput("The name of a key must have 1 to 32 letters, digits, `.`, `_` and `-`, like 2026-11.")
     return name
 
 
@@ -86,6 +86,6 @@ def _bytes(name: str, key: bytes | str) -> bytes:
         found = b""
     if len(found) != KEY_BYTES:
         raise InvalidInput(
-            f"The key {name} is not {KEY_BYTES} bytes, or these in base64. Make one: agentgit db keys --new"
+            f"The key {name} must be {KEY_BYTES} bytes, plain or in base64. Generate one: agentgit db keys --new"
         )
     return found

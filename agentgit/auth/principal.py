@@ -70,7 +70,7 @@ def widened(scopes: str | Collection[str]) -> frozenset[str]:
     """
     given = [scopes] if isinstance(scopes, str) else list(scopes)
     if not given or any(one not in SCOPES for one in given):
-        raise InvalidInput(f"{scopes!r} are no scopes; give one or more of {', '.join(SCOPES)}.")
+        raise InvalidInput(f"scopes={scopes!r} is not valid; give one or more of {', '.join(SCOPES)}.")
     return frozenset(SCOPES[: 1 + max(map(SCOPES.index, given))])
 
 
@@ -129,9 +129,9 @@ def require_name(name: object, of: str) -> str:
         'alice'
     """
     if not isinstance(name, str) or not 0 < len(name) <= NAME_LIMIT or name != name.strip():
-        raise InvalidInput(f"A {of} needs a name of 1 to {NAME_LIMIT} characters without spaces around, not {name!r}.")
+        raise InvalidInput(f"A {of} name must have 1 to {NAME_LIMIT} characters and no outer spaces, not {name!r}.")
     if "/" in name or any(ord(c) < 32 or ord(c) == 127 or "\ud800" <= c <= "\udfff" for c in name):
-        raise InvalidInput(f"The name of a {of} has no / and no control characters; {name!r} cannot be one.")
+        raise InvalidInput(f"A {of} name must not contain / or control characters: {name!r}.")
     return name
 
 

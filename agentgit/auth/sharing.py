@@ -125,8 +125,8 @@ def end_of(expires_in: timedelta | None) -> datetime | None:
     if expires_in is None:
         return None
     if not isinstance(expires_in, timedelta) or expires_in <= timedelta(0):
-        raise InvalidInput(f"expires_in={expires_in!r} is no time; give timedelta(days=7), or None for ever.")
+        raise InvalidInput(f"expires_in must be a positive timedelta, or None for no expiry, not {expires_in!r}.")
     try:
         return datetime.now(UTC) + expires_in
     except OverflowError as error:
-        raise InvalidInput("No calendar reaches as far as that expires_in; give None for ever.") from error
+        raise InvalidInput("expires_in is too long. Give a shorter timedelta, or None for no expiry.") from error

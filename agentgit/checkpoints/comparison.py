@@ -27,7 +27,7 @@ class Comparison(Drawn):
         >>> from agentgit.checkpoints.diff import diff
         >>> fork, a, b = (Checkpoint(metadata={"reference": name}) for name in ("main#1", "main#2", "retry#2"))
         >>> print(Comparison(fork="main#1", left=diff(fork, a), right=diff(fork, b), between=diff(a, b)))
-        main#2 and retry#2 part at main#1 (0 messages and 0 tool calls in common)
+        main#2 and retry#2 diverge at main#1 (0 messages and 0 tool calls in common)
         main#2: unchanged
         retry#2: unchanged
     """
@@ -48,7 +48,7 @@ class Comparison(Drawn):
     def heading(self) -> str:
         """A sentence that says where they part."""
         common = f"{_count(self.messages, 'message')} and {_count(self.calls, 'tool call')} in common"
-        return f"{self.between.from_reference} and {self.between.to_reference} part at {self.fork} ({common})"
+        return f"{self.between.from_reference} and {self.between.to_reference} diverge at {self.fork} ({common})"
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Return the text line by line, each with its sign, as `Diff.lines` does."""

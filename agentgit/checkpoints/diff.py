@@ -200,7 +200,7 @@ def diff(a: Checkpoint, b: Checkpoint) -> Diff:
     """
     for one in (a, b):
         if not isinstance(one, Checkpoint):
-            raise InvalidInput(f"{one!r} is no Checkpoint. agent.checkpoint() makes one; session.diff takes names.")
+            raise InvalidInput(f"{one!r} is not a Checkpoint. session.diff() takes names.")
     common_messages, removed_messages, added_messages = align(a.conversation_history, b.conversation_history, to_json)
     origins = {c["id"]: c["replay_of"] for c in [*a.tool_invocations, *b.tool_invocations] if c.get("replay_of")}
     common_calls, removed_calls, added_calls = align(

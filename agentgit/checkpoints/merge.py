@@ -108,16 +108,16 @@ class MergePlan(Drawn):
     def heading(self) -> str:
         """A sentence that says what is merged."""
         since = f", since {self.base}" if self.base else ""
-        return f"{self.SIGNS[self.kind]} {self.source} into {self.into}{since}: history comes, no tool runs."
+        return f"{self.SIGNS[self.kind]} {self.source} into {self.into}{since}: adds history, runs no tool."
 
     @property
     def summary(self) -> str:
         """A sentence that counts what comes."""
         if self.is_empty:
-            return "Nothing comes: it is all here already."
+            return "Nothing to add: everything is already here."
         values = sum(one.how != OURS for one in self.values)
-        conflicts = f"; {_count(len(self.conflicts), 'conflict')}, for resolve=" if self.conflicts else ""
-        return f"{_count(values, 'value')} and {_count(len(self.messages), 'message')} come{conflicts}."
+        conflicts = f"; {_count(len(self.conflicts), 'conflict')} to resolve with resolve=" if self.conflicts else ""
+        return f"{_count(values, 'value')} and {_count(len(self.messages), 'message')} to add{conflicts}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON-like data."""
@@ -232,7 +232,7 @@ def whole(messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], dict[int, s
     Example:
         >>> asks = {"role": "assistant", "tool_calls": [{"id": "c1"}]}
         >>> whole([asks, {"role": "tool", "tool_call_id": "c1"}, asks])
-        ([0, 1], {2: 'a tool call of it has no result'})
+        ([0, 1], {2: 'one of its tool calls has no result'})
     """
     kept: list[int] = []
     left: dict[int, str] = {}
@@ -242,10 +242,10 @@ def whole(messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], dict[int, s
         if complete:
             kept += batch
         elif messages[place].get("role") == "tool":
-            left[place] = "the call that it answers does not come along"
+            left[place] = "the call that it answers is not included"
         else:
             left.update(
-                (n, "a tool call of it has no result" if n == place else "not all calls beside it have one")
+                (n, "one of its tool calls has no result" if n == place else "another call beside it has no result")
                 for n in batch
             )
         place = batch[-1] + 1
@@ -303,5 +303,5 @@ def choice(resolve: Resolve, key: str) -> Choice | None:
     if said is None or said in (OURS, THEIRS) or callable(said):
         return said
     raise InvalidInput(
-        f"resolve={said!r} means nothing; give 'ours', 'theirs', a function, or a mapping from keys to these."
+        f"resolve must be 'ours', 'theirs', a function, or a mapping from keys to any of these, not {said!r}."
     )

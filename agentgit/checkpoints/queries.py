@@ -51,12 +51,12 @@ class Filter:
         for field in ("since", "until"):
             when = getattr(self, field)
             if when is not None and (not isinstance(when, datetime) or when.tzinfo is None):
-                raise InvalidInput(f"{field}={when!r} is no time with a zone; give like datetime.now(timezone.utc).")
+                raise InvalidInput(f"{field} must be a datetime with a time zone, not {when!r}.")
         for field in ("name", "tag"):
             if not isinstance(getattr(self, field), str | None):
-                raise InvalidInput(f"{field}={getattr(self, field)!r} is no text.")
+                raise InvalidInput(f"{field} must be a string, not {getattr(self, field)!r}.")
         if self.auto not in (None, True, False):
-            raise InvalidInput(f"auto={self.auto!r} means nothing; it can be True, False or None.")
+            raise InvalidInput(f"auto must be True, False or None, not {self.auto!r}.")
 
     @property
     def by_person(self) -> bool:
@@ -142,7 +142,7 @@ def rank(cursor: object) -> Rank:
 
 
 def _bad(cursor: object) -> Mark:
-    raise InvalidInput(f"after={cursor!r} is no cursor; give what a page of the same list has as `next`, or None.")
+    raise InvalidInput(f"after={cursor!r} is not a cursor; give the `next` of a page of the same list, or None.")
 
 
 def page_size(limit: object) -> int:
@@ -152,7 +152,7 @@ def page_size(limit: object) -> int:
         InvalidInput: A page cannot have that length.
     """
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= LARGEST_PAGE:
-        raise InvalidInput(f"limit={limit!r} is no length of a page; give 1 to {LARGEST_PAGE:,}.")
+        raise InvalidInput(f"limit must be 1 to {LARGEST_PAGE:,}, not {limit!r}.")
     return limit
 
 

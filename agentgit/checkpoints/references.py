@@ -52,7 +52,7 @@ def parse(text: str) -> Reference:
     """
     match = _FORM.fullmatch(text)
     if match is None:
-        raise InvalidInput("An empty reference names nothing; give a name or an id, or like main#7 or HEAD~1.")
+        raise InvalidInput("The reference is empty; give a name, an id, or a place like main#7 or HEAD~1.")
     number, back = match["number"], match["back"]
     return Reference(
         text=text,
@@ -84,7 +84,7 @@ def place_name(text: str, what: str) -> str:
             control character.
     """
     if not isinstance(text, str):
-        raise InvalidInput(f"A {what} is called by a text, not by {text!r}.")
+        raise InvalidInput(f"The name of a {what} must be a string, not {text!r}.")
     if (
         not text.strip()
         or text.isdigit()
@@ -94,8 +94,8 @@ def place_name(text: str, what: str) -> str:
         or re.search(r"[#~@\x00-\x1f\x7f]", text)
     ):
         raise InvalidInput(
-            f"A {what} cannot be called {text!r}: it needs a name of up to 200 characters that is no number, not HEAD, "
-            "and without # ~ @, control characters and message: at its beginning."
+            f"A {what} cannot be called {text!r}: a name has 1 to 200 characters, is not a number or HEAD, has no # ~ "
+            "@ or control characters, and does not start with message:."
         )
     return text
 

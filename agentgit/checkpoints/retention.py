@@ -55,12 +55,12 @@ class Retention:
             if value is None and name != "keep_last":
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
-                raise InvalidInput(f"{name}={value!r} is no number of checkpoints; give 1 or more.")
+                raise InvalidInput(f"{name} must be a number of checkpoints from 1 to {MOST}, not {value!r}.")
         most = self.max_bytes
         if most is not None and (type(most) is not int or not 1 <= most <= MOST_BYTES):
-            raise InvalidInput(f"max_bytes={most!r} is no number of bytes; give 1 or more.")
+            raise InvalidInput(f"max_bytes must be a number from 1 to {MOST_BYTES}, not {most!r}.")
         if self.max_age is not None and not (isinstance(self.max_age, timedelta) and self.max_age > timedelta(0)):
-            raise InvalidInput(f"max_age={self.max_age!r} is no length of time; give a timedelta above zero.")
+            raise InvalidInput(f"max_age must be a timedelta above zero, not {self.max_age!r}.")
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON-like data, the age in seconds; `from_dict` reads it again."""
@@ -74,17 +74,17 @@ class Retention:
             InvalidInput: It is something else.
         """
         if unknown := sorted(set(data) - {one.name for one in fields(cls)}):
-            raise InvalidInput(f"A retention has no {', '.join(unknown)}.")
+            raise InvalidInput(f"A retention has no field {', '.join(unknown)}.")
         age = data.get("max_age")
         try:
             return cls(**{**data, "max_age": timedelta(seconds=age) if age is not None else None})
         except (TypeError, OverflowError) as error:
-            raise InvalidInput(f"max_age={age!r} is no number of seconds.") from error
+            raise InvalidInput(f"max_age must be a number of seconds, not {age!r}.") from error
 
     def __str__(self) -> str:
         said = []
         if self.compress_after is not None:
-            said.append(f"past {self.compress_after}, the first, the last {self.keep_last} and the newest of each name")
+            said.append(f"over {self.compress_after}, the first, the last {self.keep_last} and the newest of each name")
         if self.max_checkpoints is not None:
             said.append(f"at most {self.max_checkpoints}")
         if self.max_age is not None:
@@ -229,7 +229,7 @@ def judge(
     ]
 
 
-_FIRST, _LAST, _NAMED = "it is the first", "it is one of the newest", "it is the newest of its name"
+_FIRST, _LAST, _NAMED = "it is the first", "it is one of the newest", "it is the newest with its name"
 
 
 def _kept_by_rule(ordered: Sequence[KeptPoint], retention: Retention) -> dict[int, str]:

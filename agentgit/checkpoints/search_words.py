@@ -99,9 +99,9 @@ def query(text: str) -> Query:
         (('create', 'order'), ('and',), ('chair',))
     """
     if not isinstance(text, str) or not text.strip():
-        raise InvalidInput(f"{text!r} is nothing to search for; give one or more words.")
+        raise InvalidInput(f"{text!r} has nothing to search for; give one or more words.")
     if len(text) > LONGEST_QUERY:
-        raise InvalidInput(f"A search takes up to {LONGEST_QUERY:,} characters, and this has {len(text):,}.")
+        raise InvalidInput(f"A search takes up to {LONGEST_QUERY:,} characters, not {len(text):,}.")
     found = (tuple(word.text for word in words(part)) for part in composed(text).split())
     return Query(tuple(dict.fromkeys(term for term in found if term)))
 

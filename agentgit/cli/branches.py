@@ -160,7 +160,7 @@ def rename(
             _show(session, session.rename_branch(branch, name), as_json)
             return
         before, renamed = session.name, session.rename(name)
-        text = f"{clean(before)} is called {clean(renamed.session_name)} now"
+        text = f"{clean(before)} is now called {clean(renamed.session_name)}"
         output.line(as_json, lambda: records.of_session(renamed), text)
 
 
@@ -297,8 +297,8 @@ def _laid(
     if choice and not step and choices is None:
         return steps or 1, choice
     raise InvalidInput(
-        "Write what each step says, and how often it is gone: --step TEXT --choices 3. Or what a step may say, once "
-        "for each way: --choice TEXT --choice TEXT."
+        "Give the message of each step, and how often to run it: --step TEXT --choices 3. Or give the possible "
+        "messages of a step: --choice TEXT --choice TEXT."
     )
 
 
@@ -312,7 +312,7 @@ def _judge(path: str) -> Callable[[ExploredBranch], float]:
 
     judge: Callable[[ExploredBranch], float] = user_modules.value_in(path)
     if not callable(judge):
-        raise InvalidInput(f"{path} cannot be called. Name a function that takes a leaf and gives a number.")
+        raise InvalidInput(f"{path} is not a function. Name a function that takes a leaf and returns a number.")
     return judge
 
 

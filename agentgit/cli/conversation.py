@@ -131,7 +131,7 @@ def _kept(path: Path, do: Callable[[], None]) -> None:
     try:
         do()
     except OSError as error:
-        output.note(f"The history of the chat is not kept in {path}: {error.strerror}.")
+        output.note(f"Cannot save the history of the chat in {path}: {error.strerror}.")
 
 
 CarryOut: TypeAlias = "Callable[[Chat, SlashOrder], None]"
@@ -165,7 +165,7 @@ class Chat:
         """Process every line, and return the exit code: 0 at a terminal, else that of the first failure."""
         if at_terminal():
             where = f"session {self.agent.session.reference}, branch {self.agent.branch.name}"
-            output.show([(Span(f"{clean(where)}. /help lists the commands, Ctrl-D leaves.", "dim"),)])
+            output.show([(Span(f"{clean(where)}. /help lists the commands, Ctrl-D quits.", "dim"),)])
             self._say_what_waits()
         for line in lines(lambda: f"{clean(self.agent.branch.name)}> ", self.offer):
             goes_on = self.hear(line)
@@ -203,7 +203,7 @@ class Chat:
             self.fail(error)
         except KeyboardInterrupt:
             output.say("")
-            output.note("Broken off.")
+            output.note("Interrupted.")
             self._say_what_is_half_done()
         return True
 
@@ -255,7 +255,7 @@ class Chat:
         from agentgit.agents import chat_turn
 
         if chat_turn.is_half_done(self.agent):
-            output.note("The turn is half done: /continue goes on with it, /undo takes it back.")
+            output.note("The turn is not finished: /continue resumes it, /undo rolls it back.")
 
     # -- what commands share
 
@@ -278,8 +278,8 @@ class Chat:
             return True
         output.show(rollbacks.lines(planned, width=output.width()))
         if not at_terminal():
-            raise InvalidInput("Nobody can be asked here. Write --yes if it is to be done, or begin the chat with it.")
-        if output.ask("Do it?"):
+            raise InvalidInput("There is no terminal to ask for confirmation. Add --yes, or start the chat with --yes.")
+        if output.ask("Proceed?"):
             return True
         output.note("Nothing was done.")
         return False

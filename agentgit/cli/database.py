@@ -113,7 +113,7 @@ def sql(
     from agentgit.store.schema import partitioning, schema
 
     if kind in partitioning.KINDS and start is not None:
-        raise InvalidInput(f"For {kind} there is a script of the whole schema only: agentgit db sql --for {kind}")
+        raise InvalidInput(f"For {kind} only a script of the whole schema exists: agentgit db sql --for {kind}")
     output.say(partitioning.spread(kind) if kind in partitioning.KINDS else schema.script(kind, start, end))
 
 
@@ -129,7 +129,7 @@ def grant(
     with database(db) as found:
         count = roles.grant(found, role)
         data = {"database": found.name, "role": role, "tables": count}
-        text = f"{role} may work on {count} tables of {found.name}"
+        text = f"{role} can use {count} tables of {found.name}"
         output.line(as_json, lambda: data, clean(text))
 
 

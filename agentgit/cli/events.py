@@ -87,7 +87,7 @@ def events(
             newest = repo.events.newest(session=session, kinds=kinds, since=at, limit=limit) if after is None else []
             found = list(newest)
         if not follow:
-            nothing: list[Line] = [(Span("nothing happened"),)]
+            nothing: list[Line] = [(Span("no events found"),)]
             output.emit(
                 as_json,
                 lambda: [event.to_dict() for event in found],
@@ -143,7 +143,7 @@ def audit_show(
             as_json,
             lambda: [event.to_dict() for event in found],
             lambda width: (
-                drawn.event_lines(found, width=width, zone=None, people=people) or [(Span("nothing happened"),)]
+                drawn.event_lines(found, width=width, zone=None, people=people) or [(Span("no events found"),)]
             ),
         )
 
@@ -173,7 +173,7 @@ def audit_verify(
     except OSError as error:
         raise NotFound(f"{tips} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise InvalidInput(f"{tips} is not what `agentgit audit tips` wrote.") from error
+        raise InvalidInput(f"{tips} is not a file written by `agentgit audit tips`.") from error
     with repository(db) as repo, bar("verifying", as_json) as progress:
         found = repo.events.verify(known, progress=progress)
     output.emit(as_json, found.to_dict, lambda _: drawn.verified_lines(found))
@@ -202,8 +202,8 @@ def add(
     """Add a URL that events are sent to; `agentgit webhooks deliver` sends them."""
     if (secret_env is None) == (secret_file is None):
         raise InvalidInput(
-            "Say where the secret is that signs the messages: --secret-env NAME, or --secret-file FILE, which is made "
-            "if it is not there."
+            "Name the secret that signs the messages: --secret-env NAME, or --secret-file FILE, which is created "
+            "if it does not exist."
         )
     with repository(db) as repo:
         secret = _secret_in(secret_file) if secret_file is not None else os.environ.get(secret_env or "")
@@ -246,7 +246,7 @@ def remove(webhook: OneHook, db: Where = None, as_json: AsJson = False) -> None:
     """Remove a webhook, with its pending deliveries."""
     with repository(db) as repo:
         gone = repo.webhooks.remove(webhook)
-    output.line(as_json, gone.to_dict, f"nothing more is sent to {gone.url}")
+    output.line(as_json, gone.to_dict, f"no more events are sent to {gone.url}")
 
 
 @webhooks.command("retry")
@@ -254,7 +254,7 @@ def retry(webhook: OneHook, db: Where = None, as_json: AsJson = False) -> None:
     """Make the pending and failed deliveries of a webhook due now."""
     with repository(db) as repo:
         number = repo.webhooks.retry(webhook)
-    output.line(as_json, lambda: {"count": number}, f"{number} to be sent")
+    output.line(as_json, lambda: {"count": number}, f"{number} due")
 
 
 @webhooks.command("deliver")

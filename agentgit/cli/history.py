@@ -110,7 +110,7 @@ def _place(repo: Repository, session: Session, branch: str | None, after: str | 
 
 
 def _nothing(asked: Log, after: str | None) -> list[Line]:
-    return [(Span("no such checkpoints" if after or asked.is_filtered else "no checkpoints yet"),)]
+    return [(Span("no matching checkpoints" if after or asked.is_filtered else "no checkpoints yet"),)]
 
 
 def time_of(text: str | None) -> datetime | None:
@@ -120,7 +120,7 @@ def time_of(text: str | None) -> datetime | None:
     try:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError) as error:
-        raise InvalidInput(f"{text!r} is no time; write like 2026-11-21 or '2026-11-21 14:30'.") from error
+        raise InvalidInput(f"{text!r} is not a time; write it like 2026-11-21 or '2026-11-21 14:30'.") from error
 
 
 def search(
@@ -166,13 +166,13 @@ def tag(
     with repository(db) as repo:
         if delete is not None:
             gone = repo.session(session).untag(delete)
-            output.line(as_json, gone.to_dict, f"{gone.reference} has that tag no more")
+            output.line(as_json, gone.to_dict, f"{gone.reference} no longer has that tag")
         elif len(given) > 1:
             made = repo.session(session).tag(given[-2], given[-1], description=description)
             output.emit(as_json, made.to_dict, lambda width: logs.tag_lines([made], width=width, zone=None))
         else:
             found = repo.session(session).tags()
-            nothing: list[Line] = [(Span("no tags yet; give one with: agentgit tag PLACE NAME"),)]
+            nothing: list[Line] = [(Span("no tags yet; add one with: agentgit tag PLACE NAME"),)]
             output.emit(
                 as_json,
                 lambda: [one.to_dict() for one in found],

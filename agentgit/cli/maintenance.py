@@ -77,7 +77,7 @@ def retention(
 ) -> None:
     """Show or set which checkpoints a session keeps."""
     if off and (now or dry_run):
-        raise InvalidInput("--off keeps everything, so nothing would go. Leave out --now and --dry-run.")
+        raise InvalidInput("--off keeps everything, so there is nothing to delete. Leave out --now and --dry-run.")
     with repository(db) as repo:
         found = repo.session(session)
         before = found.retention.get()
@@ -111,7 +111,7 @@ def _wanted(
 
     if off:
         if on or any(one is not None for one in (most, after, last, age, size)):
-            raise InvalidInput("--off keeps everything; write it alone.")
+            raise InvalidInput("--off keeps everything. Leave out the other options.")
         return None
     keeps = Retention() if on or before is None else before
     if most is not None:
@@ -130,7 +130,7 @@ def _wanted(
 def _size(text: str) -> int:
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?) ?([KMGT]?)B?", text.strip().upper())
     if found is None:
-        raise InvalidInput(f"{text!r} is no size. Write a number of bytes, or like 500KB, 20MB, 1.5GB.")
+        raise InvalidInput(f"{text!r} is not a size. Write a number of bytes, or a size like 500KB, 20MB or 1.5GB.")
     return int(float(found[1]) * 1000 ** " KMGT".index(found[2] or " "))
 
 
@@ -138,7 +138,7 @@ def _age(days: float) -> timedelta | None:
     try:
         return days * DAY or None
     except (OverflowError, ValueError) as error:
-        raise InvalidInput(f"{days} days is no age.") from error
+        raise InvalidInput(f"{days} is not a valid number of days.") from error
 
 
 def gc(
@@ -190,7 +190,7 @@ def delete(
         found = repo.session(session)
         name = found.name
         if not yes:
-            output.confirm(f"Erase {clean(name)} for good?", as_json)
+            output.confirm(f"Permanently delete {clean(name)}?", as_json)
         done = found.delete()
     output.emit(as_json, done.to_dict, lambda _: erased_lines(name, done))
 
@@ -209,7 +209,7 @@ def stats(
     prices = dict(map(_price, price)) if price else None
     with repository(db) as repo:
         if every and session is not None:
-            raise InvalidInput("--all is of all sessions; name none.")
+            raise InvalidInput("--all counts all sessions. Leave out the session.")
         if every:
             found = repo.maintenance.stats(prices=prices, storage=storage)
         else:
@@ -225,5 +225,5 @@ def _price(text: str) -> tuple[str, list[float]]:
     except ValueError:
         price = []
     if not model or len(price) < 2:
-        raise InvalidInput(f"{text!r} is no price. Write the model and what a million tokens cost: --price m=1.25,10")
+        raise InvalidInput(f"{text!r} is not a price. Give the price of a million tokens: --price m=1.25,10")
     return model, price

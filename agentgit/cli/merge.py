@@ -116,7 +116,7 @@ def _meant(
         raise InvalidInput("Pick one thing: a place, or --message, or --call.")
     if not messages and call is None:
         if not words:
-            raise InvalidInput("Say what is to come: a place like retry#3, or --message ID, or --call INVOCATION.")
+            raise InvalidInput("Name what to pick: a place like retry#3, or --message ID, or --call INVOCATION.")
         session, branch, place = references.last(repo, words)
         return session, branch, lambda: place
     session, branch = references.path(repo, words[0] if words else None)

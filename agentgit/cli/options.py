@@ -327,7 +327,7 @@ def database(where: str | None, *, create: bool = False) -> Iterator[Database]:
     try:
         path = found.url.database or ""
         if found.is_sqlite and not (create or found.in_memory or Path(path).exists()):
-            raise NotFound(f"There is no database {path}. Make one with: agentgit demo; or name another one: --db PATH")
+            raise NotFound(f"There is no database {path}. Create one with: agentgit demo; or name another: --db PATH")
         yield found
     finally:
         found.close()

@@ -118,7 +118,7 @@ def _saved(chat: Chat) -> list[int]:
 
 def _list(chat: Chat, order: SlashOrder) -> None:
     found = [chat.agent.session.get_checkpoint(one) for one in _saved(chat)]
-    none = [(Span("no saved points yet; /checkpoint create NAME makes one"),)]
+    none = [(Span("no named checkpoints yet; /checkpoint create NAME creates one"),)]
     output.show(logs.lines(found, width=output.width(), zone=None) or none)
 
 
@@ -126,7 +126,7 @@ def _last(chat: Chat, order: SlashOrder) -> None:
     behind = _behind(chat.agent)
     saved = [one for one in _saved(chat) if one in behind]
     if not saved:
-        raise NotFound("There is no saved point on this branch. /checkpoint create NAME makes one.")
+        raise NotFound("There is no named checkpoint on this branch. /checkpoint create NAME creates one.")
     _back(chat, order, saved[-1])
 
 
@@ -163,7 +163,7 @@ def _switch(chat: Chat, order: SlashOrder) -> None:
 
 def _say_where(chat: Chat) -> None:
     name = clean(chat.agent.branch.name)
-    output.show([(Span(name, "head"), Span(" is the current branch; the world is as it was"))])
+    output.show([(Span(name, "head"), Span(" is the current branch; the world is unchanged"))])
 
 
 # -- looking
@@ -232,7 +232,7 @@ def _tag(chat: Chat, order: SlashOrder) -> None:
 
 def _untag(chat: Chat, order: SlashOrder) -> None:
     gone = chat.agent.session.untag(order.words[0])
-    output.show([(Span(f"{clean(gone.reference)} has that tag no more"),)])
+    output.show([(Span(f"{clean(gone.reference)} no longer has that tag"),)])
 
 
 def _tags(chat: Chat, order: SlashOrder) -> None:
@@ -240,7 +240,7 @@ def _tags(chat: Chat, order: SlashOrder) -> None:
 
 
 def _show_tags(tags: list[Tag]) -> None:
-    none = [(Span("no tags yet; /tag [PLACE] NAME gives one"),)]
+    none = [(Span("no tags yet; /tag [PLACE] NAME adds one"),)]
     output.show(logs.tag_lines(tags, width=output.width(), zone=None) or none)
 
 

@@ -133,7 +133,7 @@ def confirm(question: str, as_json: bool, show: Callable[[], None] | None = None
         InvalidInput: It is for a program.
     """
     if as_json:
-        raise InvalidInput("With --json nobody is asked. Write --yes if it is to be done.")
+        raise InvalidInput("--json cannot ask for confirmation. Add --yes to confirm.")
     if show is not None:
         show()
     if not ask(question):
@@ -156,7 +156,7 @@ def result_of(text: str | None) -> Any:
     try:
         return None if text is None else json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"--result is no JSON: {error}.") from error
+        raise InvalidInput(f"--result is not valid JSON: {error}.") from error
 
 
 def to_settle(error: Exception, command: str) -> str | None:

@@ -143,7 +143,7 @@ def rewind(
     with repository(db) as repo, carried(as_json):
         session, branch, point = references.last(repo, target)
         if not yes:
-            agree(session.plan_rewind(point, branch=branch), "Bring the files back?", as_json)
+            agree(session.plan_rewind(point, branch=branch), "Restore the files?", as_json)
         changes = session.rewind_files(point, branch=branch, force=force)
         output.emit(as_json, changes.to_dict, lambda width: rollbacks.file_lines(changes, width=width))
 
@@ -178,7 +178,7 @@ def switch(
             write(as_json, report)
             return
         now = session.branch()
-        line = (Span(now.name, "head"), Span(" is the current branch; the world is as it was"))
+        line = (Span(now.name, "head"), Span(" is the current branch; the world is unchanged"))
         output.emit(as_json, lambda: records.of_branch(now), lambda _: [line])
 
 

@@ -57,7 +57,7 @@ def serve(
     except ModuleNotFoundError as error:
         if error.name not in NEEDS:
             raise
-        raise Unavailable('The server needs more. Run: pip install "agentgit[server]"') from error
+        raise Unavailable('The server needs more packages. Run: pip install "agentgit[server]"') from error
     with repository(db, trust=trust) as repo:
         serving.serve(
             repo,

@@ -136,7 +136,7 @@ class SlashOrder:
         """
         word = self.word(0)
         if word is not None and not (word.isascii() and word.isdigit() and len(word) < 17 and int(word) > 0):
-            raise InvalidInput(f"{word!r} is no number from 1. Usage: {self.form.usage}")
+            raise InvalidInput(f"{word!r} is not a positive number. Usage: {self.form.usage}")
         return None if word is None else int(word)
 
 
@@ -158,7 +158,7 @@ def parse(line: str) -> SlashOrder:
     try:
         written = shlex.split(line[1:])
     except ValueError as error:
-        raise InvalidInput(f"That cannot be read: {error}. A quote needs its partner.") from error
+        raise InvalidInput(f"Invalid command: {error}. Close each quote that you open.") from error
     form, rest = _form(written)
     words, options = _sorted(form, rest)
     if not form.takes(len(words)):
@@ -176,7 +176,7 @@ def _form(written: Sequence[str]) -> tuple[SlashForm, Sequence[str]]:
     asked = " ".join(written[:2])
     near = references.near(asked, _BY_NAME) or references.near(" ".join(written[:1]), _BY_NAME)
     raise NotFound(
-        f"There is no /{asked}. /help lists what there is; // begins a message with a slash.",
+        f"There is no command /{asked}. /help lists the commands; // starts a message with a slash.",
         near=tuple(f"/{name}" for name in near),
     )
 

@@ -72,7 +72,7 @@ def time_of(text: str | None) -> timedelta | None:
         return None
     match = re.fullmatch(r"([0-9]{1,6})([mhdw])", text)
     if match is None:
-        raise InvalidInput(f"{text!r} is no time; write 30m, 12h, 7d or 2w.")
+        raise InvalidInput(f"{text!r} is not a duration; write 30m, 12h, 7d or 2w.")
     return timedelta(**{UNITS[match[2]]: int(match[1])})
 
 
@@ -113,13 +113,13 @@ def unshare(session: Named, user: Who, db: Where = None, as_json: AsJson = False
     with repository(db) as repo:
         repo.session(session).sharing.unshare(user)
         data = {"session": session, "user": user}
-        _one(as_json, data, f"{user} has no role in {session} any more")
+        _one(as_json, data, f"{user} no longer has a role in {session}")
 
 
 def members(session: Named, db: Where = None, as_json: AsJson = False) -> None:
     """List the users who have a role in a session."""
     with repository(db) as repo:
-        _emit(as_json, repo.session(session).sharing.members(), drawn.member_lines, "shared with nobody")
+        _emit(as_json, repo.session(session).sharing.members(), drawn.member_lines, "not shared")
 
 
 def accept(
@@ -180,7 +180,7 @@ def users_add(
     """Create a user; for the local owner, also the database or tenant if it does not exist."""
     with repository(db, create=True) as repo:
         made = repo.users.add(name, _password() if password else None, is_admin=admin)
-        _one(as_json, made, f"user {made.name} is made")
+        _one(as_json, made, f"user {made.name} is created")
 
 
 @users.command("list")
@@ -201,14 +201,14 @@ def users_password(user: Who, db: Where = None, as_json: AsJson = False) -> None
 def users_disable(user: Who, db: Where = None, as_json: AsJson = False) -> None:
     """Disable a user with immediate effect."""
     with repository(db) as repo:
-        _one(as_json, repo.users.disable(user), f"{user} is shut out")
+        _one(as_json, repo.users.disable(user), f"{user} is disabled")
 
 
 @users.command("enable")
 def users_enable(user: Who, db: Where = None, as_json: AsJson = False) -> None:
     """Enable a disabled user again."""
     with repository(db) as repo:
-        _one(as_json, repo.users.enable(user), f"{user} is let in again")
+        _one(as_json, repo.users.enable(user), f"{user} is enabled")
 
 
 @users.command("delete")
@@ -217,7 +217,7 @@ def users_delete(user: Who, yes: Yes = False, db: Where = None, as_json: AsJson 
     with repository(db) as repo:
         found = repo.users.find(user)
         if not yes:
-            output.confirm(f"Erase {clean(found.name)} and all their sessions for good?", as_json)
+            output.confirm(f"Permanently delete {clean(found.name)} and all their sessions?", as_json)
         done = repo.users.delete(found)
     output.emit(as_json, done.to_dict, lambda _: erased_lines(f"user {found.name}", done))
 
@@ -231,7 +231,7 @@ def users_revoke_tokens(
     """Revoke all logins and tokens that were issued before now."""
     with repository(db) as repo:
         repo.users.revoke_tokens(user)
-        _one(as_json, {"user": user}, f"what was given to {user or 'all users'} before now has ended")
+        _one(as_json, {"user": user}, f"logins and tokens of {user or 'all users'} are revoked")
 
 
 # -- keys

@@ -64,7 +64,7 @@ def list_(limit: Limit = None, folder: Dir = HERE, store: Store = None, as_json:
     """List the snapshots, newest first."""
     with _workspace(folder, store) as workspace:
         found = workspace.list(limit=limit)
-        none = [(Span("no snapshots yet; agentgit workspace save makes one"),)]
+        none = [(Span("no snapshots yet; agentgit workspace save creates one"),)]
         output.emit(
             as_json,
             lambda: [one.to_dict() for one in found],
@@ -152,7 +152,7 @@ def undo(
             return
         done = workspace.undo()
         if done is None:
-            raise NotFound(f"There is no snapshot of {folder} yet. Make one: agentgit workspace save")
+            raise NotFound(f"There is no snapshot of {folder} yet. Create one: agentgit workspace save")
         output.emit(as_json, done.to_dict, lambda _: files.restored_lines(done))
 
 
@@ -190,8 +190,8 @@ def _require_saved(plan: RestorePlan) -> None:
     touched = sorted({*plan.restore, *plan.delete} & set(plan.changed))
     if touched:
         raise WorkspaceChanged(
-            f"Changed since the last snapshot: {', '.join(touched)}. Nothing was touched. Save the files first "
-            "(agentgit workspace save), or write --force: a safety snapshot holds them then."
+            f"Changed since the last snapshot: {', '.join(touched)}. Nothing was changed. Save the files first "
+            "(agentgit workspace save), or add --force: they are then kept in a safety snapshot."
         )
 
 

@@ -34,10 +34,10 @@ def leave_nothing_if_they_fail(trial: Trial) -> None:
         store.sessions.create(connection, trial.repo.user.id, f"{trial.name}-2")
         raise _Stop
 
-    refused(lambda: store.database.write(fail), _Stop, "What a transaction raises is swallowed.")
-    expect("a" not in _facts(trial, branch_id), "A change of a transaction that failed is there.")
+    refused(lambda: store.database.write(fail), _Stop, "An exception raised in a transaction was swallowed.")
+    expect("a" not in _facts(trial, branch_id), "A change of a failed transaction was stored.")
     names = [session.session_name for session in trial.repo.sessions()]
-    expect(f"{trial.name}-2" not in names, "A row of a transaction that failed is there.")
+    expect(f"{trial.name}-2" not in names, "A row of a failed transaction was stored.")
 
 
 def are_kept(trial: Trial) -> None:
@@ -48,7 +48,7 @@ def are_kept(trial: Trial) -> None:
         lambda c: first.context.store.sessions.note(c, branch_id, {"a": 1}), durable=True
     )
     first.close()
-    expect(_facts(trial, branch_id) == {"a": 1}, "What was committed is gone.")
+    expect(_facts(trial, branch_id) == {"a": 1}, "A committed change is missing.")
 
 
 def are_seen_whole(trial: Trial) -> None:
@@ -76,11 +76,11 @@ def run_again(trial: Trial) -> None:
         runs.append(1)
         store.sessions.count_turn(connection, branch_id)
         if len(runs) == 1:
-            raise Again("Another writer was in the way. Try again.")
+            raise Again("Another writer interfered. Try again.")
 
     store.database.write(write)
-    expect(len(runs) == 2, f"It ran {len(runs)} times.")
-    expect(_facts(trial, branch_id) == {"turns": 1}, "What it did is stored twice, or not at all.")
+    expect(len(runs) == 2, f"The transaction ran {len(runs)} times.")
+    expect(_facts(trial, branch_id) == {"turns": 1}, "Its change was stored twice, or not at all.")
 
 
 def see_one_moment(trial: Trial) -> None:
@@ -92,7 +92,7 @@ def see_one_moment(trial: Trial) -> None:
         before = other.context.store.sessions.branch(reader, branch_id).meta
         store.database.write(lambda c: store.sessions.note(c, branch_id, {"a": 1}))
         after = other.context.store.sessions.branch(reader, branch_id).meta
-    expect(before == after, "A reader of one moment saw another one.")
+    expect(before == after, "A snapshot read saw a later change.")
 
 
 def _facts(trial: Trial, branch_id: int) -> dict[str, object]:
@@ -151,7 +151,7 @@ def one_takes_a_branch(trial: Trial) -> None:
     trial.repo.session(trial.name).recover(force=True)
     expect(_won(found) == 1, f"{_won(found)} of {WRITERS} took the branch.")
     told = {error.head for error in found if isinstance(error, Conflict)}
-    expect(told == {head}, f"The head is {head}, and they were told {told}.")
+    expect(told == {head}, f"The head is {head}, but the writers were told {told}.")
 
 
 def late_ones_are_fenced(trial: Trial) -> None:
@@ -161,7 +161,7 @@ def late_ones_are_fenced(trial: Trial) -> None:
     first = write(lambda c: sessions.acquire(c, branch_id, "conformance|1|0|0"))
     write(lambda c: sessions.release(c, branch_id, "conformance|1|0|0"))
     second = write(lambda c: sessions.acquire(c, branch_id, "conformance|2|0|0"))
-    refused(lambda: write(lambda c: sessions.hold(c, first)), Conflict, "A run of before still holds it.")
+    refused(lambda: write(lambda c: sessions.hold(c, first)), Conflict, "An earlier run still holds it.")
     write(lambda c: sessions.hold(c, second))
     write(lambda c: sessions.release(c, branch_id, "conformance|2|0|0"))
 
@@ -214,7 +214,7 @@ def no_checkpoint_is_lost(trial: Trial) -> None:
     with store.database.reading() as connection:
         branch = store.sessions.branch(connection, branch_id)
         rows = sorted(store.checkpoints.on_path(connection, store.sessions.lineage(connection, branch)), key=_number)
-    expect([row.number for row in rows] == list(range(1, WRITERS * EACH + 1)), "Numbers are missing or there twice.")
+    expect([row.number for row in rows] == list(range(1, WRITERS * EACH + 1)), "Numbers are missing or duplicated.")
     expect(len({row.name for row in rows}) == WRITERS * EACH, "A checkpoint is lost.")
     expect(branch.head_id == rows[-1].id, "The head is not the last checkpoint.")
 
@@ -244,7 +244,7 @@ def one_session_is_made(trial: Trial) -> None:
     """Many that make a session of the same name find one and the same, with one branch and a whole trail."""
     found = _at_once(trial, lambda repo, number: repo.session(trial.name, create=True).id)
     expect(len(set(found)) == 1, f"{len(set(found))} sessions have the same name.")
-    expect(len(trial.repo.session(trial.name).branches()) == 1, "It has more than one branch.")
+    expect(len(trial.repo.session(trial.name).branches()) == 1, "The session has more than one branch.")
     expect(trial.repo.events.verify().is_sound, "The audit trail is broken.")
 
 

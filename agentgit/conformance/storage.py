@@ -21,7 +21,7 @@ from agentgit.store.sql.tables import BLOB, BRANCH, CHECKPOINT, METADATA, SESSIO
 def is_newest(trial: Trial) -> None:
     """The database has the schema of this library."""
     found = schema.current(trial.repo.context.store.database)
-    expect(found == schema.REVISION, f"It has schema {found}; this library needs {schema.REVISION}.")
+    expect(found == schema.REVISION, f"The database has schema {found}; this library needs {schema.REVISION}.")
 
 
 def has_tables(trial: Trial) -> None:
@@ -56,7 +56,7 @@ def refuses_doubles(trial: Trial) -> None:
         AgentGitError,
         "Two sessions of one user have the same name.",
     )
-    expect(len([s for s in trial.repo.sessions() if s.session_name == trial.name]) == 1, "The refused row is there.")
+    expect(len([s for s in trial.repo.sessions() if s.session_name == trial.name]) == 1, "The refused row was stored.")
 
 
 def refuses_orphans(trial: Trial) -> None:
@@ -86,7 +86,7 @@ def keeps_tenants_apart(trial: Trial) -> None:
     expect(trial.repo.session(trial.name).name == trial.name, "A session of another tenant was read.")
     expect(
         [branch.name for branch in trial.repo.session(trial.name).branches()] == ["main"],
-        "Another tenant's branch is there.",
+        "A branch of another tenant was read.",
     )
 
 
@@ -146,8 +146,8 @@ def keep_text(trial: Trial) -> None:
     for text in TEXTS:
         made = _point(trial, branch_id, Label(kind="named", user_id=user, name="t", description=text, data={"t": text}))
         found = trial.another().session(trial.name).get_checkpoint(made)
-        expect(found.metadata["description"] == text, f"The text {text[:20]!r} came back otherwise.")
-        expect(found.metadata["data"] == {"t": text}, f"Data with the text {text[:20]!r} came back otherwise.")
+        expect(found.metadata["description"] == text, f"The text {text[:20]!r} came back changed.")
+        expect(found.metadata["data"] == {"t": text}, f"Data with the text {text[:20]!r} came back changed.")
 
 
 def keep_times(trial: Trial) -> None:
@@ -189,7 +189,7 @@ def are_stored_once(trial: Trial) -> None:
         rows = connection.execute(select(func.count()).where(BLOB.c.hash == value.hash)).scalar_one()
         found = store.graphs.content.blobs.get_many(connection, [value.hash])[value.hash]
     expect(rows == 1, f"One value takes {rows} rows.")
-    expect(found.data == value.data, "A huge value came back otherwise.")
+    expect(found.data == value.data, "A huge value came back changed.")
 
 
 def are_checked(trial: Trial) -> None:
@@ -208,7 +208,7 @@ def are_checked(trial: Trial) -> None:
             return fresh.graphs.content.blobs.get_many(connection, [value.hash])
 
     try:
-        refused(read, Corrupt, "A damaged value was given.")
+        refused(read, Corrupt, "A damaged value was returned.")
     finally:
         trial.repo.context.store.database.write(lambda c: c.execute(BLOB.delete().where(BLOB.c.hash == value.hash)))
 

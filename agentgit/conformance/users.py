@@ -31,7 +31,7 @@ def may_have_the_same_names(trial: Trial) -> None:
     owner, other = _two(trial)
     made = other.session(trial.name, create=True)
     expect(made.id != owner.session(trial.name).id, "Two users have one session.")
-    expect(other.session(trial.name).id == made.id, "A user found the session of another one.")
+    expect(other.session(trial.name).id == made.id, "A user found another user's session.")
 
 
 def do_what_their_role_allows(trial: Trial) -> None:
@@ -42,9 +42,9 @@ def do_what_their_role_allows(trial: Trial) -> None:
     expect(other.session(ref).id == owner.session(trial.name).id, "A shared session is not found.")
     refused(lambda: other.session(ref).switch("main"), NotAllowed, "A viewer moved a session.")
     denied = [event for event in owner.events.list(session=trial.name) if event.kind == "access.denied"]
-    expect(denied, "The trail does not tell of a refusal.")
+    expect(denied, "The trail does not record a refusal.")
     owner.session(trial.name).sharing.unshare(other.user.name)
-    refused(lambda: other.session(ref), NotFound, "A session that is shared no more was found.")
+    refused(lambda: other.session(ref), NotFound, "A session that is no longer shared was found.")
 
 
 _RULES = (see_only_their_own, may_have_the_same_names, do_what_their_role_allows)

@@ -250,7 +250,7 @@ def _take_it_back(agent: RollbackAgent, say: Say) -> RollbackAgent:
     plan = agent.plan_rollback(PLACE)
     _show(f'agent.plan_rollback("{PLACE}")', "what would happen; nothing is done", plan, say)
     retry = agent.rollback(PLACE)
-    _show(f'retry = agent.rollback("{PLACE}")', "do it, on a new branch; retry.report says", retry.report, say)
+    _show(f'retry = agent.rollback("{PLACE}")', "do it, on a new branch; see retry.report", retry.report, say)
     return retry
 
 

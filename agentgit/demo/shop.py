@@ -52,7 +52,7 @@ class Order(NamedTuple):
 def _opened(shop: str | Path) -> Iterator[sqlite3.Connection]:
     """Open a connection whose changes are kept if nothing is raised."""
     if not Path(shop).is_file():
-        raise NotFound(f"The shop {shop} is not there. Set {SHOP} to where it is now.")
+        raise NotFound(f"There is no shop at {shop}. Set {SHOP} to its path.")
     with closing(sqlite3.connect(shop, timeout=30)) as connection, connection:
         yield connection
 
@@ -72,13 +72,13 @@ def open_shop(shop: str | Path) -> str:
         with closing(sqlite3.connect(path, timeout=30)) as connection, connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if tables and "catalogue" not in tables:
-                raise InvalidInput(f"{path} is a database of something else. Give the shop a file of its own.")
+                raise InvalidInput(f"{path} is a database of another program. Give the shop its own file.")
             connection.executescript(SCHEMA)
             connection.executemany("INSERT OR IGNORE INTO catalogue VALUES (?, ?)", CATALOGUE.items())
     except sqlite3.OperationalError as error:
         raise Unavailable(f"The shop {path} cannot be opened: {error}. Does its folder exist?") from error
     except sqlite3.DatabaseError as error:
-        raise InvalidInput(f"{path} is no shop: {error}. Give another path; this file was not touched.") from error
+        raise InvalidInput(f"{path} is not a shop: {error}. Give another path; this file was not changed.") from error
     return str(path)
 
 
@@ -184,7 +184,7 @@ def _take_back(result: dict[str, Any], statement: str, kind: str) -> None:
     with _opened(os.environ.get(SHOP) or result["shop"]) as connection:
         if connection.execute(statement, [result[kind]]).rowcount != 1:
             raise Conflict(
-                f"The {kind} {result[kind]} was taken back before, or never was. Look into the shop's tables."
+                f"The {kind} {result[kind]} was already reversed, or never existed. Check the shop's tables."
             )
 
 

@@ -146,10 +146,10 @@ def as_effects(declared: Mapping[str, Effect | str] | None) -> dict[str, Effect]
     if declared is None:
         return {}
     if not isinstance(declared, Mapping):
-        raise InvalidInput(f"effects={declared!r} is no mapping; write effects={{'tool name': effect}}.")
+        raise InvalidInput(f"effects must be a mapping, not {declared!r}; write effects={{'tool name': effect}}.")
     for name in declared:
         if not isinstance(name, str) or not name:
-            raise InvalidInput(f"effects= has the key {name!r}; a key is the name of a tool.")
+            raise InvalidInput(f"effects has the key {name!r}; each key must be the name of a tool.")
     return {name: as_effect(effect) for name, effect in declared.items()}
 
 

@@ -127,9 +127,9 @@ class Effect:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             hint = " Write reversible(undo)." if callable(self.kind) else ""
-            raise InvalidInput(f"{self.kind!r} is no effect; a tool can be {', '.join(KINDS)}.{hint}")
+            raise InvalidInput(f"{self.kind!r} is not an effect; use one of {', '.join(KINDS)}.{hint}")
         if self.kind in UNDOABLE and self.undo is None:
-            raise InvalidInput(f"A {self.kind} tool needs its undo function: {self.kind}(undo).")
+            raise InvalidInput(f"A {self.kind} tool needs an undo function: {self.kind}(undo).")
         if self.kind not in UNDOABLE and self.undo is not None:
             raise InvalidInput(f"A tool that is {self.kind} is never undone; declare it reversible or compensable.")
         self._require_meaning()
@@ -142,7 +142,7 @@ class Effect:
     def _require_meaning(self) -> None:
         """Refuse what says nothing about a tool of this kind: whoever wrote it believes that it does something."""
         if not isinstance(self.once, bool):
-            raise InvalidInput(f"once={self.once!r} means nothing; it is True or False.")
+            raise InvalidInput(f"once must be True or False, not {self.once!r}.")
         given = [name for name in ("identity_args", "verify", "precheck") if getattr(self, name) is not None]
         given += [name for name in ("once", "failed_on") if getattr(self, name)]
         if self.kind == READ_ONLY and given:
@@ -155,7 +155,7 @@ class Effect:
             object.__setattr__(tool, ATTRIBUTE, self)  # also on pydantic, which refuses unknown attributes
         except (AttributeError, TypeError):
             raise InvalidInput(
-                f"{tool!r} cannot carry an effect; declare it in wrap(effects={{'tool name': ...}})."
+                f"{tool!r} cannot carry an effect; declare the effect in wrap(effects={{'tool name': ...}})."
             ) from None
         _decorated.add(tool, self)
         return tool
@@ -313,7 +313,7 @@ def require_path(path: str) -> tuple[str, str]:
     """
     module, _, name = path.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
-        raise InvalidInput(f"{path!r} is no import path; write package.module:function.")
+        raise InvalidInput(f"{path!r} is not an import path; write package.module:function.")
     return module, name
 
 
@@ -335,7 +335,7 @@ def resolve(path: str) -> Undo:
     except Exception as error:  # a module may raise anything when it is imported
         raise NotFound(f"The function {path} cannot be imported here: {error}.") from error
     if not callable(found):
-        raise InvalidInput(f"{path} is no function.")
+        raise InvalidInput(f"{path} is not a function.")
     return found  # type: ignore[no-any-return]  # what a path names has no static type
 
 
@@ -353,7 +353,7 @@ def require_function(role: str, function: Undo | str) -> None:
         require_path(function)
         return
     if not callable(function):
-        raise InvalidInput(f"{role}={function!r} is neither a function nor an import path package.module:function.")
+        raise InvalidInput(f"{role} must be a function or an import path (package.module:function), not {function!r}.")
     shapes = ("args, result", "args, result, invocation") if role == "undo" else ("invocation",)
     try:
         signature = inspect.signature(function)
@@ -361,7 +361,7 @@ def require_function(role: str, function: Undo | str) -> None:
         return  # some built-in functions do not tell
     if not any(_binds(signature, shape.count(",") + 1) for shape in shapes):
         name = getattr(function, "__name__", repr(function))
-        raise InvalidInput(f"{role}={name}{signature} is called with ({shapes[0]}), and does not take that.")
+        raise InvalidInput(f"{role}={name}{signature} must accept the arguments ({shapes[0]}).")
 
 
 def _binds(signature: inspect.Signature, count: int) -> bool:
@@ -374,9 +374,9 @@ def _binds(signature: inspect.Signature, count: int) -> bool:
 
 def _names(given: Sequence[str]) -> tuple[str, ...]:
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise InvalidInput(f"identity_args={given!r} is no list of names; write identity_args=['to', 'amount'].")
+        raise InvalidInput(f"identity_args must be a list of names like ['to', 'amount'], not {given!r}.")
     if not all(isinstance(name, str) and name for name in given) or len(set(given)) < len(given):
-        raise InvalidInput(f"identity_args={list(given)!r}: each is the name of an argument, and is there once.")
+        raise InvalidInput(f"identity_args={list(given)!r} must name each argument only once.")
     return tuple(given)
 
 

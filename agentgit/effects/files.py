@@ -74,7 +74,7 @@ class FileChanges:
         counted = {action: sum(c.action == action for c in self.changes) for action in _SAID}
         said = ", ".join(f"{_files(n)} {_SAID[action]}" for action, n in counted.items() if n)
         if self.everything:
-            said = ", ".join(["restored as a whole by their environment", *([said] if said else [])])
+            said = ", ".join(["all restored by the environment", *([said] if said else [])])
         return f"Files: {self.problem or said or 'unchanged'}."
 
     def __str__(self) -> str:
@@ -91,13 +91,13 @@ class FileChanges:
 
 
 _SAID = {
-    WRITE: "brought back",
+    WRITE: "restored",
     DELETE: "deleted",
     ASIDE: "moved aside",
     CONFLICT: "changed by somebody else",
     MISSING: "missing",
-    LEFT: "left as they are",
-    OVERWRITTEN: "of somebody else overwritten",
+    LEFT: "left unchanged",
+    OVERWRITTEN: "overwritten (changed by somebody else)",
 }
 
 

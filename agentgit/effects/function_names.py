@@ -128,7 +128,7 @@ def doubt(recorded: Name, here: Name) -> str | None:
     if not recorded.is_of_main or (recorded.source is not None and recorded.source == here.source):
         return None
     if recorded.source is None or here.source is None:
-        return f"whether {shown(recorded.path)} is what it was at the call cannot be seen"
+        return f"cannot tell whether {shown(recorded.path)} has changed since the call"
     return f"the source of {shown(recorded.path)} has changed since the call"
 
 

@@ -89,7 +89,7 @@ def idempotency_key() -> str:
     """
     key = _key.get()
     if key is None:
-        raise NotFound("No recorded tool call is running here. Ask inside of a tool that a wrapped graph calls.")
+        raise NotFound("No recorded tool call is running here. Call this inside a tool that a wrapped graph calls.")
     return key
 
 
@@ -137,7 +137,7 @@ DECISIONS = {
 """The state that follows when a person says that the call, or its reversal, happened or did not."""
 
 
-ELSEWHERE = "it was imported: the world in which it happened is not here"
+ELSEWHERE = "it was imported: it happened in another world"
 """Why nothing is done about an imported call: not reversed, not looked for, not made again by itself."""
 
 _VERIFY_RAISED = "its verify raised "
@@ -263,7 +263,7 @@ class ToolInvocation(Shown):
             times = {name: datetime.fromisoformat(data[name]) if data.get(name) else None for name in _TIMES}
             return cls(**{**data, **times})
         except (TypeError, ValueError, AttributeError) as error:
-            raise InvalidInput(f"This is no tool invocation: {error}. Give what to_dict() gave.") from error
+            raise InvalidInput(f"Not a tool invocation: {error}. Pass what to_dict() returned.") from error
 
     def __str__(self) -> str:
         args = ", ".join(f"{key}={brief(value)}" for key, value in self.args.items())

@@ -10,7 +10,7 @@ from agentgit.effects import effects, invocation
 from agentgit.effects.files import FileChanges
 from agentgit.effects.invocation import ELSEWHERE, ToolInvocation
 from agentgit.errors import InvalidInput
-from agentgit.values import Drawn
+from agentgit.values import Drawn, shown
 
 REVERSE = "reverse"
 KEEP = "keep"
@@ -29,13 +29,16 @@ REPLAY_MODES = (RECORD, REDO, EXECUTE)
 ROLLBACK, SWITCH, FORK, WORLD_ONLY = "rollback", "switch", "fork", "world_only"
 """The subjects of a plan: a rollback, a switch to another branch, a rollback of the world without the conversation."""
 
-GOING_BACK = "it was reversed since, and going back does not make it again"
+GOING_BACK = "it was reversed later, and its tool does not run again"
 
 AGAIN = "its tool runs again for the new branch"
 
+NAMED = 3
+"""The number of blocking tools that a summary names."""
+
 UNDECLARED = (
     "its tool was not declared when it was called, so it can only be undone by hand; "
-    "a declaration counts for later calls"
+    "a declaration applies to later calls only"
 )
 """Why an undeclared call stays."""
 
@@ -140,8 +143,8 @@ class RollbackPlan(Drawn):
         calls = f"{self.position} tool call{'' if self.position == 1 else 's'}"
         return {
             ROLLBACK: f"Rollback to {self.target}: a new branch that begins with {calls}.",
-            SWITCH: f"Switch to {self.target}: the world is brought to its {calls}.",
-            WORLD_ONLY: f"Rollback of the world to {self.target}: the conversation stays as it is.",
+            SWITCH: f"Switch to {self.target}: the world is brought to the state after its {calls}.",
+            WORLD_ONLY: f"Rollback of the world to {self.target}: the conversation is unchanged.",
         }[self.kind]
 
     @property
@@ -154,9 +157,8 @@ class RollbackPlan(Drawn):
         if not self.steps:
             return "There is nothing to reverse."
         if self.is_admissible:
-            return f"{_counted(self.steps)}; nothing blocks."
-        n = len(self.blockers)
-        return f"{n} block{'s' if n == 1 else ''}, so nothing is done. With force: {_counted(self.forced().steps)}."
+            return f"{_counted(self.steps)}; no blockers."
+        return f"{_blocked_by(self.blockers)}. Nothing is changed. With force: {_counted(self.forced().steps)}."
 
     def without(self, known: Collection[int]) -> RollbackPlan:
         """Leave out the steps about these invocations."""
@@ -201,7 +203,7 @@ class RollbackPlan(Drawn):
                 files=FileChanges.from_dict(data["files"]) if data.get("files") else None,
             )
         except (KeyError, TypeError) as error:
-            raise InvalidInput(f"This is no plan: {error}. Give what to_dict() gave.") from error
+            raise InvalidInput(f"Not a plan: {error}. Pass what to_dict() returned.") from error
 
 
 _SAID = {
@@ -217,6 +219,12 @@ _SAID = {
 def _counted(steps: list[PlanStep]) -> str:
     numbers = {action: sum(step.action == action for step in steps) for action in _SAID}
     return ", ".join(f"{n} {_SAID[action][n > 1]}" for action, n in numbers.items() if n)
+
+
+def _blocked_by(steps: list[PlanStep]) -> str:
+    n, tools = len(steps), list(dict.fromkeys(shown(step.invocation.tool_name) for step in steps))
+    rest = f" and {len(tools) - NAMED} more" if len(tools) > NAMED else ""
+    return f"Blocked by {n} call{'' if n == 1 else 's'} ({', '.join(tools[:NAMED])}{rest})"
 
 
 def _forced(step: PlanStep) -> PlanStep:
@@ -339,9 +347,9 @@ def _redo(call: ToolInvocation, can_redo: Why) -> PlanStep:
 def _doubt(call: ToolInvocation) -> str | None:
     """Return why it is not known whether the effect of a call is still in the world; None if it is known."""
     if call.status in (invocation.REVERSING, invocation.REVERSE_UNKNOWN):
-        return "it is unknown whether it was reversed since; look, and tell with repo.resolve()"
+        return "it is unknown whether it has been reversed since; check, then call repo.resolve()"
     if call.status == invocation.UNKNOWN and call.kind == invocation.REDO:
-        return "it is unknown whether it ran again; look, and tell with repo.resolve()"
+        return "it is unknown whether it ran again; check, then call repo.resolve()"
     return None
 
 
@@ -350,25 +358,25 @@ def _step(call: ToolInvocation, can_undo: Why, tools: str) -> PlanStep | None:
         return None
     action, why = _decide(call, can_undo)
     if call.runs > 1:
-        why += f"; its tool began {call.runs} times, as it asked a person: what it does before that, it did each time"
+        why += f"; its tool started {call.runs} times to ask a person, so what it does before asking ran each time"
     if tools == "keep" and action != KEEP:
-        return PlanStep(action=KEEP, invocation=call, why="the world is to be left alone")
+        return PlanStep(action=KEEP, invocation=call, why="the world is left alone, as requested")
     if tools == "require_clean" and action == REVERSE:
         return PlanStep(
-            action=BLOCK, invocation=call, why="it would have to be reversed, and a clean world is required"
+            action=BLOCK, invocation=call, why="it would have to be reversed, but a clean world is required"
         )
     return PlanStep(action=action, invocation=call, why=why)
 
 
 def _decide_unknown(call: ToolInvocation) -> tuple[str, str]:
     if call.effect == effects.IDEMPOTENT:
-        return KEEP, f"it {'raised' if call.has_raised else 'was broken off'}, and calling it again does no harm"
+        return KEEP, f"it {'raised' if call.has_raised else 'was interrupted'}, and calling it again is harmless"
     if not call.has_raised:
-        return BLOCK, "it is unknown whether it happened: it was broken off; look, and tell with repo.resolve()"
-    raised = f"it raised {call.error_message}, and may have happened"
+        return BLOCK, "it is unknown whether it happened: it was interrupted; check, then call repo.resolve()"
+    raised = f"it raised {call.error_message}, but may have happened"
     if call.may_be_repeated:
-        return KEEP, f"{raised}; if it did, tell with repo.resolve() to have it reversed"
-    return BLOCK, f"{raised}; look, and tell with repo.resolve()"
+        return KEEP, f"{raised}; if it did, call repo.resolve() to have it reversed"
+    return BLOCK, f"{raised}; check, then call repo.resolve()"
 
 
 def _decide(call: ToolInvocation, can_undo: Why) -> tuple[str, str]:
@@ -385,14 +393,14 @@ def _decide(call: ToolInvocation, can_undo: Why) -> tuple[str, str]:
     if call.status == invocation.REVERSING:
         return BLOCK, "a rollback is reversing it, or died doing so; see session.operations() and repo.resume()"
     if call.status == invocation.REVERSE_UNKNOWN:
-        return BLOCK, "it is unknown whether an earlier rollback reversed it; look, and tell with repo.resolve()"
+        return BLOCK, "it is unknown whether an earlier rollback reversed it; check, then call repo.resolve()"
     if call.effect == effects.IRREVERSIBLE:
         return BLOCK, "it cannot be undone"
     if call.effect == effects.IDEMPOTENT:
-        return KEEP, "it has no undo function; calling it again does no harm"
+        return KEEP, "it has no undo function; calling it again is harmless"
     if (missing := can_undo(call)) is not None:
         return BLOCK, missing
     again = "; an earlier attempt failed" if call.status == invocation.REVERSE_FAILED else ""
     return REVERSE, (
-        "its undo makes up for it" if call.effect == effects.COMPENSABLE else "its undo takes it back"
+        "its undo compensates for it" if call.effect == effects.COMPENSABLE else "its undo reverses it"
     ) + again

@@ -124,7 +124,7 @@ class Registry:
             raise NotFound(ELSEWHERE)
         undo = self._find("undo", session_id, call)
         if undo is None:
-            raise NotFound(f"no undo function of {shown(call.tool_name)} is declared here; {DECLARE_IT}")
+            raise NotFound(f"no undo function for {shown(call.tool_name)} is declared here; {DECLARE_IT}")
         return undo
 
     def verify(self, session_id: int, call: ToolInvocation) -> Look | None:
@@ -159,7 +159,7 @@ class Registry:
         run = self._runners.get((session_id, call.tool_name)) or self._runners.get((EVERYWHERE, call.tool_name))
         if run is None:
             raise NotFound(
-                f"the tool {shown(call.tool_name)} is not here; first wrap a graph that has it in a ToolNode, or name "
+                f"the tool {shown(call.tool_name)} is unknown; first wrap a graph that has it in a ToolNode, or name "
                 "its module: trust=[...], --trust MODULE"
             )
         if isinstance(run, str):
@@ -180,13 +180,13 @@ class Registry:
         """Return why the declarations forbid a second run of a recorded call; None if they allow it."""
         declared = self._effect(session_id, call.tool_name)
         if call.effect == UNDECLARED:
-            return "its tool was not declared when it was called, so nobody knows what a second run would do"
+            return "its tool was not declared when it was called, so the effect of a second run is unknown"
         if call.effect == IRREVERSIBLE or (declared is not None and declared.kind == IRREVERSIBLE):
             return "its tool is irreversible, and must not run a second time"
         # Of a reversible or idempotent call the identity is recorded only if its tool happens once.
         was_once = call.identity is not None and call.effect in (REVERSIBLE, IDEMPOTENT)
         if was_once or (declared is not None and declared.once):
-            return "its tool happens once in a session, and must not run a second time"
+            return "its tool is declared once=True, and must not run a second time"
         return None
 
     def missing(self, session_id: int, call: ToolInvocation) -> str | None:
@@ -235,8 +235,8 @@ class Registry:
         if not known:
             raise NotFound(f"its {CALLED[role]} {shown(recorded)} is not declared here; {DECLARE_IT}")
         raise NotFound(
-            f"its {CALLED[role]} was {shown(recorded)} at the call, and {shown(known[0].name)} is declared here: "
-            "another one; declare the first again"
+            f"its {CALLED[role]} was {shown(recorded)} at the call, and {shown(known[0].name)} is declared here "
+            "instead; declare the recorded one again"
         )
 
     def _of(self, session_id: int, tool_name: str, role: str) -> list[_Here]:

@@ -98,7 +98,7 @@ class RollbackReport(Drawn):
             files = FileChanges.from_dict(data["files"]) if data.get("files") else None
             return cls(**{name: data[name] for name in _FACTS}, **groups, files=files)
         except (KeyError, TypeError) as error:
-            raise InvalidInput(f"This is no report: {error}. Give what to_dict() gave.") from error
+            raise InvalidInput(f"Not a report: {error}. Pass what to_dict() returned.") from error
 
     def groups(self) -> dict[str, list[ReportItem]]:
         """Return the items by what became of them, in the order of `GROUPS`."""
@@ -112,7 +112,7 @@ class RollbackReport(Drawn):
         if self.kind == SWITCH:
             return f"Switch {self.status}: branch {self.branch}."
         if self.kind == WORLD_ONLY:
-            return f"Rollback of the world {self.status}: branch {self.branch} stays as it is."
+            return f"Rollback of the world {self.status}: branch {self.branch} is unchanged."
         return f"{self.kind.capitalize()} {self.status}: branch {self.branch}, {calls} replayed from the record."
 
     @property
@@ -120,9 +120,9 @@ class RollbackReport(Drawn):
         """A sentence that counts what became of the effects."""
         items = self.groups()
         counted = [f"{len(items[group])} {word}" for group, word in _SAID.items() if items[group]]
-        nothing = "The world was left as it is" if self.kind in (SWITCH, FORK) else "There was nothing to reverse"
+        nothing = "The world is unchanged" if self.kind in (SWITCH, FORK) else "There was nothing to reverse"
         said = f"{', '.join(counted) or nothing}." + (f" {self.files.summary}" if self.files else "")
-        return said if self.status == DONE else f"{said} Finish with repo.resume({self.operation_id})."
+        return said if self.status == DONE else f"{said} To finish, call repo.resume({self.operation_id})."
 
 
 _FACTS = ("operation_id", "status", "checkpoint_id", "branch", "kind")

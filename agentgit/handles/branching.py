@@ -49,7 +49,7 @@ def recover(access: SessionAccess, branch: BranchRef, *, force: bool) -> Interna
         ]
         if not force and any(map(process.is_here, [row.owner, *(one.owner for one in operations)])):
             raise Conflict(
-                f"Branch {row.name} is at work in a process of this machine. Wait until it ends, or end that "
+                f"Branch {row.name} is running in a process on this machine. Wait until it ends, or end that "
                 "process; force=True takes the branch from it."
             )
         store.journal.abandon(connection, row.id, row.owner)
@@ -74,7 +74,7 @@ class Tagging(SessionAccess):
         """
         references.place_name(name, "tag")
         if description is not None and not isinstance(description, str):
-            raise InvalidInput(f"A description is a text, not {description!r}.")
+            raise InvalidInput(f"description must be a string, not {description!r}.")
         store = self.context.store
 
         def give(connection: Connection) -> Tag:
@@ -82,9 +82,9 @@ class Tagging(SessionAccess):
             self.context.authorize(connection, self.session_id)
             store.sessions.lock(connection, self.session_id)
             if not store.checkpoints.find(connection, CHECKPOINT.c.id == point.id):
-                raise NotFound(f"Checkpoint {point.branch_name}#{point.number} was deleted meanwhile.")
+                raise NotFound(f"Checkpoint {point.branch_name}#{point.number} has been deleted in the meantime.")
             if name in {row.name for row in store.sessions.branches(connection, self.session_id)}:
-                raise Conflict(f"There is a branch {name}, which names the place already. Choose another name.")
+                raise Conflict(f"A branch is already called {name}. Choose another name.")
             return store.tags.add(connection, point, name, description, self.context.user.id)
 
         return self.context.change(give)
@@ -139,8 +139,8 @@ class Branching(SessionAccess):
             return self.context.engine().files.take(self.session_id, why)
         except AgentGitError as error:
             raise Unavailable(
-                f"Nothing was done. The files of the session cannot be kept: {str(error).rstrip('.')}. With "
-                "files=False the point is saved without them."
+                f"Nothing was done. The session's files cannot be saved: {str(error).rstrip('.')}. To save the "
+                "checkpoint without them, pass files=False."
             ) from error
 
     def save(self, branch_id: int, label: Label, files: FilesAt | None) -> Checkpoint:

@@ -52,7 +52,7 @@ class Comparator(SessionAccess):
             fork = comparing.meeting(connection, one, two)
             if fork is None:
                 raise InvalidInput(
-                    "These are of two sessions, which never parted. session.diff(a, b, other=...) is for them."
+                    "These are in two sessions without a common history. Use session.diff(a, b, other=...)."
                 )
             pairs = ((fork, one), (fork, two), (one, two))
             shown = self.context.views.checkpoint

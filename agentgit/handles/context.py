@@ -144,7 +144,7 @@ class Context:
         if found is None:
             called = user.name if isinstance(user, User) else user
             raise NotFound(
-                f"There is no user {called!r}. An admin lists them: repo.users.all(), or agentgit users list."
+                f"There is no user {called!r}. An admin can list the users: repo.users.all() or agentgit users list."
             )
         return found
 

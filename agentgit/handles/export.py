@@ -157,4 +157,4 @@ def _target(path: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
             finally:
                 part.unlink(missing_ok=True)
     except OSError as error:
-        raise Unavailable(f"{place} cannot be written: {error.strerror or error}. Name a file in a folder.") from error
+        raise Unavailable(f"{place} cannot be written: {error.strerror or error}. Name a writable file.") from error

@@ -47,7 +47,7 @@ def erase(
 
     def delete(connection: Connection) -> erasure.Gone:
         if look(connection) != sessions:
-            raise Conflict("Another session was made meanwhile. Nothing was erased; do it again.")
+            raise Conflict("Another session was created in the meantime. Nothing was erased; try again.")
         return work(connection)
 
     sessions = context.change(look, scope=WRITE)
@@ -76,7 +76,7 @@ def wiped(database: Database) -> str:
     try:
         database.shrink(wipe=True)
     except Unavailable as error:
-        return f"What was deleted may still lie in the files of the database: {error}"
+        return f"Deleted data may still be in the files of the database: {error}"
     return ""
 
 
@@ -108,10 +108,10 @@ class SessionRetention(SessionAccess):
             >>> session = repo.session("support-42", create=True)
             >>> session.retention.set(Retention(max_checkpoints=30))
             >>> print(session.retention.get())
-            past 50, the first, the last 20 and the newest of each name; at most 30
+            over 50, the first, the last 20 and the newest of each name; at most 30
         """
         if retention is not None and not isinstance(retention, Retention):
-            raise InvalidInput(f"{retention!r} is no retention; give Retention(max_checkpoints=...), or None.")
+            raise InvalidInput(f"retention must be Retention(max_checkpoints=...) or None, not {retention!r}.")
 
         def change(connection: Connection) -> Retention | None:
             session_id = self.find(connection, OWNER).id
@@ -145,8 +145,8 @@ class SessionRetention(SessionAccess):
             keeps = retention or retention_store.read(connection, self.context.store, found.id)
             if keeps is None:
                 raise InvalidInput(
-                    f"Session {found.session_name} keeps everything. Say what it keeps with "
-                    "session.retention.set(Retention(...)), or give a retention here."
+                    f"Session {found.session_name} keeps everything. Set what it keeps with "
+                    "session.retention.set(Retention(...)), or pass a retention here."
                 )
             if dry_run:
                 judged = retention_store.verdicts(connection, self.context.store, found.id, keeps)

@@ -133,8 +133,8 @@ class Rollbacks(SessionAccess):
             at, label = store.snapshots.of_checkpoint(connection, point), f"{point.branch_name}#{point.number}"
             if at is None:
                 raise NotFound(
-                    f"There are no files of {label}: no workspace was attached when it was made. Wrap the graph with "
-                    "workspace=... (agentgit chat --workspace DIR), and its files are kept from then on."
+                    f"{label} has no files: no workspace was attached when it was created. Wrap the graph with "
+                    "workspace=... (agentgit chat --workspace DIR) to keep its files from then on."
                 )
             # Of another session only the files are meant; this one stays at its own head.
             own = point.external_session_id == found.id
@@ -251,7 +251,7 @@ class Rollbacks(SessionAccess):
             only = (
                 f"are {found} earlier checkpoints" if found > 1 else f"is {'one' if found else 'no'} earlier checkpoint"
             )
-            raise NotFound(f"There {only} on this branch to go back to. agent.checkpoint() makes one.")
+            raise NotFound(f"There {only} on this branch to go back to. agent.checkpoint() creates one.")
 
         return self.context.read(look)
 
@@ -286,7 +286,7 @@ class Rollbacks(SessionAccess):
             row = self.branch(connection, branch, needs)
             made = self.context.store.operations.of_branches(connection, [row.id])
             if not made or made[0].kind != ROLLBACK or made[0].source_id == row.id:
-                raise NotFound("There is nothing to redo: no rollback made this branch.")
+                raise NotFound("There is nothing to redo: this branch was not created by a rollback.")
             return int(made[0].source_id)
 
         return self.context.read(look)

@@ -53,7 +53,7 @@ class Session(SessionReader):
         'main#3'
         >>> print(session.rollback("main#1"))
         Rollback done: branch main-2, 0 tool calls replayed from the record.
-          reversed  create_order(item='chair', quantity=2)  reversible  its undo takes it back
+          reversed  create_order(item='chair', quantity=2)  reversible  its undo reverses it
         1 reversed.
     """
 
@@ -114,7 +114,7 @@ class Session(SessionReader):
         found.to_dict()  # its content, while it is there
         for one in delete_unneeded(self._access, {found.id or 0}):
             if not one.goes:
-                raise Conflict(f"Checkpoint {one.point.reference} stays: {one.why}.")
+                raise Conflict(f"Checkpoint {one.point.reference} cannot be deleted: {one.why}.")
         return found
 
     def cleanup_auto_checkpoints(self, *, branch: BranchRef = None, keep: int = 5) -> int:
@@ -130,7 +130,7 @@ class Session(SessionReader):
             InvalidInput: `keep` is negative.
         """
         if keep < 0:
-            raise InvalidInput(f"keep={keep} is negative; give the number of automatic checkpoints to keep.")
+            raise InvalidInput(f"keep must be 0 or more automatic checkpoints, not {keep}.")
         self._context.read(lambda c: self._access.find(c, EDITOR))
         automatic = [point.id or 0 for point in self.checkpoints(branch=branch) if point.is_auto]
         return sum(one.goes for one in delete_unneeded(self._access, set(automatic[: max(0, len(automatic) - keep)])))
@@ -445,7 +445,7 @@ class Session(SessionReader):
         if wrapped is None:
             reference = self.reference
             raise InvalidInput(
-                f"Merging and picking need the graph of session {reference}: its reducers write what comes. "
+                f"Merging and picking need the graph of session {reference}, because its reducers apply the changes. "
                 f"First call repo.wrap(graph, {reference!r})."
             )
         return wrapped(found.id)

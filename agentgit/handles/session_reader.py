@@ -256,7 +256,7 @@ class SessionReader:
             >>> answer = agent.run("order two chairs")
             >>> retry = agent.fork(name="retry")
             >>> print(repo.session("s").compare("main", "retry"))
-            main#2 and retry#1 part at main#2 (4 messages and 1 tool call in common)
+            main#2 and retry#1 diverge at main#2 (4 messages and 1 tool call in common)
             main#2: unchanged
             retry#1: unchanged
         """

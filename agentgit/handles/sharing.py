@@ -43,7 +43,7 @@ class Sharing(SessionAccess):
             found = self.find(connection, OWNER)
             who = self.context.find_user(connection, user)
             if who.id == found.user_id:
-                raise InvalidInput(f"{who.name} owns session {found.session_name}, and may do everything with it.")
+                raise InvalidInput(f"{who.name} owns session {found.session_name} and already has full access to it.")
             return self.context.store.members.share(connection, found.id, who, role, until, self.context.user.id)
 
         return self.context.change(give)
@@ -98,7 +98,7 @@ class Sharing(SessionAccess):
         """
         if require_role(role) == OWNER:
             raise InvalidInput(
-                "A link cannot give a session away. Share it by name: session.sharing.share(user, 'owner')."
+                "A link cannot give away ownership. Share it with a user: session.sharing.share(user, 'owner')."
             )
         until = end_of(expires_in)
 

@@ -130,9 +130,9 @@ class SessionFactory:
             rollbacks.rewind(rollbacks.rewind_request(point, None))
         except WorkspaceChanged as error:
             raise WorkspaceChanged(
-                "The directory has files of its own; none was touched, and those of the template did not come. Give an "
+                "The directory is not empty. Nothing in it was changed, and no template file was restored. Give an "
                 f"empty directory; or call repo.session({session.session_name!r}).rewind_files({point}, force=True), "
-                "which keeps what is there in a snapshot."
+                "which keeps the existing files in a snapshot."
             ) from error
         self.context.change(lambda c: templates.with_files(self.context.store, c, session.id))
 
@@ -170,7 +170,7 @@ class SessionFactory:
         if not plan.is_admissible:
             why = "; ".join(f"{step.invocation}: {step.why}" for step in plan.blockers)
             raise RollbackBlocked(
-                f"Nothing was done, and no session was made. {why}. force=True answers these from the record.", plan
+                f"Nothing was done, and no session was created. {why}. force=True answers these from the record.", plan
             )
 
     def _fresh_request(self, first: Found, *, force: bool) -> Request:

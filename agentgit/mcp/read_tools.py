@@ -78,7 +78,7 @@ def require_code(code: str, now: str, plan: RollbackPlan) -> None:
         Conflict: It does not.
     """
     if code != now:
-        raise Conflict(f"Nothing was done: this is not the plan of confirm={code!r}. Plan again, and look. Now: {plan}")
+        raise Conflict(f"Nothing was changed: confirm={code!r} is for another plan. Check the current plan: {plan}")
 
 
 WIDTH = 120
@@ -88,22 +88,22 @@ LINES = 400
 """The most lines of an answer."""
 
 SessionName = Annotated[
-    str | None, Field(description="A session's name or id. Leave it out for the one that moved last.")
+    str | None, Field(description="A session's name or id. By default the most recently updated one.")
 ]
-Part = Annotated[str | None, Field(description="Only those whose name has this in it.")]
-Branch = Annotated[str | None, Field(description="A branch's name. Leave it out for the current one.")]
+Part = Annotated[str | None, Field(description="Only sessions whose name contains this.")]
+Branch = Annotated[str | None, Field(description="A branch's name. By default the current one.")]
 Place = Annotated[
     str, Field(description="A checkpoint: its name or id, a tag, or a place like main#7, main~1, HEAD, HEAD~1.")
 ]
-Limit = Annotated[int, Field(description="How many at most.", ge=1, le=200)]
-After = Annotated[str | None, Field(description="The `next` of the answer before, to go on behind it.")]
+Limit = Annotated[int, Field(description="The maximum number of results.", ge=1, le=200)]
+After = Annotated[str | None, Field(description="The `next` of the previous answer, to continue after it.")]
 Tools = Annotated[
     str,
-    Field(description="reverse: undo what tools did after it. keep: leave it. require_clean: refuse if there is any."),
+    Field(description="reverse: undo later effects of tools. keep: keep them. require_clean: refuse if there are any."),
 ]
-Files = Annotated[bool, Field(description="False to leave the files of the workspace alone.")]
-Conversation = Annotated[bool, Field(description="False to take back only effects and files, and make no branch.")]
-Force = Annotated[bool, Field(description="True to keep in the world what cannot be undone; the server must allow it.")]
+Files = Annotated[bool, Field(description="False to keep the files of the workspace as they are.")]
+Conversation = Annotated[bool, Field(description="False to roll back only effects and files, without a new branch.")]
+Force = Annotated[bool, Field(description="True to keep effects that cannot be undone; the server must allow it.")]
 
 
 @dataclass(frozen=True)

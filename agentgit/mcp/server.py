@@ -79,7 +79,7 @@ class ToolSchema:
             given = self.model.model_validate(arguments)
         except ValidationError as error:
             wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-            raise InvalidInput(f"{self.tool.name} cannot be called so. {wrong}.") from error
+            raise InvalidInput(f"Invalid arguments for {self.tool.name}: {wrong}.") from error
         return {name: getattr(given, name) for name in self.model.model_fields}
 
 
@@ -120,12 +120,12 @@ def _form(function: Callable[..., ToolAnswer], hints: Mapping[str, bool], *, bou
 
 LOG = logging.getLogger("agentgit.mcp")
 
-LOOKING = """The saved points (checkpoints) of agent sessions. Nothing can be changed here; plan_rollback and
-plan_switch say what going back would do, and a person does it."""
+LOOKING = """The saved points (checkpoints) of agent sessions. This server is read-only: plan_rollback and
+plan_switch show what going back would do; only a person can do it."""
 
 INSTRUCTIONS = """The saved points (checkpoints) of agent sessions, and the way back to them.
-Going back makes a new branch, undoes newest first what tools did after the point, and restores files; what was left
-stays readable. Before it, ask plan_rollback: it says what can be undone and what cannot, and gives the code that
+Going back creates a new branch, undoes what tools did after the point, newest first, and restores files; the old branch
+stays readable. First call plan_rollback: it shows what can be undone and what cannot, and returns the code that
 rollback_to_checkpoint needs as `confirm`. Undoing acts on the real world: do it only if the user wants it."""
 
 
@@ -185,7 +185,7 @@ def made(tools: WriteTools, *, bound: bool, read_only: bool) -> Server[Any, Any]
             return _failure(error)
         except Exception:  # else mcp tells the client whatever its text says
             LOG.exception("A tool failed.")
-            return _failure(AgentGitError("Something went wrong here, and was written to the server's log."))
+            return _failure(AgentGitError("Internal error. The server log has the details."))
 
     return server
 
@@ -210,11 +210,11 @@ def _failure(error: AgentGitError) -> types.CallToolResult:
 def _hint(error: AgentGitError) -> str:
     """Return the MCP tool or the command for the Python call that an error message names."""
     if isinstance(error, RollbackIncomplete):
-        return f" Here: resume_operation(operation={error.operation})."
+        return f" To finish it: resume_operation(operation={error.operation})."
     if isinstance(error, RollbackBlocked) and error.plan.unsettled:
-        return f" Only a person can tell: agentgit resolve {error.plan.unsettled[0].id} happened, or did-not-happen."
+        return f" A person must find out: agentgit resolve {error.plan.unsettled[0].id} happened, or did-not-happen."
     if isinstance(error, RollbackBlocked):
-        return " Here: plan_rollback shows each, and force=true, where the server allows it, keeps them."
+        return " Call plan_rollback to list them. With force=true, if the server allows it, they are kept."
     return ""
 
 

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from agentgit.handles.session import Session
     from agentgit.repository import Repository
 
-Confirm = Annotated[str, Field(description="The code that the plan of exactly this has given.", max_length=64)]
+Confirm = Annotated[str, Field(description="The code that the plan of exactly this operation returned.", max_length=64)]
 Sync = Annotated[
     str | None,
-    Field(description="world: undo and redo, needs `confirm`. note: tell the model. ignore: take it as it is."),
+    Field(description="world: undo and redo, needs `confirm`. note: tell the model. ignore: ignore the difference."),
 ]
 
 
@@ -128,7 +128,7 @@ class WriteTools(ReadTools):
         elif confirm or force:
             raise InvalidInput("confirm and force are for sync='world'; leave them out.")
         report = of.switch(branch, sync=sync, force=force)
-        return _said(f"{branch} is the current branch; the world is as it was.") if sync is None else _report(report)
+        return _said(f"{branch} is the current branch; the world is unchanged.") if sync is None else _report(report)
 
     def resume_operation(self, operation: int, session: SessionName = None, force: Force = False) -> ToolAnswer:
         """Finish a rollback or a switch that stopped half way; what was done is not done again."""
@@ -136,13 +136,13 @@ class WriteTools(ReadTools):
         self._require_force(force=force)
         found = self.repo.operation(operation)
         if found.external_session_id != of.id:
-            raise InvalidInput(f"Operation {operation} is of another session than {of.name}.")
+            raise InvalidInput(f"Operation {operation} does not belong to session {of.name}.")
         return _report(self.repo.resume(found, force=force))
 
     def _require_force(self, *, force: bool) -> None:
         if force and not self.may_force:
             raise NotAllowed(
-                "This server lets nobody keep what cannot be undone. A person can: agentgit rollback --force, or start "
+                "This server does not allow force. A person can run agentgit rollback --force, or start "
                 "the server with --allow-force."
             )
 

@@ -53,40 +53,40 @@ FORMS: dict[str, tuple[str, tuple[Argument, ...]]] = {
     "branches": ("List the branches.", ()),
     "track": ("List the tool calls.", (_LIMIT,)),
     "search": (
-        "Find what was said, called or named.",
+        "Find messages, tool calls and named checkpoints.",
         (_word("text", nargs="+", metavar="TEXT"), _word("--all-branches", action="store_true")),
     ),
     "diff": (
-        "Compare two places; else what the last turn changed.",
+        "Compare two places; by default, show what the last turn changed.",
         (_word("a", nargs="?", metavar="A"), _word("b", nargs="?", metavar="B")),
     ),
-    "compare": ("Tell what this branch and PLACE did apart.", (_PLACE,)),
+    "compare": ("Show what this branch and PLACE did since they diverged.", (_PLACE,)),
     "stats": ("Count checkpoints, calls, tokens and reversals.", ()),
     "checkpoint": (
-        "Save this point under a name.",
+        "Create a checkpoint here.",
         (_word("name", nargs="?", metavar="NAME"), _word("--description", metavar="TEXT")),
     ),
     "tag": (
-        "Name a checkpoint for good; else list the tags.",
+        "Tag a checkpoint; without a name, list the tags.",
         (_word("words", nargs="*", metavar="[PLACE] NAME"), _word("--delete", metavar="NAME")),
     ),
-    "plan": ("Show what a rollback would do; nothing is done.", (_PLACE,)),
+    "plan": ("Show what a rollback would do; nothing is changed.", (_PLACE,)),
     "rollback": (
-        "Go back to a place on a new branch; the agent's name leads there.",
+        "Roll back to a place on a new branch; the agent's variable moves there.",
         (_PLACE, _word("--name", metavar="BRANCH"), _FORCE),
     ),
     "undo": ("Go back one turn, or N.", (_word("steps", nargs="?", type=count, default=1, metavar="N"), _FORCE)),
     "redo": ("Take back the last undo or rollback.", (_FORCE,)),
     "checkout": (
-        "Continue on another branch; the agent's name leads there.",
+        "Continue on another branch; the agent's variable moves there.",
         (_word("branch", metavar="BRANCH"), _SYNC, _FORCE),
     ),
     "trust": (
-        "Let calls of the tools in your modules be undone and made again.",
+        "Use your modules' undo functions and tools, to reverse and repeat calls.",
         (_word("modules", nargs="+", metavar="MODULE"),),
     ),
     "use": (
-        "Say whom this is about: an agent's or repository's name here, or a session.",
+        "Choose an agent or a repository by its variable, or a session.",
         (_word("what", nargs="?", metavar="NAME"),),
     ),
     "help": ("Show this.", ()),
@@ -99,7 +99,7 @@ NOTES = (
     "%%branch NAME [--from PLACE] [--sync HOW] runs the cell on a new branch and comes back.",
     "%%agentgit live draws the tree while the cell runs.",
     "PLACE is like main#3, HEAD~1, a name, a tag or an id. --sync world, note or ignore.",
-    "--force: keep what cannot be reversed, and bring back files that others have changed.",
+    "--force: keep what cannot be reversed, and restore files that others changed.",
 )
 
 
@@ -131,7 +131,7 @@ def split(line: str) -> list[str]:
     try:
         return shlex.split(line)
     except ValueError as error:
-        raise InvalidInput(f"That cannot be read: {error}. A quote needs its partner.") from error
+        raise InvalidInput(f"Invalid command: {error}. Close each quote that you open.") from error
 
 
 def parse(line: str) -> tuple[str, argparse.Namespace]:
@@ -151,7 +151,7 @@ def parse(line: str) -> tuple[str, argparse.Namespace]:
         name, words = "help", []
     if name not in FORMS:
         near = references.near(name, FORMS)
-        raise NotFound(f"There is no %agentgit {name}. %agentgit help lists what there is.", near=near)
+        raise NotFound(f"There is no command %agentgit {name}. %agentgit help lists the commands.", near=near)
     return name, parser(f"%agentgit {name}", FORMS[name][1]).parse_args(words)
 
 

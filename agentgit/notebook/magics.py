@@ -24,7 +24,7 @@ from agentgit.render.text import Span, clean
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
 
-_SYNCED = "In a %%branch cell: --sync world brings the world to its branch, and back after it; --sync ignore goes on."
+_SYNCED = "In a %%branch cell: --sync world brings the world to its branch, and back after it; --sync ignore runs it."
 
 _COMPLETER = "agentgit"
 """The name of our completer in IPython."""
@@ -77,7 +77,7 @@ class Magics:
                 name, asked = commands.parse(line)
                 return commands.carry_out(name, Command(self._names, asked, _show))
             if commands.split(line) != ["live"]:
-                raise InvalidInput("Usage: %%agentgit live, and what to run below it.")
+                raise InvalidInput("Usage: %%agentgit live, with the code to run below it.")
             agent, _ = self._names.subject().require_agent()
             self._require_no_await(cell)
         with live(agent):
@@ -127,7 +127,7 @@ class Magics:
         """
         if self._shell.should_run_async(cell, transformed_cell=self._shell.transform_cell(cell)):
             raise InvalidInput(
-                "There can be no await here. Do it by hand: there = agent.fork(name=...); await there..."
+                "%%branch cells cannot use await. Write it yourself: there = agent.fork(name=...); await there..."
             )
 
     def _parsed(self, cell: str) -> tuple[Any, str]:

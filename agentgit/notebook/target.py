@@ -42,7 +42,7 @@ class MagicTarget:
             InvalidInput: There is only a repository.
         """
         if self.agent is None or self.variable is None:
-            raise InvalidInput("That needs an agent. Make one: agent = repo.wrap(graph, session=...)")
+            raise InvalidInput("This needs an agent. Create one: agent = repo.wrap(graph, session=...)")
         return self.agent, self.variable
 
 
@@ -98,7 +98,7 @@ class Names:
         except NotFound as error:
             raise NotFound(
                 f"There is no agent, repository or session called {name!r}. "
-                "%agentgit use alone takes the agent that ran last.",
+                "%agentgit use without a name takes the agent that ran last.",
                 near=references.near(name, known) or error.near,
             ) from error
 
@@ -109,7 +109,7 @@ class Names:
             Repository(one.session.context, is_borrowed=True) for one in agents
         ]
         if not found:
-            raise NotFound("There is no agent here yet. Make one: agent = repo.wrap(graph, session=...)")
+            raise NotFound("There is no agent here yet. Create one: agent = repo.wrap(graph, session=...)")
         return found[-1]
 
     def _of(self, kind: str) -> Iterator[tuple[str, Any]]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from agentgit.render.text import clean, count, cut
 from agentgit.sessions.tree import Branch, Point, Tree
 
-KINDS = {"before": "before a turn", "after": "after a turn", "tools": "after tools", "branch": "where it begins"}
+KINDS = {"before": "before a turn", "after": "after a turn", "tools": "after tools", "branch": "start of the branch"}
 """The wording for an automatic checkpoint without a title."""
 
 _FOLD_FROM = 5

@@ -90,8 +90,8 @@ def wrap(text: str, width: int) -> list[str]:
         width: The cells there are, at least 2.
 
     Example:
-        >>> wrap("its undo takes it back", 12)
-        ['its undo', 'takes it', 'back']
+        >>> wrap("its undo reverses it", 12)
+        ['its undo', 'reverses it']
     """
     lines = [""]
     for word in text.split():

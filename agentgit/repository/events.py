@@ -78,7 +78,7 @@ class Events:
         self.context.store.database.require_open()
         wanted = chosen(kinds)
         if not callable(callback):
-            raise InvalidInput(f"{callback!r} cannot be called. Give a function that takes an event.")
+            raise InvalidInput(f"{callback!r} is not callable. Give a function that takes an event.")
         of = session_id(self.context, session)
 
         def wants(event: Event) -> bool:
@@ -135,7 +135,7 @@ class Events:
         wanted, of = _wanted(kinds, since), session_id(self.context, session)
         start = after.id if isinstance(after, Event) else after or 0
         if isinstance(start, bool) or not isinstance(start, int):
-            raise InvalidInput(f"after={after!r} is no event. Give one, or its id.")
+            raise InvalidInput(f"after must be an event or its id, not {after!r}.")
         start = max(0, min(start, ID_LIMIT))
         return self._pages(of, start, wanted, since, poll if follow else None)
 
@@ -270,5 +270,5 @@ class Events:
 
 def _wanted(kinds: str | Sequence[str], since: datetime | None) -> frozenset[str]:
     if since is not None and (not isinstance(since, datetime) or since.tzinfo is None):
-        raise InvalidInput(f"since={since!r} is no aware time. Give one with a zone.")
+        raise InvalidInput(f"since must be a datetime with a time zone, not {since!r}.")
     return chosen(kinds)

@@ -22,7 +22,7 @@ JWT_SWITCH = "AGENTGIT_JWT"
 
 def disabled(user: User) -> NotAllowed:
     """Make the failure of acting for a user who is disabled."""
-    return NotAllowed(f"User {user.name} is disabled. repo.users.enable({user.name!r}) lets them in again.")
+    return NotAllowed(f"User {user.name} is disabled. An admin can enable them: repo.users.enable({user.name!r}).")
 
 
 class Authenticator:
@@ -158,4 +158,4 @@ class Authenticator:
             note(connection, self.context.store.tenant_id, "login.failed", user_id=user_id)
 
         self.context.store.database.write(tell)
-        return NotAllowed("These credentials do not hold. Check them, or ask an admin for new ones.")
+        return NotAllowed("Wrong name or password, or an invalid key. Check them, or ask an admin for new ones.")

@@ -132,7 +132,7 @@ class Maintenance:
         try:
             self.context.store.database.shrink()
         except Unavailable as error:
-            return f"The space is free in the database, and its files are as large as before: {error}"
+            return f"The space is free in the database, but its files have not shrunk: {error}"
         return ""
 
     # -- whether everything is whole
@@ -158,7 +158,7 @@ class Maintenance:
             True
         """
         if isinstance(level, bool) or level not in (REFERENCES, HASHES, HEADS):
-            raise InvalidInput(f"There is no level {level!r}; give 1 (references), 2 (hashes too) or 3 (heads too).")
+            raise InvalidInput(f"level must be 1 (references), 2 (hashes too) or 3 (heads too), not {level!r}.")
         self.context.require_admin("fsck")
         return fsck(self.context.store, level, progress)
 
@@ -213,7 +213,7 @@ class Maintenance:
         seal = self.context.store.database.seal
         if seal is None:
             raise InvalidInput(
-                "There are no keys to encrypt with. Open it with them: agentgit.open(..., keyring=Keyring(...))"
+                "There are no keys to encrypt with. Open the database with agentgit.open(..., keyring=Keyring(...))."
             )
         rotated = Rotation(self.context.store.database, self.context.store.tenant_id).run(
             seal, off=off, user_id=self.context.user.id, progress=progress

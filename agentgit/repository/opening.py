@@ -86,7 +86,7 @@ def open(
         []
     """
     if where == "":
-        raise InvalidInput("An empty text names no database; give a path, a URL, or nothing at all.")
+        raise InvalidInput("The database is an empty string; give a path or a URL, or leave it out.")
     defaults, hosts = as_effects(effects), WebhookHosts.of(_listed(webhook_hosts, WEBHOOK_HOSTS))
     database = Database(
         where if where is not None else os.environ.get(ENVIRONMENT) or DEFAULT,
@@ -118,7 +118,7 @@ def trusted(named: Sequence[str] | None) -> list[str]:
     """
     found = _listed(named, TRUST)
     if isinstance(found, str) or not all(isinstance(name, str) for name in found):
-        raise InvalidInput(f"trust={named!r} is no list of modules; write trust=['shop.tools'].")
+        raise InvalidInput(f"trust must be a list of modules, not {named!r}; write trust=['shop.tools'].")
     return list(found)
 
 
@@ -137,7 +137,7 @@ def _user(store: Store, name: str, *, create: bool) -> User:
         if found is None and not create:
             there = [user.name for user in store.users.all(connection)]
             raise NotFound(
-                f"There is no user {name!r}. `agentgit users add NAME` makes one.", near=references.near(name, there)
+                f"There is no user {name!r}. Add one: `agentgit users add NAME`", near=references.near(name, there)
             )
     if found is not None and found.disabled_at is not None:
         raise disabled(found)
@@ -149,4 +149,4 @@ def _user(store: Store, name: str, *, create: bool) -> User:
 def _require_file(database: Database) -> None:
     path = database.url.database
     if database.is_sqlite and not database.in_memory and not Path(path or "").exists():
-        raise NotFound(f"There is no database {path}. Make one with: agentgit demo; or name another one: --db PATH")
+        raise NotFound(f"There is no database {path}. Create one with: agentgit demo; or name another: --db PATH")

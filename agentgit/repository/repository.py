@@ -282,7 +282,7 @@ class Repository:
         if limit is not None:
             require_limit(limit, "sessions")
         if name is not None and not isinstance(name, str):
-            raise InvalidInput(f"name={name!r} is no part of a name; give a text, or None for all.")
+            raise InvalidInput(f"name must be a string, or None for all, not {name!r}.")
         at = place_of(after)
         return Sessions(
             self._context.read(
@@ -348,7 +348,7 @@ class Repository:
             self._context.store.users.expect(connection, self._context.user.id)
             session_id = self._context.store.members.accept(connection, token, self._context.user.id)
             if session_id is None:
-                raise NotFound("This link does not hold: it was mistyped, revoked, or has ended. Ask for a new one.")
+                raise NotFound("This link is not valid: it is mistyped, revoked or expired. Ask for a new one.")
             return session_id
 
         return Session(self._context, self._context.change(join, scope=WRITE))

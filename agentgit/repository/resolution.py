@@ -43,15 +43,15 @@ class Resolution:
             decisions = DECISIONS.get(call.status)
             if decisions is None:
                 raise InvalidInput(
-                    f"{call} is {call.status}: there is nothing to decide about it. Only a call that is "
-                    f"{', '.join(DECISIONS)} can be resolved."
+                    f"{call} is {call.status}: there is nothing to resolve. Only a call that is "
+                    f"{' or '.join(DECISIONS)} can be resolved."
                 )
             if outcome not in decisions:
                 raise InvalidInput(f"outcome must be {' or '.join(map(repr, decisions))}, not {outcome!r}.")
             if result is not None and decisions[outcome] != DONE:
                 raise InvalidInput(f"{call} is {call.status}; only a call that happened has a result. Leave it out.")
             if decisions[outcome] != call.status:
-                error = None if outcome == "happened" else call.own_error or "somebody saw that it did not happen"
+                error = None if outcome == "happened" else call.own_error or "resolved: it did not happen"
                 self.context.store.journal.move(connection, call.id, decisions[outcome], error=error, result=result)
             note(
                 connection,
@@ -73,4 +73,4 @@ class Resolution:
             branch = self.context.store.sessions.branch(connection, call.internal_session_id)
             if self.context.lookup.sees(connection, branch.external_session_id) is not None:
                 return call
-        raise NotFound(f"There is no tool invocation {invocation_id}. session.tool_track() lists those of a branch.")
+        raise NotFound(f"There is no tool invocation {invocation_id}. session.tool_track() lists a branch's calls.")

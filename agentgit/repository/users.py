@@ -58,7 +58,7 @@ class Users:
         def make(connection: Connection) -> User:
             self._context.lookup.require_admin(connection, "users.add")
             if self._users.named(connection, name) is not None:
-                raise Conflict(f"There is a user {name} already. Choose another name.")
+                raise Conflict(f"A user called {name} already exists. Choose another name.")
             made = self._users.add(connection, name, is_admin=is_admin, by=self._context.user.id)
             if stored is not None:
                 self._users.change(connection, made.id, {"password": stored})
@@ -118,7 +118,7 @@ class Users:
 
         def change(connection: Connection, user_id: int) -> None:
             if held is not None and self._users.password(connection, user_id) != held:
-                raise Conflict("The password was changed meanwhile. Give the new one as the current one.")
+                raise Conflict("The password was changed in the meantime. Give the new one as the current one.")
             self._users.set_password(connection, user_id, stored, self._context.principal.key_id)
 
         return self._changed(user, "set_password", "user.changed", change)
@@ -135,11 +135,11 @@ class Users:
         if held is None:
             return None
         if current is None:
-            raise NotAllowed("To change your password, give the current one, too.")
+            raise NotAllowed("To change your password, give the current one as well.")
         subjects = context.store.failures.subjects(me.name, None)
         context.store.database.write(lambda c: context.store.failures.attempt(c, subjects))
         if not is_password_of(current, held):
-            raise NotAllowed("The current password is another one. Nothing was changed.")
+            raise NotAllowed("The current password is wrong. Nothing was changed.")
         context.store.database.write(lambda c: context.store.failures.succeeded(c, subjects))
         return held
 
@@ -178,7 +178,7 @@ class Users:
         def change(connection: Connection) -> User:
             found = self._allowed(connection, user, f"users.{verb}", admins_only=admins_only)
             if found.name == LOCAL:
-                raise InvalidInput("The local owner has no credential and cannot be shut out: add a user for that.")
+                raise InvalidInput("The local owner has no credentials and cannot be disabled. Add a user for that.")
             work(connection, found.id)
             note(connection, self._context.store.tenant_id, kind, user_id=self._context.user.id, user=found.id)
             return self._context.find_user(connection, found.id)
@@ -234,7 +234,7 @@ class Users:
         found = self._context.read(lambda c: self._allowed(c, user, "users.delete"))
         if found.name == LOCAL:
             raise InvalidInput(
-                "The local owner is whoever opens the database, and stays. Erase each session: session.delete()"
+                "The local owner is whoever opens the database, and cannot be deleted. Call delete() on each session."
             )
 
         def may(connection: Connection) -> None:
@@ -319,7 +319,7 @@ class Keys:
         def make(connection: Connection) -> NewKey:
             of = self._of(connection, user, "keys.create")
             if of.name == LOCAL:
-                raise InvalidInput("The local owner has no credential. Make a key for a user: keys.create(user=...).")
+                raise InvalidInput("The local owner has no credentials. Add a key for a user: keys.create(user=...).")
             self._context.store.users.expect(connection, of.id)
             self._context.lookup.check_valid(
                 connection
@@ -340,12 +340,12 @@ class Keys:
         """
         me = self._context.principal
         if me.key_id is not None or me.until is not None:
-            raise NotAllowed("Only who has just logged in with a password is known on a device: repo.login(...).")
+            raise NotAllowed("To register a device, first log in with a password: repo.login(...).")
 
         def read(connection: Connection) -> str:
             stored = self._context.store.users.password(connection, self._context.user.id)
             if stored is None:
-                raise InvalidInput("Who has no password logs in from no device.")
+                raise InvalidInput("A user without a password cannot register a device.")
             return device_token(stored, self._context.user.id, datetime.now(UTC))
 
         return self._context.read(read)

@@ -98,9 +98,9 @@ def _waiting(store: Store) -> int:
 async def _try(client: httpcore.AsyncConnectionPool, taken: TakenDelivery, event: Event | None, until: float) -> _End:
     """Send one event; what goes wrong is told, and never raised."""
     if event is None:
-        return _End("its event is not in the trail; run: agentgit audit verify", for_good=True)
+        return _End("its event is not in the audit trail; run agentgit audit verify", for_good=True)
     if time.monotonic() > until:
-        return _End("there was no time left to send it")
+        return _End("it could not be sent in time")
     try:
         message_id, body = message_of(event)
         headers = signed(taken.secret, message_id, body)

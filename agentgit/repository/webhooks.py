@@ -66,7 +66,7 @@ class Webhooks:
         """
         patterns = [kinds] if isinstance(kinds, str) else list(kinds)
         if not chosen(patterns):
-            raise InvalidInput("Say which events: '*' is all of them.")
+            raise InvalidInput("Give at least one kind of event; '*' stands for all of them.")
         of, given = session_id(self.context, session), secret if secret is not None else new_secret()
         key_of(given)
         self.store.webhook_hosts.require_written(urlsplit(require_url(url)).hostname or "")

@@ -92,8 +92,8 @@ def refuse_busy(store: Store, connection: Connection, session_id: int) -> None:
     for branch in running.all():
         name = store.sessions.branch(connection, branch.id).name
         raise Conflict(
-            f"Nothing was done, because branch {name} is running. Wait for its turn to end, or close the stream that "
-            "you have not read to its end; then try again."
+            f"Nothing was done: branch {name} is running. Wait for its turn to end, or close the stream that "
+            "you have not finished reading; then try again."
         )
     for row in operations.all():
-        raise Conflict(f"Rollback {row.id} of this session is being done. Wait until it ends.")
+        raise Conflict(f"Rollback {row.id} of this session is in progress. Wait until it ends.")

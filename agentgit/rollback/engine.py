@@ -112,8 +112,8 @@ class RollbackEngine:
         found = self.files.of_checkpoint(request.target) if request.files else None
         if found is None and not request.conversation and request.tools == "keep":
             raise InvalidInput(
-                f"Nothing would be rolled back: {request.label} has no files. Wrap the graph with workspace=..., and "
-                "its files are kept from then on."
+                f"Nothing would be rolled back: {request.label} has no files. Wrap the graph with workspace=... to "
+                "keep its files from then on."
             )
         return found
 
@@ -317,14 +317,14 @@ def _of(session_id: int) -> dict[str, Any]:
 
 def _problem(report: RollbackReport) -> str:
     """Return a text that says where an operation stopped, and how to resume it."""
-    resume, left = f"repo.resume({report.operation_id})", "The branch that was left is as before."
+    resume, left = f"repo.resume({report.operation_id})", "The previous branch is unchanged."
     if not report.failed and report.drifted and all(item.reason == DRIFTED_BEFORE for item in report.remaining):
-        return f"{'; '.join(map(str, report.drifted))}. {left} If that may be so, {resume} goes on from there."
+        return f"{'; '.join(map(str, report.drifted))}. {left} If that is acceptable, call {resume} to continue."
     stopped, by_hand = report.failed or report.remaining, ""
     if any(item.invocation.status in DECISIONS for item in stopped):
-        by_hand = " or do it by hand, tell so with repo.resolve(invocation, 'happened'), and resume;"
+        by_hand = " or do it by hand, call repo.resolve(invocation, 'happened'), and resume;"
     files = report.files.problem.rstrip(".") if report.files else ""
     return (
-        f"{'; '.join(filter(None, [*map(str, stopped), files]))}. {left} Mend the cause, then {resume};{by_hand} or "
-        "resume with force=True, which leaves as it is what still cannot be done."
+        f"{'; '.join(filter(None, [*map(str, stopped), files]))}. {left} Fix the cause, then call {resume};{by_hand} "
+        "or resume with force=True, which skips what still cannot be done."
     )

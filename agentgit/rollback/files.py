@@ -81,16 +81,16 @@ class RollbackFiles:
             self._keeper(session_id, at).expect(at)
         except AgentGitError as error:
             raise Unavailable(
-                f"Nothing was done. The files cannot be brought back: {str(error).rstrip('.')}. With files=False, or a "
-                "switch with sync='ignore', they stay as they are."
+                f"Nothing was done. The files cannot be restored: {str(error).rstrip('.')}. To keep them, pass "
+                "files=False, or sync='ignore' for a switch."
             ) from error
         changes = self.plan(session_id, at)
         if changes.conflicts:
             several = ", ".join(map(shown, changes.conflicts[:5])) + (", …" if len(changes.conflicts) > 5 else "")
             raise WorkspaceChanged(
                 f"Nothing was done. Since this session last looked at {changes.workspace}, somebody else "
-                f"(or a turn that was killed) has changed {several}. force=True brings the files back all the same; "
-                "what was changed is kept in a snapshot."
+                f"(or a turn that was killed) has changed {several}. force=True restores the files anyway and "
+                "keeps the changes in a snapshot."
             )
 
     def bring(self, row: Found) -> FileChanges | None:

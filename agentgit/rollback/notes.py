@@ -65,7 +65,7 @@ def note_of(meta: Mapping[str, Any]) -> str | None:
         meta: The metadata of the branch.
     """
     drifted = meta.get(DRIFTED) or {}
-    again = ["Calls of this conversation ran again, and what they did is otherwise now:", *drifted.values()]
+    again = ["Calls of this conversation ran again and returned something different:", *drifted.values()]
     parts = [meta.get(CHANGED), "\n".join(again) if drifted else None]
     return "\n".join(part for part in parts if part) or None
 
@@ -86,6 +86,6 @@ def renote(store: Store, connection: Connection, branch: Found, facts: Mapping[s
 
 def _changed(plan: RollbackPlan) -> str | None:
     """Describe how the world differs from what a conversation tells."""
-    lines = [f"- {step.invocation} was taken back" for step in plan.steps if step.action in (REDO, GONE)]
+    lines = [f"- {step.invocation} was reversed" for step in plan.steps if step.action in (REDO, GONE)]
     lines += [f"- {step.invocation} was done elsewhere" for step in plan.steps if step.action not in (REDO, GONE)]
-    return "\n".join(["Since this conversation went on last, the world has changed:", *lines]) if lines else None
+    return "\n".join(["Since the last turn of this conversation, the world has changed:", *lines]) if lines else None

@@ -88,10 +88,10 @@ class PathCalls:
             outer.update((one.id, call) for one in inside)
             why = self._blocked(connection, target.external_session_id, call, stands.get(call.id))
             if call.tool_call_id in open_calls:
-                why = "its batch waits for a person's answer, and is gone on with as it is"
+                why = "its batch is waiting for a person's answer, and continues as it is"
             if call.id in outer:
                 over = outer[call.id]
-                why = f"{over} called it in its turn, and does not run again" if blocked[over.id] else None
+                why = f"{over} called it, and does not run again" if blocked[over.id] else None
             blocked[call.id] = why
         return [
             PastCall(invocation=call, stands=stands.get(call.id), blocked=blocked[call.id])
@@ -110,9 +110,9 @@ class PathCalls:
         """Return why a recorded call cannot be made again here; None if it can."""
         inside = self.store.fences.inside(connection, call, HAPPENED)
         if inner := [one for one in inside if one.effect != UNDECLARED]:
-            return f"it called {inner[0]} in its turn, which runs again by itself and would happen twice"
+            return f"it called {inner[0]}, which runs again by itself and would happen twice"
         if self.store.fences.asked(connection, call.id):
-            return "its tool asked a person (interrupt), and outside of a turn there is nobody to answer"
+            return "its tool asked a person (interrupt), and outside a turn there is nobody to answer"
         return self.registry.cannot_run(session_id, call)
 
     def _blocked(
@@ -123,9 +123,9 @@ class PathCalls:
             return why
         unsure = next((one for one in (stands, call) if one is not None and one.status in UNSURE), None)
         if unsure is not None and call.effect not in REPEATABLE:
-            return f"it is unknown what became of it ({unsure.status}); look, and tell with repo.resolve()"
+            return f"its outcome is unknown ({unsure.status}); check, then call repo.resolve()"
         if inside := self.store.fences.inside(connection, call, HAPPENED):
-            return f"it called {inside[0]} in its turn, which nobody records outside of a turn"
+            return f"it called {inside[0]}, which is not recorded outside a turn"
         return self.cannot_run(connection, session_id, call)
 
     def _open_calls(self, connection: Connection, target: Found) -> set[str]:

@@ -19,8 +19,8 @@ from agentgit.store.store import Store
 from agentgit.values import as_object
 
 FAILED_BEFORE = "not tried, because an earlier one failed"
-STANDS = "not tried, because it still stands: it was not reversed, and would be there twice"
-DRIFTED_BEFORE = "not tried, because an earlier one returned something else than before"
+STANDS = "not tried, because it was not reversed and would happen twice"
+DRIFTED_BEFORE = "not tried, because an earlier one returned something different"
 
 
 _LEFT = {GONE: "gone", ANSWER: "answered"}
@@ -76,16 +76,16 @@ class Reports:
             return group, ""
         stands = any(one.status in IN_THE_WORLD for one in self.store.world.redone(connection, call.first_id))
         if group == "kept" and not stands:
-            return "reversed", "it was to be kept, and was reversed since"
+            return "reversed", "it was to be kept, but has been reversed since"
         if group == "answered" and call.status == invocation.REVERSED and not stands:
-            return "gone", "the record answers for it, and it was reversed since"
-        return ("kept", "it was gone, and ran again since") if group == "gone" and stands else (group, "")
+            return "gone", "it is answered from the record, and has been reversed since"
+        return ("kept", "it was gone, but has run again since") if group == "gone" and stands else (group, "")
 
     def _reversed(self, row: Found, call: ToolInvocation, untried: str) -> tuple[str, str]:
         if call.status == invocation.REVERSED:
             return "reversed", ""
         if call.status == invocation.REVERSE_UNKNOWN:
-            return "failed", f"it is unknown whether it was reversed ({call.error_message}); see repo.resolve"
+            return "failed", f"it is unknown whether it was reversed ({call.error_message}); see repo.resolve()"
         missing = self.registry.missing(row.external_session_id, call)
         if call.status == invocation.REVERSE_FAILED:
             return "failed", "; ".join(filter(None, [f"its undo raised {call.error_message}", missing]))
@@ -102,11 +102,11 @@ class Reports:
         if again.status == invocation.FAILED:
             return "failed", f"it raised {again.error_message} when it ran again"
         if again.status == invocation.REVERSED:
-            return "remaining", "it ran again, and was reversed since"
+            return "remaining", "it ran again, but has been reversed since"
         if again.has_raised:
-            said = f"it raised {again.error_message} when it ran again, and may have happened"
-            return "failed", said if again.may_be_repeated else f"{said} (invocation {again.id}); see repo.resolve"
-        return "failed", f"it is unknown whether it ran again (invocation {again.id}); see repo.resolve"
+            said = f"it raised {again.error_message} when it ran again, but may have happened"
+            return "failed", said if again.may_be_repeated else f"{said} (invocation {again.id}); see repo.resolve()"
+        return "failed", f"it is unknown whether it ran again (invocation {again.id}); see repo.resolve()"
 
     def _recorded(self, connection: Connection, row: Found) -> dict[str, list[ReportItem]]:
         stored = as_object(row.report)

@@ -60,20 +60,20 @@ class Request:
         expect("on_error", self.on_error, ON_ERROR)
         expect("on_drift", self.on_drift, ON_ERROR)
         if self.request_id is not None and not _fits(self.request_id):
-            raise InvalidInput(f"request_id={self.request_id!r} must be a text of 1 to 64 characters.")
+            raise InvalidInput(f"request_id must be a printable string of 1 to 64 characters, not {self.request_id!r}.")
         if not self.conversation:
             self._require_world_only()
         if self.replay == EXECUTE and self.tools == "keep":
             raise InvalidInput(
-                "replay='execute' reverses what stands and then makes the calls of the path again; with tools='keep' "
-                "they would be in the world twice. Leave tools out. For a world that is fresh, begin a new session: "
+                "replay='execute' reverses the calls of the path and then makes them again; with tools='keep' they "
+                "would happen twice. Leave tools out. For a fresh world, start a new session: "
                 "repo.wrap(graph, 'NEW NAME', template='SESSION@CHECKPOINT', replay='execute')."
             )
 
     def _require_world_only(self) -> None:
         if self.tools == "keep" and not self.files:
             raise InvalidInput(
-                "Neither conversation, tools nor files: nothing would be rolled back. Leave one of them on."
+                "Nothing would be rolled back: conversation, tools and files are all off. Leave one of them on."
             )
         if self.name is not None or self.replay == EXECUTE:
             raise InvalidInput("conversation=False makes no new branch, so it takes no name and no replay='execute'.")
@@ -124,7 +124,7 @@ def expect(name: str, value: Any, modes: tuple[str, ...]) -> None:
         InvalidInput: It is not.
     """
     if value not in modes:
-        raise InvalidInput(f"{name}={value!r} means nothing; it can be {', '.join(modes)}.")
+        raise InvalidInput(f"{name} must be {', '.join(map(repr, modes[:-1]))} or {modes[-1]!r}, not {value!r}.")
 
 
 def _fits(request_id: Any) -> bool:

@@ -58,7 +58,7 @@ class Resumption:
         self.admit(connection, session_id)
         self.store.sessions.lock(connection, session_id)
         if operation_id in recover_abandoned(self.store, connection, session_id):
-            raise Conflict(f"Operation {operation_id} is being worked on. Wait until it ends.")
+            raise Conflict(f"Operation {operation_id} is in progress. Wait until it ends.")
         row = self.find(connection, operation_id)
         if row.status == operation.DONE:
             return None

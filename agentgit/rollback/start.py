@@ -146,7 +146,7 @@ class Starter:
             raise InvalidInput(
                 f"request_id {request.request_id!r} was used for a {earlier.kind} to checkpoint {earlier.target_id} "
                 f"with tools={asked.get('tools')!r}, files={brought is not None}, conversation={conversation}, "
-                f"replay={asked.get('replay')!r}; take another one."
+                f"replay={asked.get('replay')!r}; use another one."
             )
         return int(earlier.id)
 
@@ -159,7 +159,7 @@ class Starter:
             return plan.forced()
         why = "; ".join(f"{step.invocation}: {step.why}" for step in plan.blockers)
         near = self.planner.nearest(connection, request, cannot) if isinstance(request, Request) else None
-        hint = "" if near is None else f" The nearest checkpoint that can be gone back to is {_called(near)}."
+        hint = "" if near is None else f" The nearest checkpoint to roll back to is {_called(near)}."
         raise RollbackBlocked(
             f"Nothing was done. {why}.{hint} force=True keeps what cannot be reversed.",
             plan,
@@ -173,7 +173,7 @@ class Starter:
             NotFound: It was deleted, by hand or because the session keeps no more.
         """
         if not self.store.checkpoints.find(connection, CHECKPOINT.c.id == target.id):
-            raise NotFound(f"Checkpoint {label} was deleted meanwhile. List those that are there: agentgit log.")
+            raise NotFound(f"Checkpoint {label} has been deleted. To list the others, run agentgit log.")
 
     def branch(self, connection: Connection, target: Found, name: str | None, source_id: int) -> int:
         """Make the new branch with the state of its branch point, not to be used yet."""

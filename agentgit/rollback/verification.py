@@ -79,7 +79,7 @@ def done(settle: Settle, answer: Any) -> Any:
     """
     value = settled(settle, answer)
     if inspect.isgenerator(value) or inspect.isasyncgen(value) or isinstance(value, (map, filter)):
-        raise InvalidInput(f"it gave a {type(value).__name__}, none of whose steps has run; run them in the function.")
+        raise InvalidInput(f"it returned a {type(value).__name__} that has not run; consume it inside the function.")
     return value
 
 
@@ -153,7 +153,7 @@ class Verification:
             return f"its precheck raised {told(error)}"
         if said is None or said is True:
             return None
-        return f"its precheck says no{'' if said is False else f': {said}'}"
+        return f"its precheck refused it{'' if said is False else f': {said}'}"
 
     def _session_of(self, call: ToolInvocation) -> int:
         with self.store.database.reading() as connection:
@@ -207,7 +207,7 @@ class Verification:
         try:
             seen = done(self.settle, verify(call))
         except Exception as error:  # noqa: BLE001  # it could not see; a person decides, as without it
-            _warn("verify", call, "nobody knows what became of it")
+            _warn("verify", call, "its outcome stays unknown")
             return VerifyRaised(told(error))
         if seen is None:
             return Verdict.UNSEEN

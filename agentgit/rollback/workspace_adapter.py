@@ -197,7 +197,7 @@ def _of_left_out(value: Restored | RestorePlan) -> list[FileChange]:
 
 def _kept_in(safety: str | None, path: str) -> str:
     return (
-        f"somebody else had changed it; that is in snapshot {safety}. To get it back: "
+        f"somebody else had changed it; that version is in snapshot {safety}. To restore it: "
         f"Workspace.restore({safety!r}, paths=[{path!r}]), or agentgit workspace restore {safety} PATH"
     )
 
@@ -243,4 +243,4 @@ def _opened(settings: Mapping[str, Any], moved_to: str | None = None) -> Workspa
     try:
         return Workspace.of({**options, "storage": storage, "workspace": moved_to or workspace})
     except TypeError as error:
-        raise InvalidInput(f"The settings of the workspace {shown(workspace)} are none: {error}.") from error
+        raise InvalidInput(f"The settings of the workspace {shown(workspace)} are invalid: {error}.") from error

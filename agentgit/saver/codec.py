@@ -189,8 +189,8 @@ class SealedCodec(Codec):
         if isinstance(self.serde, EncryptedSerializer) and b"+" not in kind:
             # It would hand this on to the serializer below it, which calls what the bytes name: a forger's way in.
             raise Corrupt(
-                "A value is not sealed, though the serializer of this database seals all. Do not go on here: restore "
-                "the session from a copy, or export it once more where it comes from.",
+                "A value is not sealed, although this database's serializer seals everything. Do not continue: restore "
+                "the session from a backup, or export it again.",
                 row=f"blob {stored.hash.hex()}",
             )
         value = self.serde.loads_typed((kind.decode(), data))
@@ -238,6 +238,6 @@ def _dump(serde: SerializerProtocol, value: Any) -> tuple[str, bytes]:
     except (TypeError, ValueError, RecursionError) as error:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise InvalidInput(
-            f"A value of type {kind} cannot be stored in a checkpoint ({error}). Keep it out of the state, or give "
-            "SQLModelSaver(…, serde=…) a serializer that knows it."
+            f"A value of type {kind} cannot be stored in a checkpoint ({error}). Keep it out of the state, or pass "
+            "SQLModelSaver(…, serde=…) a serializer that supports it."
         ) from error

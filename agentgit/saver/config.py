@@ -30,7 +30,7 @@ def address(config: RunnableConfig) -> tuple[str, str, str | None]:
     """
     configurable = config.get("configurable", {})
     if configurable.get("thread_id") is None:
-        raise InvalidInput('The config names no thread; give {"configurable": {"thread_id": …}}.')
+        raise InvalidInput('The config has no thread_id. Pass {"configurable": {"thread_id": …}}.')
     return str(configurable["thread_id"]), configurable.get("checkpoint_ns") or "", get_checkpoint_id(config)
 
 

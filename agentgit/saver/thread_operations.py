@@ -42,8 +42,8 @@ class WholeThreads(BaseCheckpointSaver[float]):
         thread = str(thread_id)
         if thread.startswith(OF_SESSIONS) and not self.sessions:
             raise InvalidInput(
-                f"Thread {thread!r} is of a session: ids that begin with {OF_SESSIONS} are. Use the session, with "
-                "repo.wrap(...); or SQLModelSaver(..., sessions=True), which can break it."
+                f"Thread {thread!r} belongs to a session, as its id begins with {OF_SESSIONS}. Use the session, with "
+                "repo.wrap(...), or SQLModelSaver(..., sessions=True), which can break the session."
             )
         return thread
 
@@ -83,7 +83,7 @@ class WholeThreads(BaseCheckpointSaver[float]):
             InvalidInput: The strategy is neither, or a thread is of a session.
         """
         if strategy not in ("keep_latest", "delete"):
-            raise InvalidInput(f"There is no strategy {strategy!r}; give 'keep_latest' or 'delete'.")
+            raise InvalidInput(f"strategy must be 'keep_latest' or 'delete', not {strategy!r}.")
         store, threads = self.store, [self._reached(thread_id) for thread_id in thread_ids]
         verb = store.prune if strategy == "keep_latest" else store.delete_thread
 

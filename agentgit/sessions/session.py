@@ -75,7 +75,7 @@ def require_limit(limit: object, of: str) -> None:
         InvalidInput: It is no number, or none that a database takes.
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit < 2**31:
-        raise InvalidInput(f"limit={limit!r} is no number of {of}; give 1 or more.")
+        raise InvalidInput(f"limit={limit!r} is not a number of {of}; give 1 or more.")
 
 
 def place_of(after: ExternalSession | str | None) -> SessionMark | None:
@@ -94,7 +94,7 @@ def place_of(after: ExternalSession | str | None) -> SessionMark | None:
         return SessionMark(after.updated_at, after.id)
     match = re.fullmatch(r"([0-9]{1,17})-([0-9]{1,16})", after) if isinstance(after, str) else None
     if match is None:
-        raise InvalidInput(f"after={after!r} is no place in a list of sessions. Give the last one of the page before.")
+        raise InvalidInput(f"after={after!r} is not a place in a list of sessions. Give the last of the previous page.")
     return SessionMark(_EPOCH + int(match[1]) * _MICROSECOND, min(int(match[2]), 2**53))
 
 

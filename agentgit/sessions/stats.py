@@ -79,8 +79,8 @@ def require_prices(prices: Prices) -> Prices:
         numbers = price if isinstance(price, (list, tuple)) else ()
         if not 2 <= len(numbers) <= 4 or not all(map(_is_price, numbers)):
             raise InvalidInput(
-                f"The price of {model!r} is what a million tokens cost, of input and of output, like (1.25, 10); or "
-                f"also of input from a cache and into it, like (3, 15, 0.3, 3.75). It is not {price!r}."
+                f"The price of {model!r} must be that of a million input and output tokens, like (1.25, 10), or "
+                f"also of tokens read from a cache and written to it, like (3, 15, 0.3, 3.75), not {price!r}."
             )
     return prices
 

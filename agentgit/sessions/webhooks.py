@@ -83,7 +83,7 @@ class WebhookHosts:
             except ValueError as error:
                 if not _NAME.fullmatch(plain_name(one)):
                     raise InvalidInput(
-                        f"{one!r} is no host name, address or network. Allow webhooks to hosts like hooks.internal, "
+                        f"{one!r} is not a host name, address or network. Allow webhooks to hosts like hooks.internal, "
                         "10.0.0.7 or 10.0.0.0/8."
                     ) from error
                 names.add(plain_name(one))
@@ -176,7 +176,7 @@ def _written(host: str) -> Address | None:
 
 
 def _refusal(kind: str) -> str:
-    return f"Webhooks are not sent to {kind}, and this host has one. Who runs this server can allow it: {ENVIRONMENT}."
+    return f"Webhooks are not sent to {kind}, and this host has one. The operator can allow it: {ENVIRONMENT}."
 
 
 PREFIX = "whsec_"
@@ -270,13 +270,13 @@ def key_of(secret: str) -> bytes:
         InvalidInput: It is shorter than 24 bytes, or no base64, or begins with `env:`. It is not shown.
     """
     if secret.startswith(NO_SECRET):
-        raise InvalidInput("env:NAME is not a secret: a server's variables are not its users'. Give the secret itself.")
+        raise InvalidInput("env:NAME is not accepted: users cannot use the server's variables. Give the secret itself.")
     try:
         key = base64.b64decode(secret[len(PREFIX) :], validate=True) if secret.startswith(PREFIX) else secret.encode()
     except (binascii.Error, UnicodeEncodeError) as error:
-        raise InvalidInput("After whsec_ a secret is base64. Leave it out, and one is made.") from error
+        raise InvalidInput("A secret must be base64 after whsec_. To generate one, leave it out.") from error
     if len(key) < SHORTEST:
-        raise InvalidInput(f"A secret has at least {SHORTEST} bytes. Leave it out, and one is made.")
+        raise InvalidInput(f"A secret must have at least {SHORTEST} bytes. To generate one, leave it out.")
     return key
 
 
@@ -322,7 +322,7 @@ def verify(secret: str, headers: Mapping[str, str], body: bytes, now: float | No
     given = {name.lower(): value for name, value in headers.items()}
     message_id, at = given.get("webhook-id", ""), given.get("webhook-timestamp", "")
     if not (at.isascii() and at.isdigit()) or abs((time.time() if now is None else now) - int(at)) > TOLERANCE_SECONDS:
-        raise NotAllowed("The message has no time, or an old one. Do not act on it.")
+        raise NotAllowed("The message has no timestamp, or an old one. Do not act on it.")
     right = signed(secret, message_id, body, int(at))["webhook-signature"]
     if not any(hmac.compare_digest(one.encode(), right.encode()) for one in given.get("webhook-signature", "").split()):
         raise NotAllowed("The message is not signed with this secret. Do not act on it.")

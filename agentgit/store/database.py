@@ -209,8 +209,8 @@ class Database:
         """
         if self.is_closed:
             raise Unavailable(
-                f"{self.name} was closed here, and all that was made from that repository or saver ended with it. Open "
-                "it again: agentgit.open(...)."
+                f"{self.name} was closed, and everything opened through that repository or saver was closed with it. "
+                "Open it again: agentgit.open(...)."
             )
 
     @contextmanager
@@ -313,14 +313,14 @@ class Database:
                 cursor.execute(statement)
                 if wipe and statement.startswith("PRAGMA wal") and cursor.fetchone()[0]:
                     raise Unavailable(
-                        f"Somebody reads {self.name} now, so its log keeps what was there. Run agentgit gc later."
+                        f"{self.name} is being read, so its log still holds deleted data. Run agentgit gc later."
                     )
             cursor.close()
             if not self.in_memory:  # the one connection of that is the database
                 connection.invalidate()  # nobody else should get a connection that commits by itself
         if wipe and _NOT_YOURS in warned:
             raise Unavailable(
-                "The role of this connection does not own the tables. Let their owner run: VACUUM (ANALYZE)"
+                "The role of this connection does not own the tables. Ask their owner to run: VACUUM (ANALYZE)"
             )
 
     def size(self) -> int:
@@ -385,7 +385,7 @@ class Database:
         try:
             self.write(told)
         except AgentGitError as error:
-            LOG.warning("A refusal is not in the audit trail: %s", error)
+            LOG.warning("A refusal could not be written to the audit trail: %s", error)
 
     def close(self) -> None:
         """Close all connections. Any later use of the object raises `Unavailable`."""

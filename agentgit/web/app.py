@@ -59,7 +59,7 @@ def metrics(request: Request, bearer: Bearer) -> Response:
     except NotAllowed:
         is_admin = False
     if not is_token and not is_admin:
-        told = "Send the header Authorization: Bearer with the key of an admin, or with what --metrics-token says.\n"
+        told = "Send the header Authorization: Bearer with the key of an admin, or the token of --metrics-token.\n"
         return PlainTextResponse(told, 401, {"www-authenticate": 'Bearer realm="agentgit"'})
     gauges = {"open_feeds": len(site.seats)}
     if site.connections is not None:

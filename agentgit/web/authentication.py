@@ -103,7 +103,7 @@ class OwnerLink:
         >>> link.enter("another")
         Traceback (most recent call last):
             ...
-        agentgit.errors.NotAllowed: This link has ended, or it is of another start. Start agentgit serve again.
+        agentgit.errors.NotAllowed: This link has expired or is from an earlier start. Restart agentgit serve.
     """
 
     by_password = False
@@ -124,7 +124,7 @@ class OwnerLink:
         now, credential = time.monotonic(), secrets.token_urlsafe(32)
         is_right = hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode())
         if not is_right or now >= self._ends:
-            raise NotAllowed("This link has ended, or it is of another start. Start agentgit serve again.")
+            raise NotAllowed("This link has expired or is from an earlier start. Restart agentgit serve.")
         with self._lock:
             live = {key: until for key, until in self._until.items() if until > now}
             self._until = {**live, _hash(credential): now + HOURS * 3600}
@@ -157,7 +157,7 @@ def _end(repo: Repository, credential: str) -> None:
     """Revoke the API key that a credential is."""
     user = repo.authenticate(credential)
     if user.context.principal.key_id is None:
-        raise InvalidInput("A token holds until it ends. To end all of yours: POST /users/ID/revoke-tokens.")
+        raise InvalidInput("A token is valid until it expires. To revoke all of yours: POST /users/ID/revoke-tokens.")
     user.keys.revoke(user.context.principal.key_id)
 
 

@@ -50,7 +50,7 @@ STATUS: dict[type[AgentGitError], int] = {
 class Problem(BaseModel):
     """An error, and what to do next."""
 
-    type: str = Field(description="Which failure, as `urn:agentgit:error:` and the name of the class in Python.")
+    type: str = Field(description="The kind of error: `urn:agentgit:error:` and the name of the Python class.")
     title: str
     status: int
     detail: str = Field(description="What happened, and what to do next.")
@@ -96,10 +96,10 @@ def problem(status: int, detail: str, name: str = "", **more: Any) -> dict[str, 
 
 OF_DATABASE: dict[type[AgentGitError], str] = {
     InvalidInput: "The database cannot store a value. Give a smaller one, or one without NUL characters.",
-    Unavailable: "The database of this server is busy or out of reach. Try again in a few seconds.",
-    SchemaMismatch: "The database of this server has another schema than it needs. Tell whoever runs the server.",
-    Corrupt: "Something in the database of this server is damaged. Tell whoever runs the server.",
-    AgentGitError: "The database of this server refused it. Tell whoever runs the server.",
+    Unavailable: "The database of this server is busy or unavailable. Try again in a few seconds.",
+    SchemaMismatch: "The database schema does not match this server. Contact its administrator.",
+    Corrupt: "The database of this server is damaged. Contact its administrator.",
+    AgentGitError: "The database of this server refused the request. Contact its administrator.",
 }
 """Texts for a web user about a failure of the database; the log has its owner, its place and its message."""
 
@@ -132,4 +132,4 @@ def answer(details: dict[str, Any], headers: dict[str, str] | None = None) -> Re
 def unexpected(error: Exception) -> dict[str, Any]:
     """Write down what nobody expected; whoever asked is told nothing of it."""
     LOG.error("A request failed.", exc_info=error)
-    return problem(500, "Something went wrong here, and was written down. Nothing more is known.")
+    return problem(500, "Internal error. The server log has the details.")

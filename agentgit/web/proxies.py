@@ -64,7 +64,7 @@ def public_address(text: str) -> Address:
     """
     found = read_address(text)
     if found is None or not (text.isascii() and text.isprintable()) or "//" in found.path:
-        raise InvalidInput(f"{text!r} is no public URL. Write one like https://git.example.com:8443/path.")
+        raise InvalidInput(f"{text!r} is not a valid public URL. Write one like https://git.example.com:8443/path.")
     return found
 
 
@@ -91,7 +91,7 @@ class Proxies:
         except ValueError as error:
             raise InvalidInput(f"--trusted-proxy takes an address or a network: {error}.") from error
         if any(network.prefixlen == 0 for network in self._networks):
-            raise InvalidInput("A network of all addresses trusts everybody. Name the addresses of your proxies.")
+            raise InvalidInput("--trusted-proxy must not cover all addresses. Give the addresses of your proxies.")
 
     def trust(self, host: str) -> bool:
         """Return whether an address is one of them."""

@@ -90,7 +90,7 @@ class Guard:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if self.site.hosts is not None and host not in self.site.hosts and path not in BY_ANY_NAME:
             told = (
-                "This host name is not answered. Add it where the server is started: agentgit serve --allow-host NAME; "
+                "Unknown host name. Add it when you start the server: agentgit serve --allow-host NAME; "
                 "behind a proxy: --public-url https://NAME\n"
             )
             await PlainTextResponse(told, 400)(scope, receive, answering.send)
@@ -117,14 +117,14 @@ class Guard:
             now = asyncio.get_running_loop().time()
             until = until or now + limits.seconds
             if announced > limits.body:
-                raise HTTPException(413, f"A request has at most {limits.body:,} bytes here. Send less at once.")
+                raise HTTPException(413, f"The request body is larger than {limits.body:,} bytes. Send less at once.")
             try:
                 message = await asyncio.wait_for(receive(), until - now)
             except TimeoutError as error:
-                raise HTTPException(408, "The request took too long to come. Send it again.") from error
+                raise HTTPException(408, "The request took too long to arrive. Send it again.") from error
             got += len(message.get("body", b""))
             if got > limits.body:
-                raise HTTPException(413, f"A request has at most {limits.body:,} bytes here. Send less at once.")
+                raise HTTPException(413, f"The request body is larger than {limits.body:,} bytes. Send less at once.")
             is_whole = not message.get("more_body", False)
             return message
 
@@ -234,9 +234,9 @@ def closed_line(request: Request) -> None:
     is_here = name_of(request.headers.get("host", "")) in LOOPBACK
     if not (request.scope["scheme"] == "https" or is_here or site_of(request).insecure):
         raise NotAllowed(
-            "Over plain http anybody on the way could read your password and key. Use https. If a proxy speaks it, let "
-            "that set X-Forwarded-Proto, and start agentgit serve with --trusted-proxy ADDRESS; where you trust the "
-            "network, with --insecure."
+            "Over plain HTTP, others on the network could read your password and key. Use HTTPS. If a proxy handles "
+            "HTTPS, let it set X-Forwarded-Proto, and start agentgit serve with --trusted-proxy ADDRESS. If you trust "
+            "the network, start it with --insecure."
         )
 
 
@@ -306,11 +306,11 @@ def same_site(request: Request, csrf: Annotated[str, Form(max_length=200)] = "")
     has_mark = bool(mark) and hmac.compare_digest(csrf.encode("utf-8", "replace"), mark.encode())
     if not is_from_here or not has_mark:
         LOG.warning(
-            "A form was refused. Its Origin: %.300r, Sec-Fetch-Site: %.50r; ours: %.300r; its mark is %s. "
-            "If Origin and ours should be equal: agentgit serve --trusted-proxy ADDRESS, or --public-url URL.",
+            "Form rejected. Origin: %.300r, Sec-Fetch-Site: %.50r, own origin: %.300r, CSRF token: %s. "
+            "If both origins should be equal: agentgit serve --trusted-proxy ADDRESS, or --public-url URL.",
             origin,
             site,
             ours.origin if ours else None,
-            "right" if has_mark else "wrong or missing",
+            "valid" if has_mark else "wrong or missing",
         )
-        raise HTTPException(403, "This form is of another page or of an earlier visit. Go back, reload, and try again.")
+        raise HTTPException(403, "This form is out of date, or not from this site. Go back, reload, and try again.")

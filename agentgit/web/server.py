@@ -84,7 +84,7 @@ class Connections:
         if time.monotonic() >= self._told:
             self._told = time.monotonic() + QUIET_SECONDS
             LOG.warning(
-                "%s has %d connections open and gets no more. If it is your proxy: agentgit serve --trusted-proxy %s",
+                "%s has reached the limit of %d connections. If it is your proxy: agentgit serve --trusted-proxy %s",
                 source,
                 self.limits.connections_each,
                 source,
@@ -237,7 +237,7 @@ def serve(
     link = None if accounts or not is_here or not repo.context.store.database.is_sqlite else OwnerLink(repo)
     if link is None and not any(user.name != LOCAL for user in repo.users.all()):
         raise InvalidInput(
-            "Nobody could come in: there is no account yet. Make one: agentgit users add NAME --password"
+            "Nobody could log in: there is no account yet. Create one: agentgit users add NAME --password"
         )
     if access_log:
         ACCESS.addHandler(logging.StreamHandler(sys.stdout))
@@ -258,15 +258,15 @@ def serve(
         listening = socket.create_server((host, port), family=family)
     except OSError as error:
         raise Unavailable(
-            f"{host}:{port} cannot be listened at: {error.strerror}. Name another port: --port PORT"
+            f"Cannot listen on {host}:{port}: {error.strerror}. Choose another port: --port PORT"
         ) from error
     shown = f"[{host}]" if ":" in host else host
     place = f"http://{shown}:{listening.getsockname()[1]}"
     if public_url is not None:
-        say(f"It listens at {place}")
+        say(f"Listening on {place}")
     _tell(say, f"{(public_url or place).rstrip('/')}/", link, browser=browser)
     if proxies and public_url is None and names is not None and names <= LOOPBACK:
-        say("Only localhost names are answered. For the name that browsers use, add: --public-url https://NAME")
+        say("Only localhost names are allowed. To allow the name that browsers use, add: --public-url https://NAME")
     # uvicorn stops in good order at a signal, and then sends it again for whoever called it.
     with suppress(KeyboardInterrupt):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -276,9 +276,9 @@ def serve(
 def _tell(say: Callable[[str], None], address: str, link: OwnerLink | None, *, browser: bool) -> None:
     """Print the address of the server; the link lets browsers in."""
     address = f"{address}enter?token={link.token}" if link is not None else address
-    say(f"agentgit is at {address}")
+    say(f"agentgit is running at {address}")
     if link is not None:
-        say("The link lets a browser in, for 12 hours. Whoever has it sees all of this database.")
-    say("Ctrl-C stops it.")
+        say("The link logs a browser in for 12 hours. Anyone who has it can use the whole database.")
+    say("Press Ctrl-C to stop.")
     if browser:
         webbrowser.open(address)

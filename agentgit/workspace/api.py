@@ -74,7 +74,7 @@ class Workspace(Base):
         if max_checkpoints is not None and max_checkpoints < 1:
             raise InvalidInput("max_checkpoints must be 1 or more, or None to keep all.")
         if isinstance(exclude_patterns, str):
-            raise InvalidInput("exclude_patterns is a list of patterns; write [pattern] for one.")
+            raise InvalidInput("exclude_patterns must be a list of patterns; write [pattern] for one.")
         self._root = workspace_place(workspace_dir)
         self._storage = storage_place(storage_dir, self._root)
         self._patterns, self._max_file_size = tuple(exclude_patterns), max_file_size
@@ -243,7 +243,7 @@ class Workspace(Base):
         """
         self._row(ref)
         if not os.path.isdir(self._root):
-            raise Unavailable(f"The workspace {self._root} is not there. Make it, then try again.")
+            raise Unavailable(f"The workspace {self._root} does not exist. Create it, then try again.")
 
     def restore(
         self,
@@ -392,7 +392,7 @@ class Workspace(Base):
             InvalidInput: There is no such event.
         """
         if event not in self._listeners:
-            raise InvalidInput(f"There is no event {event!r}; there are {', '.join(EVENTS)}.")
+            raise InvalidInput(f"There is no event {event!r}. Use one of {', '.join(EVENTS)}.")
         self._listeners[event].append(callback)
 
     def close(self) -> None:

@@ -74,7 +74,7 @@ class Base(ABC):
         if not isinstance(self._environment, str):
             return Own(self._environment, self._catalog)
         if self._environment not in ("git", "directory"):
-            raise InvalidInput(f'environment is "git", "directory" or an object, not {self._environment!r}.')
+            raise InvalidInput(f'environment must be "git", "directory" or an object, not {self._environment!r}.')
         folder = os.path.join(self._storage, self._environment)
         trees: Trees = GitTrees(folder) if self._environment == "git" else Copies(folder)
         return Files(self._root, self._storage, trees, self._catalog, self._patterns, self._max_file_size)
@@ -89,7 +89,7 @@ class Base(ABC):
             if held != environment or (root != self._root and inode != here[-1] and os.path.isdir(root)):
                 raise InvalidInput(
                     f'The storage {self._storage} has the snapshots of {root}, with environment "{held}". '
-                    "Name another storage_dir."
+                    "Use another storage_dir."
                 )
         if before != here:
             self._catalog.set(PLACE, json.dumps(here))
@@ -159,7 +159,7 @@ class Base(ABC):
         try:
             kept = json.loads(json.dumps(dict(metadata or {})))
         except (TypeError, ValueError) as error:
-            raise InvalidInput(f"metadata is kept as JSON: {error}. Give texts, numbers, lists and dicts.") from error
+            raise InvalidInput(f"metadata must be JSON: {error}. Use strings, numbers, lists and dicts.") from error
         now, called = when(time.time_ns()), plain(name) if name else None
         return FileCheckpoint(secrets.token_hex(8), called, plain(message), now, files, kept, kind, pinned)
 
@@ -186,7 +186,7 @@ class Base(ABC):
         try:
             self._engine.collect()
         except Exception as error:
-            log.warning("The space of old snapshots of %s did not come back", self._root, exc_info=True)
+            log.warning("Could not free the space of old snapshots of %s", self._root, exc_info=True)
             self._tell(FAILED, error)
 
     def _find(self, ref: str) -> CatalogRow | None:
@@ -200,7 +200,7 @@ class Base(ABC):
         row = self._find(ref)
         if row is None:
             near = tuple(row.snapshot.name or row.snapshot.id for row in self._catalog.rows(limit=3))
-            raise NotFound(f"There is no snapshot {ref!r} of {self._root}; `list()` gives them all.", near=near)
+            raise NotFound(f"There is no snapshot {ref!r} of {self._root}. List them with `list()`.", near=near)
         return row
 
     def _expected(self, ref: str) -> Expected:
@@ -218,7 +218,7 @@ class Base(ABC):
         if paths is None:
             return None
         if isinstance(paths, str | bytes | os.PathLike):
-            raise InvalidInput("paths is a list of paths; write [path] for one.")
+            raise InvalidInput("paths must be a list of paths; write [path] for one.")
         return tuple(self._as_written(path) for path in paths)
 
     def _as_written(self, path: str | os.PathLike[str]) -> bytes:
@@ -242,7 +242,7 @@ class Base(ABC):
                 return os.path.normpath(os.path.join(self._root, text))
         except (TypeError, UnicodeEncodeError):
             pass
-        raise InvalidInput(f"{path!r} is no path of a file.")
+        raise InvalidInput(f"{path!r} is not the path of a file.")
 
     def _looked_at(self, paths: Paths) -> tuple[bytes, ...] | None:
         """Return the paths at which files may have changed: as they are written, and where links lead from there."""
@@ -262,7 +262,7 @@ class Base(ABC):
         if whole == self._root:
             return b""
         if not real.startswith(self._root + os.sep):
-            raise InvalidInput(f"{os.fspath(path)!r} is outside of the workspace {self._root}.")
+            raise InvalidInput(f"{os.fspath(path)!r} is outside the workspace {self._root}.")
         return os.fsencode(os.path.relpath(real, self._root))
 
     def holds(self, path: str | os.PathLike[str]) -> bool:

@@ -95,7 +95,7 @@ class Catalog:
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:
-            raise Unavailable(f"{path}: {error.strerror}. Free some space or give the permission.") from error
+            raise Unavailable(f"{path}: {error.strerror}. Free some space or grant the permission.") from error
         with self._open() as db:
             _use_wal(db)
             db.executescript(SCHEMA)
@@ -305,7 +305,7 @@ class Catalog:
                 yield self._connection()
             except sqlite3.Error as error:
                 raise Unavailable(
-                    f"{self._path}: {error}. Free some space or give the permission, then again."
+                    f"{self._path}: {error}. Free some space or grant the permission, then try again."
                 ) from error
 
     def _connection(self) -> sqlite3.Connection:

@@ -38,15 +38,15 @@ def exclusive(path: str | os.PathLike[str], *, patience: float, what: str) -> It
     end, place = time.monotonic() + patience, os.path.realpath(path)
     mine: set[str] = _held.__dict__.setdefault("places", set())
     if place in mine:
-        raise Unavailable(f"This is called from inside a use of {what}, for example from a callback. Do it after that.")
+        raise Unavailable(f"This was called while {what} is in use, for example in a callback. Call it afterwards.")
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise Unavailable(f"{what} cannot be locked: {path}: {error.strerror}. Give the permission.") from error
+        raise Unavailable(f"{what} cannot be locked: {path}: {error.strerror}. Grant the permission.") from error
     try:
         while not _taken(lock):
             if time.monotonic() > end:
-                raise Unavailable(f"Another process uses {what}; try again later.")
+                raise Unavailable(f"Another process is using {what}. Try again later.")
             time.sleep(PAUSE)
         mine.add(place)
         yield
@@ -76,11 +76,11 @@ def workspace_place(path: str | os.PathLike[str]) -> str:
     """
     real = os.path.realpath(os.path.expanduser(os.fsdecode(path)))
     if not os.path.isdir(real):
-        raise InvalidInput(f"{os.fspath(path)!r} is no directory. Make it, then open the workspace again.")
+        raise InvalidInput(f"{os.fspath(path)!r} is not a directory. Create it, then open the workspace again.")
     home = os.path.expanduser("~")
     protected = [*SYSTEM.split(), tempfile.gettempdir(), *(os.path.join(home, name) for name in HOME_FOLDERS)]
     if real in {os.path.realpath(one) for one in protected}:
-        raise InvalidInput(f"{real} is protected: it holds more than one session's files. Name a directory in it.")
+        raise InvalidInput(f"{real} is protected: it holds more than one session's files. Use a directory in it.")
     return real
 
 
@@ -95,8 +95,8 @@ def require_in_place(root: bytes) -> None:
     """
     if (now := os.path.realpath(root)) != root:
         raise Unavailable(
-            f"{shown(root)} is now behind a symbolic link, to {shown(now)}. Nothing was touched. Put the directory "
-            "back, or open the workspace again where it is now."
+            f"{shown(root)} is now behind a symbolic link, at {shown(now)}. Nothing was changed. Put the directory "
+            "back, or open the workspace at its new path."
         )
 
 
@@ -115,11 +115,11 @@ def storage_place(path: str | os.PathLike[str] | None, workspace: str) -> str:
         path = Path(_home(), "workspaces", _short(workspace))
     real = os.path.realpath(os.path.expanduser(os.fsdecode(path)))
     if real == workspace or workspace.startswith(real + os.sep):
-        raise InvalidInput(f"The storage {real} must not hold the workspace {workspace}. Name another directory.")
+        raise InvalidInput(f"The storage {real} must not contain the workspace {workspace}. Use another directory.")
     try:
         os.makedirs(real, mode=0o700, exist_ok=True)
     except OSError as error:
-        raise Unavailable(f"{real}: {error.strerror}. Give the permission, or name another storage_dir.") from error
+        raise Unavailable(f"{real}: {error.strerror}. Grant the permission, or use another storage_dir.") from error
     return real
 
 
@@ -168,8 +168,8 @@ def require_noted(storage: str, workspace: str | None = None) -> None:
             f"{shown(workspace)} with snapshots in {shown(storage)}" if workspace else f"the storage {shown(storage)}"
         )
         raise NotAllowed(
-            f"No program of this user has opened {place}, and what is stored does not decide where files are. Wrap the "
-            "graph with this workspace; or, if it is yours: agentgit workspace list --dir DIR --store STORAGE"
+            f"No program of this user has opened {place}, and a stored path alone is not trusted. Wrap the "
+            "graph with this workspace or, if it is yours, run: agentgit workspace list --dir DIR --store STORAGE"
         )
 
 

@@ -102,7 +102,7 @@ def modifies_files(*arguments: str) -> Callable[[Tool], Tool]:
     def declare(tool: Tool) -> Tool:
         if unknown := set(arguments) - (_parameters(tool) or set(arguments)):
             raise InvalidInput(
-                f"{tool_name(tool)} has no argument {', '.join(sorted(unknown))}; name those with a path."
+                f"{tool_name(tool)} has no argument {', '.join(sorted(unknown))}. Name those with a path."
             )
         for candidate in (getattr(tool, "func", None), getattr(tool, "coroutine", None), tool):
             try:
@@ -111,7 +111,7 @@ def modifies_files(*arguments: str) -> Callable[[Tool], Tool]:
                 continue  # there is no such function, or it is a method, which takes no attributes
             _decorated.add(tool, arguments)
             return tool
-        raise InvalidInput(f"{tool!r} cannot be declared; decorate a function or a tool.")
+        raise InvalidInput(f"{tool!r} cannot be declared. Decorate a function or a tool.")
 
     return declare
 

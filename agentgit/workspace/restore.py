@@ -149,7 +149,7 @@ def _leaf(entry: TreeEntry | None) -> bool:
     return entry is not None and not entry.is_directory
 
 
-CHANGED = "changed meanwhile"
+CHANGED = "changed during the restore"
 
 NAMED = 5
 """The number of failures that one error names."""
@@ -243,7 +243,7 @@ class Restore:
             with self._going_on(path):
                 to = self._disk.recover(path, *(one for one in change if one is not None and not one.is_directory))
                 if to is not None:
-                    self.outcome.conflicts.append((path, f"{CHANGED}; that is now at {os.fsdecode(to)}"))
+                    self.outcome.conflicts.append((path, f"{CHANGED}; that version is now at {os.fsdecode(to)}"))
 
     @contextmanager
     def _going_on(self, path: bytes) -> Iterator[None]:
@@ -360,7 +360,7 @@ def _all_in_one(failures: Sequence[AgentGitError]) -> AgentGitError:
     others = [one for one in failures if one is not first][: NAMED - 1]
     more = len(failures) - 1 - len(others)
     said = " ".join([str(first), *map(str, others), *([f"And {more} more."] if more else [])])
-    text = f"{len(failures)} paths were not restored; all others are as wanted. {said}"
+    text = f"{len(failures)} paths were not restored; all others were. {said}"
     return Corrupt(text, row=first.row) if isinstance(first, Corrupt) else Unavailable(text)
 
 

@@ -29,7 +29,7 @@ ENGINES: Mapping[str, Callable[[str], Trees]] = {"git": GitTrees, "directory": C
 
 PERMISSIONS = 0o777
 
-SPECIAL_BITS = "has a mode with which it would run as its owner, or another special bit"
+SPECIAL_BITS = "has a setuid, setgid or sticky bit"
 TOO_LARGE = f"is larger than {LARGEST_FILE:,} bytes"
 
 LONGEST_WHY = 200

@@ -176,6 +176,6 @@ def _told() -> Iterator[None]:
         yield
     except OSError as error:
         raise Unavailable(
-            f"The files of the export cannot be kept in {tempfile.gettempdir()}: {error.strerror}. Free some space "
-            "there, or set $TMPDIR to another folder; then import again."
+            f"The files of the export cannot be stored in {tempfile.gettempdir()}: {error.strerror}. Free some space "
+            "there, or set $TMPDIR to another folder, then import again."
         ) from error

@@ -36,7 +36,7 @@ class Environment(Protocol):
         ...
 
 
-EVERYTHING = "all that the environment keeps; it does not list files"
+EVERYTHING = "everything that the environment keeps (it does not list files)"
 """The text that describes a restore by an environment of the user's own."""
 
 UNDO = "undo"

@@ -81,7 +81,7 @@ def test_a7_listing_and_looking(repo, world):
     agent.run("look")
     listed, info, missing = results(agent)[1:]
     assert listed.splitlines()[0].startswith("main#1: Unnamed (Auto)")
-    assert "Tool calls until there: add" in info
+    assert "Tool calls up to there: add" in info
     assert "no checkpoint 'nowhere'" in missing
 
 
@@ -104,7 +104,7 @@ def test_a7_deleting_and_cleaning_up(repo, world):
     assert "gone soon" not in [p.checkpoint_name for p in agent.checkpoints()]
     agent.run("three")
     refused, cleaned = results(agent)[-2:]
-    assert "stays: it is the head" in refused
+    assert "cannot be deleted: it is the head" in refused
     assert cleaned == "Deleted 4 automatic checkpoints."
 
 

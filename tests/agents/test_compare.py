@@ -110,7 +110,7 @@ def test_w6_branches_are_aligned_at_their_fork(repo, agents):
     assert agent.compare("retry") == found
     assert retry.compare("main").left == found.right
     text = str(found).splitlines()
-    assert text[0] == "main#5 and retry#3 part at main#3 (4 messages and 1 tool call in common)"
+    assert text[0] == "main#5 and retry#3 diverge at main#3 (4 messages and 1 tool call in common)"
     assert text[1:3] == ["main#5", "  messages (4 in common)"]
     assert "+ user: note sofa" in text
     json.dumps(found.to_dict())
@@ -133,7 +133,7 @@ def test_w6_the_fork_of_branches_of_branches_is_found(repo, agents):
 def test_w6_two_sessions_never_parted(repo, agents):
     """W6: a comparison across sessions is refused, and says what is for that."""
     repo.wrap(noting(), "other").run("hi")
-    with pytest.raises(InvalidInput, match="which never parted"):
+    with pytest.raises(InvalidInput, match="without a common history"):
         repo.session().compare(agents[0].head, repo.session("other").get_checkpoint("HEAD"))
     with pytest.raises(NotFound, match="has no checkpoint yet"):
         repo.wrap(noting(), "empty").compare("main")
@@ -251,7 +251,7 @@ def test_p3_files_are_compared_where_both_have_them(repo, tmp_path, monkeypatch)
     both = repo.session().compare("main", "retry")
     assert (both.left.is_empty, both.right.added_files) == (True, ["c.txt"])
     assert "+ c.txt" in str(both)
-    assert "the files' difference" in both._repr_html_()
+    assert "file differences" in both._repr_html_()
 
 
 def test_w6_the_command_line_writes_pages_and_patches(tmp_path, monkeypatch, capsys):

@@ -80,7 +80,7 @@ def test_w3_defaults_of_a_repository_are_recorded_and_undone(database, world):
 
 def test_w3_bad_defaults_are_refused_before_anything_is_made(tmp_path):
     """W3: a wrong default is an error when the repository is opened, and no file is made."""
-    with pytest.raises(InvalidInput, match="no effect"):
+    with pytest.raises(InvalidInput, match="not an effect"):
         agentgit.open(tmp_path / "x.db", effects={"*": "harmless"})
     assert not (tmp_path / "x.db").exists()
 
@@ -141,7 +141,7 @@ def test_w3_a_tool_of_the_graph_is_not_taken_for_another_one_of_its_name(repo):
         ({"charge": reversible(undo, precheck="no.such:look")}, NotFound, r"precheck"),
         ({"*": "irreversible"}, InvalidInput, r"agentgit\.open"),
         ({"chrage": "irreversible"}, InvalidInput, "has no tool chrage"),
-        ([], InvalidInput, "no mapping"),
+        ([], InvalidInput, "must be a mapping"),
     ],
 )
 def test_w3_what_does_not_fit_the_tool_is_refused_at_wrap(repo, world, effects, error, says):
@@ -296,7 +296,7 @@ def test_w5_what_only_its_graph_can_call_says_so(repo):
         return call_id
 
     agent = wrapped(repo, with_state, with_id)
-    with pytest.raises(NotFound, match="given state by its graph"):
+    with pytest.raises(NotFound, match="gets state from its graph"):
         the_runner(agent, "with_state")
     first, second = (the_runner(agent, "with_id")({"x": 1}) for _ in range(2))
     assert first != second

@@ -605,5 +605,5 @@ def test_t1_a_tool_that_acted_between_two_questions_says_how_often_it_began(repo
     assert done == ["chair", "chair"]
     (made,) = agent.tool_track()
     assert made.runs == 3
-    assert "began 3 times" in str(agent.plan_rollback(start))
-    assert "began 3 times" in agent.tool_track()._repr_html_()
+    assert "started 3 times" in str(agent.plan_rollback(start))
+    assert "started 3 times" in agent.tool_track()._repr_html_()

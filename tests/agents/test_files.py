@@ -103,7 +103,7 @@ def test_w8_tools_files_and_conversation_in_any_mix(agent, desk, how, files, ite
 
 def test_w8_a_rollback_of_nothing_is_refused(agent):
     """W8: a rollback that would touch neither of the three says so."""
-    with pytest.raises(InvalidInput, match="nothing would be rolled back"):
+    with pytest.raises(InvalidInput, match="Nothing would be rolled back"):
         agent.rollback("before", tools="keep", files=False, conversation=False)
 
 
@@ -328,7 +328,7 @@ def test_files_that_cannot_come_back_leave_the_rollback_to_be_resumed(agent, des
 def test_files_of_a_workspace_that_is_gone_are_told(agent, desk, repo):
     """Where the directory is gone the rollback says so, and is finished when there is one again."""
     shutil.rmtree(desk.root)
-    with pytest.raises(RollbackIncomplete, match="is not there") as caught:
+    with pytest.raises(RollbackIncomplete, match="does not exist") as caught:
         agent.rollback("before", force=True)
     desk.root.mkdir()
     repo.resume(caught.value.operation)

@@ -403,7 +403,7 @@ def test_w2_going_to_a_point_whose_effects_are_gone_says_so(repo, world):
     back = agent.rollback("main#1")
     forward = back.rollback("main#2")
     assert [item.invocation.args for item in forward.report.gone] == [{"item": "a"}]
-    assert "gone  add(item='a')  reversible  it was reversed since" in str(back.plan_rollback("main#2"))
+    assert "gone  add(item='a')  reversible  it was reversed later" in str(back.plan_rollback("main#2"))
     assert world.items == []
 
 

@@ -76,5 +76,5 @@ def test_what_runs_again_has_another_key(repo, way):
 
 def test_outside_of_a_call_there_is_no_key():
     """Bad input: whoever asks elsewhere is told where to ask."""
-    with pytest.raises(NotFound, match="inside of a tool"):
+    with pytest.raises(NotFound, match="inside a tool"):
         idempotency_key()

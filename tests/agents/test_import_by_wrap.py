@@ -107,11 +107,11 @@ def test_wrong_threads_are_refused(repo):
     saver = InMemorySaver()
     graph = shop(World())(saver)
     graph.invoke(said("hello"), on("t"))
-    with pytest.raises(InvalidInput, match="it has none"):
+    with pytest.raises(InvalidInput, match="compiled without one"):
         repo.wrap(shop(World())(None), "s", thread_id="t")
     with pytest.raises(NotFound, match="'u'"):
         repo.wrap(graph, "s", thread_id="u")
     assert repo.sessions() == []
     repo.wrap(graph, "s").run("hello")
-    with pytest.raises(Conflict, match="'s' exists already"):
+    with pytest.raises(Conflict, match="'s' already exists"):
         repo.wrap(graph, "s", thread_id="t")

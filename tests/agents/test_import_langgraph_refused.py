@@ -169,7 +169,7 @@ def test_what_is_not_langgraphs_is_named(repo, tmp_path):
         "empty": "with no tables",
         "shop.db": "with the tables chair",
         "near.db": "checkpoint_id",
-        "agentgit.db": "agentgit's own",
+        "agentgit.db": "of agentgit:",
         ".": "is a directory",
     }.items():
         with pytest.raises(SchemaMismatch, match=re.escape(says)):
@@ -181,13 +181,13 @@ def test_what_is_not_langgraphs_is_named(repo, tmp_path):
         with pytest.raises(kind) as failed:
             repo.import_langgraph(where)
         assert "secret" not in str(failed.value)
-    with pytest.raises(InvalidInput, match="no saver"):
+    with pytest.raises(InvalidInput, match="not a saver"):
         repo.import_langgraph(42)
 
 
 def test_another_postgresql_database_is_named(repo, postgres_url):
     """A PostgreSQL database that is agentgit's own, or empty, is refused with what it is."""
-    with pytest.raises(SchemaMismatch, match="agentgit's own"):
+    with pytest.raises(SchemaMismatch, match="of agentgit:"):
         repo.import_langgraph(postgres_url.render_as_string(hide_password=False))
     with postgres_origin(postgres_url) as empty, pytest.raises(SchemaMismatch, match="with no tables"):
         repo.import_langgraph(empty.url)
@@ -212,7 +212,7 @@ def test_a_session_with_other_content_stays_as_it_is(repo, origin):
     """A session that was not made from the thread is never added to; an empty one is filled."""
     repo.wrap(shop(World())(None), "a").run("hello")
     repo.session("b", create=True)
-    with pytest.raises(Conflict, match="'a' exists already"):
+    with pytest.raises(Conflict, match="'a' already exists"):
         repo.import_langgraph(origin.url, ["a"])
     assert len(repo.session("a").checkpoints()) == 2
     repo.import_langgraph(origin.url, ["a", "b"], session_prefix="old-")
@@ -227,7 +227,7 @@ def test_a_session_that_went_on_here_is_not_added_to(repo, origin):
     repo.wrap(shop(World())(None), "a").run("hello")
     assert [one.status for one in repo.import_langgraph(origin.url, ["a"]).threads] == ["unchanged"]
     origin.talk(shop(World()), "a", "hello")
-    with pytest.raises(Conflict, match="went on in its own database"):
+    with pytest.raises(Conflict, match="new turns in its own database"):
         repo.import_langgraph(origin.url, ["a"])
     assert len(repo.session("a").checkpoints()) == 6
 
@@ -274,7 +274,7 @@ def test_an_import_that_came_too_late_leaves_nothing_behind(repo, origin, monkey
         return found
 
     monkeypatch.setattr(ImportCommit, "find", find)
-    with pytest.raises(Conflict, match="has moved while"):
+    with pytest.raises(Conflict, match="changed while"):
         repo.import_langgraph(origin.url, ["a"])
     assert len(threads(repo)) == 1
     assert len(repo.session("a").checkpoints()) == 4
@@ -295,7 +295,7 @@ def test_an_import_whose_rows_another_one_took_away_is_told_so(repo, origin, mon
         return found if at != "_differences" else ["channel 'messages'"]
 
     monkeypatch.setattr(owner, at, emptied)
-    with pytest.raises(Conflict, match="Is another import of it at work"):
+    with pytest.raises(Conflict, match="Is another import of it running"):
         repo.import_langgraph(origin.url, ["a"])
     assert len(taken) == 1
     assert repo.sessions() == []

@@ -57,10 +57,10 @@ def test_w7_what_only_we_changed_stays(pair):
     plan = agent.plan_merge("retry")
     assert (plan.is_admissible, plan.values, len(plan.messages)) == (True, [], 2)
     assert str(plan) == (
-        "Merge of retry#3 into main, since main#2: history comes, no tool runs.\n"
+        "Merge of retry#3 into main, since main#2: adds history, runs no tool.\n"
         "  message  user       theirs\n"
         "  message  assistant  to theirs\n"
-        "0 values and 2 messages come."
+        "0 values and 2 messages to add."
     )
     assert said(agent)[2:] == ["ours", "to ours"]
     agent.merge("retry")
@@ -392,7 +392,7 @@ def test_w7_an_unfinished_batch_does_not_come(repo):
     point = retry.checkpoint("asking")
     plan = agent.plan_merge(point)
     assert [message["content"] for message in plan.messages] == ["buy a safe"]
-    assert [one.why for one in plan.left_out] == ["a tool call of it has no result"]
+    assert [one.why for one in plan.left_out] == ["one of its tool calls has no result"]
     agent.merge(point)
     assert said(agent) == ["hi", "hello", "buy a safe"]
     with pytest.raises(Conflict, match="in the middle of a turn"):
@@ -412,7 +412,7 @@ def test_w7_an_answer_given_twice_comes_without_its_call_nowhere(repo):
     retry = retry.switch("retry", sync="ignore")
     retry.invoke(Command(resume="no"))
     plan = agent.plan_merge("retry")
-    assert [one.why for one in plan.left_out] == ["the call that it answers does not come along"]
+    assert [one.why for one in plan.left_out] == ["the call that it answers is not included"]
     agent.merge("retry")
     roles = [message["role"] for message in agent.history()]
     assert roles == ["user", "assistant", "tool", "assistant", "assistant"]

@@ -122,7 +122,7 @@ def test_w5_note_tells_the_model(left, world):
     agent.run("and now?")
     note, said = [m for m in agent.messages() if isinstance(m, HumanMessage)][-2:]
     assert note.name == "agentgit"
-    assert "add(item='table') was taken back" in note.content
+    assert "add(item='table') was reversed" in note.content
     assert said.content == "and now?"
     agent.run("again")
     assert sum(m.name == "agentgit" for m in agent.messages()) == 1
@@ -304,7 +304,7 @@ def test_a_rollback_that_contradicts_itself_is_refused(left, world, wrong):
     _, retry = left
     with pytest.raises(InvalidInput):
         retry.rollback("before", conversation=False, **wrong)
-    with pytest.raises(InvalidInput, match="world, note, ignore"):
+    with pytest.raises(InvalidInput, match="'world', 'note' or 'ignore'"):
         retry = retry.switch("main", sync="perhaps")
     assert world.items == ["chair"]
 
@@ -334,8 +334,8 @@ def test_replay_execute_reports_drift(repo, world, on_drift):
             agent.rollback("HEAD", replay="execute")
         assert world.items == ["their chair", "their table", "chair"]
         left = [(item.invocation.args["item"], item.reason) for item in caught.value.report.remaining]
-        assert left == [("table", "not tried, because an earlier one returned something else than before")]
-        with pytest.raises(RollbackIncomplete, match="goes on from there") as again:
+        assert left == [("table", "not tried, because an earlier one returned something different")]
+        with pytest.raises(RollbackIncomplete, match="to continue") as again:
             repo.resume(caught.value.operation)
         assert world.items == ["their chair", "their table", "chair", "table"], "the last one stops it as well"
         assert (again.value.report.status, again.value.report.remaining) == ("partial", [])
@@ -477,7 +477,7 @@ def test_a_turn_that_was_taken_over_does_nothing_more(repo, world):
     steps = agent.stream({"messages": [("user", "add chair")]}, stream_mode="updates")
     while not world.items:
         next(steps)
-    with pytest.raises(Conflict, match="at work in a process of this machine"):
+    with pytest.raises(Conflict, match="is running in a process on this machine"):
         repo.session("s").recover()
     repo.session("s").recover(force=True)
     with pytest.raises(Conflict):

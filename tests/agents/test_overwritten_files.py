@@ -41,7 +41,7 @@ def test_files_a_forced_rollback_names_what_it_overwrote_and_where_that_is(agent
     assert sorted(named) == ["a.txt", "c.txt"]
     assert all(report.files.safety in why for why in named.values())
     assert f"Workspace.restore('{report.files.safety}', paths=['a.txt'])" in named["a.txt"]
-    assert "2 files of somebody else overwritten" in report.files.summary
+    assert "2 files overwritten (changed by somebody else)" in report.files.summary
     assert "overwritten" in draw(report)
     Workspace(desk.root).restore(report.files.safety, paths=["a.txt", "c.txt"])
     assert desk.files == {"a.txt": "mine", "b.txt": "one", "c.txt": "mine too", "d.txt": "one"}

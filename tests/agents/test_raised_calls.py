@@ -158,7 +158,7 @@ def test_t4_a_call_that_raised_after_it_acted_blocks(repo, effect_kind, graph_ki
     assert (raised.status, raised.error_message) == ("unknown", "ConnectionError: no answer")
     (step,) = agent.plan_rollback("before").steps
     assert step.action == "block"
-    assert step.why == "it raised ConnectionError: no answer, and may have happened; look, and tell with repo.resolve()"
+    assert step.why == "it raised ConnectionError: no answer, but may have happened; check, then call repo.resolve()"
     with pytest.raises(RollbackBlocked):
         agent.rollback("before")
     assert till.ledger == [5]
@@ -216,7 +216,7 @@ def test_t4_the_fence_knows_a_raised_call(repo, told):
     raised = agent.tool_track()[0]
     back = agent.rollback("before", force=True)
     with pytest.raises(
-        Fenced, match=r"It raised ConnectionError: no answer, and nobody knows.*repo\.resolve"
+        Fenced, match=r"It raised ConnectionError: no answer, and it is unknown.*repo\.resolve"
     ) as refused:
         back.invoke(say("five"))
     assert refused.value.invocation == raised.id
@@ -292,7 +292,7 @@ async def test_t4_middleware_cannot_repeat_a_raised_call(here, is_async):
     till = Till(("after", LOST))
     graph = create_agent(charging(5), [till.tool()], middleware=[Again()])
     agent = here.wrap(graph, "s", effects=till.effects("irreversible"))
-    with pytest.raises(Fenced, match="nobody knows"):
+    with pytest.raises(Fenced, match="is unknown whether"):
         await agent.ainvoke(say()) if is_async else agent.invoke(say())
     assert (till.ledger, statuses(agent)) == ([5], ["unknown"])
 
@@ -302,11 +302,11 @@ def test_t4_what_may_happen_only_once_is_not_repeated_after_an_error(here, effec
     """T4: `once=True` counts a call that raised, whatever its effect, in the same turn and in every later one."""
     till = Till(("after", LOST))
     agent = here.wrap(retrying(till), "s", effects=till.effects(effect_kind, once=True))
-    with pytest.raises(Fenced, match="nobody knows"):
+    with pytest.raises(Fenced, match="is unknown whether"):
         agent.invoke(say())
     model = scripted("asked already", call("charge", euros=5), "ok")
     later = here.wrap(tool_node_graph(model, [till.tool()]), "s", effects=till.effects(effect_kind, once=True))
-    with pytest.raises(Fenced, match="nobody knows"):
+    with pytest.raises(Fenced, match="is unknown whether"):
         later.run("five")
     assert till.ledger == [5]
 
@@ -433,7 +433,7 @@ def test_t4_a_call_that_a_task_makes_itself_is_unknown_too(here):
     with pytest.raises(ConnectionError):
         agent.invoke(say())
     assert statuses(agent) == ["unknown"]
-    with pytest.raises(Fenced, match="nobody knows"):
+    with pytest.raises(Fenced, match="is unknown whether"):
         agent.invoke(None)
     assert till.ledger == [5]
 
@@ -497,7 +497,7 @@ def test_t4_a_reversible_call_that_raised_is_listed_and_blocks_nothing(repo, tol
     if told is None:
         (item,) = report.kept
         assert item.reason == (
-            "it raised ConnectionError: no answer, and may have happened; if it did, tell with repo.resolve() to have "
+            "it raised ConnectionError: no answer, but may have happened; if it did, call repo.resolve() to have "
             "it reversed"
         )
         repo.resolve(raised, "happened")
@@ -545,7 +545,7 @@ def test_t4_a_call_that_is_broken_off_blocks_also_if_it_is_reversible(repo):
         agent.run("five")
     (step,) = agent.plan_rollback("before").steps
     assert (step.action, step.invocation.status) == ("block", "unknown")
-    assert "it was broken off" in step.why
+    assert "it was interrupted" in step.why
 
 
 @pytest.mark.parametrize("way", ["cancelled", "timeout"])
@@ -690,7 +690,7 @@ def test_t4_the_chat_settles_a_raised_call():
             chat.hear("/undo")
     blocked, no_json = err.getvalue().splitlines()
     assert f"In the chat: /resolve {raised} happened, or did-not-happen; or --force." in blocked
-    assert "--result is no JSON" in no_json
+    assert "--result is not valid JSON" in no_json
     assert till.ledger == []
 
 
@@ -718,7 +718,7 @@ def test_t4_programs_and_pages_settle_a_raised_call(tmp_path):
         hidden = {name: unescape(value) for name, value in re.findall(r'name="(\w+)" value="([^"]*)"', form[1])}
         assert f"/invocations/{seven.id}/resolve" in browser.get(f"{at}/calls").text
         wrong = browser.post(f"/invocations/{seven.id}/resolve", data=hidden | {"outcome": "happened", "result": "{"})
-        assert "The result is no JSON" in wrong.text
+        assert "The result is not valid JSON" in wrong.text
         fields = {"outcome": "happened", "result": '{"charged": 7}'}
         after = browser.post(f"/invocations/{seven.id}/resolve", data=hidden | fields)
         assert (after.status_code, after.url.path) == (200, f"{at}/rollback")

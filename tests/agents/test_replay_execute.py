@@ -270,7 +270,7 @@ def test_t2_a_reversal_that_fails_leaves_its_call_standing_once(repo, shop, agen
     shop.stuck["a"] = "before"
     with pytest.raises(RollbackIncomplete, match="is stuck") as caught:
         agent.rollback("here", replay="execute", on_error="continue", on_drift="continue")
-    assert "it still stands" in caught.value.report.remaining[0].reason
+    assert "would happen twice" in caught.value.report.remaining[0].reason
     assert shop.standing == {"a": 1, "b": 1}
     assert shop.orders("a") == [1]
     report = repo.resume(caught.value.operation, force=True)
@@ -355,7 +355,7 @@ def test_t2_a_batch_that_waits_for_a_person_goes_on_as_it_is(repo):
     agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
     agent.run("add them")
     agent.checkpoint("asking")
-    with pytest.raises(RollbackBlocked, match="waits for a person"):
+    with pytest.raises(RollbackBlocked, match="is waiting for a person"):
         agent.rollback("asking", replay="execute")
     fresh = agent.rollback("asking", replay="execute", force=True)
     fresh.invoke(Command(resume="yes"))
@@ -366,7 +366,7 @@ def test_t2_a_batch_that_waits_for_a_person_goes_on_as_it_is(repo):
 def test_t2_it_takes_no_tools_keep_and_require_clean_refuses_what_stands(repo, shop, agent):
     """T2: tools='keep' would leave everything in the world twice; require_clean runs only where nothing stands."""
     for ask in (agent.plan_rollback, agent.rollback, agent.session.plan_rollback):
-        with pytest.raises(InvalidInput, match="world twice"):
+        with pytest.raises(InvalidInput, match="happen twice"):
             ask("here", replay="execute", tools="keep")
     with pytest.raises(RollbackBlocked, match="a clean world is required"):
         agent.rollback("here", replay="execute", tools="require_clean")
@@ -461,7 +461,7 @@ def test_t2_a_template_with_a_call_that_must_not_run_again_makes_no_session(repo
     """T2: it blocks before anything, a session included; force answers it from the record."""
     agent = wrapped(repo, shop)
     agent.invoke(wish([("order", "a")], [("mail", "m")], [("note", "n")]))
-    with pytest.raises(RollbackBlocked, match="no session was made") as caught:
+    with pytest.raises(RollbackBlocked, match="no session was created") as caught:
         wrapped(repo, shop, "fresh", template="s", replay="execute")
     assert {step.invocation.tool_name for step in caught.value.plan.blockers} == {"mail", "note"}
     assert [one.session_name for one in repo.sessions()] == ["s"]

@@ -84,7 +84,7 @@ def test_w5_switch_moves_the_session_and_brings_the_world_if_it_is_asked_to(late
     with pytest.raises(WorldDiverged):
         agent.run("on")
     assert later.session("s").plan_switch("main").blockers
-    with pytest.raises(RollbackBlocked, match="the tool add is not here"):
+    with pytest.raises(RollbackBlocked, match="the tool add is unknown"):
         later.session("s").switch("main", sync="world")
     agent.session.switch("main", sync="world")
     assert world.items == ["chair", "table"]

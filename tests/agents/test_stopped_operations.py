@@ -82,9 +82,9 @@ def killed(verb, hands, item):
 def test_w5_a_branch_says_that_nobody_knows_whether_its_effect_was_reversed(agent, hands, repo, world):
     """W5: a rollback died in an undo; the branch that it left does not run on as if the sofa were surely there."""
     killed(lambda: agent.rollback("before"), hands, "sofa")
-    with pytest.raises(WorldDiverged, match="unknown whether it was reversed"):
+    with pytest.raises(WorldDiverged, match="unknown whether it has been reversed"):
         agent.run("and now?")
-    with pytest.raises(RollbackBlocked, match="unknown whether it was reversed"):
+    with pytest.raises(RollbackBlocked, match="unknown whether it has been reversed"):
         agent = agent.switch("main", "world")
     assert world.items == ["chair", "table", "sofa"]
     repo.resolve(agent.tool_track()[-1], "did_not_happen")
@@ -134,7 +134,7 @@ def test_w1_a_rollback_of_another_machine_is_taken_back_by_recover(agent, hands,
         elsewhere.setattr(process, "_here", lambda: "another machine")
         killed(lambda: agent.rollback("before", name="back"), hands, "sofa")
     operation = repo.session("s").operations()[0]
-    with pytest.raises(Conflict, match="being worked on"):
+    with pytest.raises(Conflict, match="is in progress"):
         repo.resume(operation)
     assert repo.session("s").recover(branch="back").status == "partial"
     repo.resolve(agent.tool_track()[-1], "did_not_happen")

@@ -313,7 +313,7 @@ def test_t_after_close_nothing_is_opened_again(database, tmp_path):
     ]
     assert repr(agent).endswith("closed)")
     for verb in verbs:
-        with pytest.raises(Unavailable, match=r"was closed here.*agentgit\.open"):
+        with pytest.raises(Unavailable, match=r"was closed, and .*agentgit\.open"):
             verb()
     with agentgit.open(database.url) as again:
         assert asked(again.wrap(agent.graph, "s")) == ["add chair"]

@@ -265,7 +265,7 @@ def test_a_session_that_is_erased_while_it_is_held_against_its_template_is_gone(
         repo.session(name, create=True)
         repo.session(name).checkpoint("first")
     other = before(templates, "require_same", Other(lambda: repo.session("s").delete(), patience=60))
-    with pytest.raises(NotFound, match="deleted meanwhile"):
+    with pytest.raises(NotFound, match="has been deleted"):
         repo.session("s", create=True, template="template@HEAD")
     assert other.ends() is None
 

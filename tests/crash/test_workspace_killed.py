@@ -264,7 +264,7 @@ def test_a_change_while_a_restore_lies_broken_is_left_and_told(work, tmp_path):
     again.on("restored", told.append)
     again.initialize()
     assert (work / "d0" / "3").read_text() == "a person's"
-    assert told[0].conflicts == (("d0/3", "changed meanwhile"),)
+    assert told[0].conflicts == (("d0/3", "changed during the restore"),)
 
 
 WRITING = """
@@ -428,6 +428,6 @@ def test_a_change_while_a_restore_goes_on_is_left_and_told(work, tmp_path, monke
 
     monkeypatch.setattr(Disk, "put", put_and_write)
     done = workspace.restore(wanted.id)
-    assert done.conflicts == (("019", "changed meanwhile"),)
+    assert done.conflicts == (("019", "changed during the restore"),)
     assert done.restored == tuple(paths[:-1])
     assert (work / "019").read_text() == "somebody's"

@@ -160,7 +160,7 @@ def test_f4_what_comes_between_look_and_change_stays_and_is_named(work, tmp_path
     acted = []
     between(monkeypatch, lambda path: (acted.append(path), ACTS[act](work / path)))
     done = workspace.restore(wanted.id)
-    assert done.conflicts == ((acted[0], "changed meanwhile"),)
+    assert done.conflicts == ((acted[0], "changed during the restore"),)
     assert shown(work / acted[0]) == "mine"
     others = sorted(set(NAMES) - {acted[0]})
     assert sorted(done.deleted if kind == "removal" else done.restored) == others
@@ -175,7 +175,7 @@ def test_f4_a_file_made_where_one_is_about_to_be_put_stays(work, tmp_path, monke
     (work / "05").unlink()
     between(monkeypatch, lambda path: (work / path).write_text("mine"))
     done = workspace.restore(wanted.id)
-    assert (done.conflicts, done.restored) == ((("05", "changed meanwhile"),), ())
+    assert (done.conflicts, done.restored) == ((("05", "changed during the restore"),), ())
     assert (work / "05").read_text() == "mine"
 
 
@@ -195,7 +195,7 @@ def test_f4_what_cannot_go_back_is_moved_aside_and_named(work, tmp_path, monkeyp
 
     monkeypatch.setattr(single_file.DirectoryEntry, "_give_back", late)
     done = workspace.restore(wanted.id)
-    assert done.conflicts == (("00", "changed meanwhile"),)
+    assert done.conflicts == (("00", "changed during the restore"),)
     assert (work / "00").read_text() == "second"
     assert [(path, Path(to).read_text()) for path, to in done.moved_aside] == [("00", "first")]
 
@@ -218,7 +218,7 @@ def test_f4_writers_while_theirs_is_put_back_keep_the_newest(work, tmp_path, mon
 
     monkeypatch.setattr(atomic_file, "system_call", calling)
     done = workspace.restore(wanted.id)
-    assert done.conflicts == (("00", "changed meanwhile"),)
+    assert done.conflicts == (("00", "changed during the restore"),)
     assert (work / "00").read_text() == "second"
     assert [(path, Path(to).read_text()) for path, to in done.moved_aside] == [("00", "first")]
 
@@ -235,6 +235,6 @@ def test_f4_the_undo_stack_loses_no_write_either(work, tmp_path, monkeypatch, sy
     (work / "01").write_text("now")
     between(monkeypatch, lambda path: ACTS[act](work / path))
     done = stack.undo()
-    assert done.left == (("00", "it was changed meanwhile"),)
+    assert done.left == (("00", "it was changed during the undo"),)
     assert done.restored == ("01",)
     assert shown(work / "00") == "mine"

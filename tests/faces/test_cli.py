@@ -448,7 +448,7 @@ def test_b2_log_filters_and_pages(at):
             break
         after = ["--after", str(page[-1]["id"])]
     assert pages == whole
-    assert at("log", "--until", "2000-01-01").out == "no such checkpoints\n"
+    assert at("log", "--until", "2000-01-01").out == "no matching checkpoints\n"
     refs = [one["reference"] for one in json.loads(at("log", "support-42@main", "--json").out)]
     assert refs[0].startswith("main#")
     assert [
@@ -463,7 +463,7 @@ def test_w9_tags_on_the_command_line(agentgit, story, tmp_path):
     """W9: a tag is given, listed, used as a place, told in the log, and taken away."""
     (tmp_path / "copy.db").write_bytes(story.read_bytes())
     db = ("--db", str(tmp_path / "copy.db"))
-    assert agentgit("tag", *db).out == "no tags yet; give one with: agentgit tag PLACE NAME\n"
+    assert agentgit("tag", *db).out == "no tags yet; add one with: agentgit tag PLACE NAME\n"
     assert "v1" in agentgit("tag", "main#2", "v1", "--description", "works", *db).out
     assert agentgit("tag", "support-42", "HEAD", "v2", *db).code == 0
     assert [one["name"] for one in json.loads(agentgit("tag", "support-42", "--json", *db).out)] == ["v2", "v1"]
@@ -471,7 +471,7 @@ def test_w9_tags_on_the_command_line(agentgit, story, tmp_path):
     assert agentgit("show", "v1", "--json", *db).code == 0
     assert agentgit("plan", "v1", *db).code == 0
     assert agentgit("tag", "main#3", "v1", *db).code == 6
-    assert agentgit("tag", "--delete", "v1", *db).out == "main#2 has that tag no more\n"
+    assert agentgit("tag", "--delete", "v1", *db).out == "main#2 no longer has that tag\n"
     assert json.loads(agentgit("tag", "support-42", "-d", "v2", "--json", *db).out)["name"] == "v2"
     assert agentgit("tag", *db).out.startswith("no tags yet")
 

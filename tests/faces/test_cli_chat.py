@@ -184,7 +184,7 @@ def test_c7_nothing_is_reversed_that_nobody_agreed_to(folder):
     """C7: in a pipe without --yes, what would move the world shows its plan and does nothing; the rest is done."""
     asked = folder.chat("add chair", "/undo", "hello", "/undo", words=())
     assert "reverse  add(item='chair')" in asked.out
-    assert asked.err.startswith("error: Nobody can be asked here. Write --yes")
+    assert asked.err.startswith("error: There is no terminal to ask for confirmation. Add --yes")
     assert asked.err.count("\n") == 1
     assert asked.code == InvalidInput.exit_code
     assert folder.world.items == ["chair"]
@@ -198,8 +198,8 @@ def test_a_turn_that_raises_is_said_and_the_chat_goes_on(folder):
     assert folder.world.items == []
     first, hint, second, again, nothing = done.err.splitlines()
     assert first == second == "error: RuntimeError: now"
-    assert hint == again == "The turn is half done: /continue goes on with it, /undo takes it back."
-    assert nothing == "error: No turn broke off here; say something."
+    assert hint == again == "The turn is not finished: /continue resumes it, /undo rolls it back."
+    assert nothing == "error: No turn was interrupted here."
     assert done.out.endswith("hm\n")
     assert done.code == 1
 
@@ -209,7 +209,7 @@ def test_what_cannot_be_reversed_blocks_and_can_be_forced(folder):
     blocked = folder.chat("hello", "add chair", "send mail", "/undo 2", "/checkpoint undo", "/rewind main#1")
     assert "block    send(text='mail')" in blocked.out
     assert "In the chat: --force." in blocked.err
-    assert "There is no saved point on this branch." in blocked.err
+    assert "There is no named checkpoint on this branch." in blocked.err
     assert "agentgit chat --workspace DIR" in blocked.err
     assert blocked.code == RollbackBlocked.exit_code
     forced = folder.chat("/rollback main#1 --force")
@@ -252,7 +252,7 @@ def test_s2_s6_files_are_brought_back_in_the_chat(folder, monkeypatch):
     assert chat("/redo --yes").code == WorkspaceChanged.exit_code
     assert chat("/redo --yes --force").code == 0
     assert note.read_text() == "two"
-    assert chat("/rewind HEAD~1 --yes").out.endswith("Files: 1 file brought back.\n")
+    assert chat("/rewind HEAD~1 --yes").out.endswith("Files: 1 file restored.\n")
     assert note.read_text() == "one"
 
 
@@ -294,7 +294,7 @@ def test_w1_what_became_of_a_call_is_told_in_the_chat():
             chat.hear("/undo")
     assert world.items == []
     broken, blocked, diverged, perhaps = err.getvalue().splitlines()
-    assert broken == "Broken off."
+    assert broken == "Interrupted."
     assert "it is unknown whether an earlier rollback reversed it" in blocked
     assert diverged.startswith("error: The world has changed")
     assert perhaps.startswith("error: outcome must be 'happened' or 'did_not_happen'")
@@ -331,9 +331,9 @@ def test_c7_wild_text_writes_no_escapes(folder):
         ("/checkpoint frob", NotFound, "/checkpoint restore"),
         ("/rollbak x", NotFound, "/rollback"),
         ("/", NotFound, "/help"),
-        ("/undo 0", InvalidInput, "from 1"),
+        ("/undo 0", InvalidInput, "not a positive number"),
         ("/undo two", InvalidInput, "/undo [N]"),
-        ("/undo " + "9" * 5000, InvalidInput, "from 1"),
+        ("/undo " + "9" * 5000, InvalidInput, "not a positive number"),
         ("/rollback", InvalidInput, "Usage: /rollback PLACE [--force] [--yes]"),
         ("/rollback before payment", InvalidInput, "quotes"),
         ("/rollback 'before", InvalidInput, "quote"),
@@ -362,9 +362,9 @@ def test_c7_commands_have_other_words_too():
     [
         ("nowhere:GRAPH", (), NotFound.exit_code, "nowhere:GRAPH cannot be imported"),
         ("clerk:nothing", (), NotFound.exit_code, "clerk:nothing"),
-        ("clerk:NOTHING", (), InvalidInput.exit_code, "int is no LangGraph graph"),
+        ("clerk:NOTHING", (), InvalidInput.exit_code, "int is not a LangGraph graph"),
         ("clerk:GRAPH", ("--effects", "clerk"), InvalidInput.exit_code, "clerk:NAME"),
-        ("clerk:GRAPH", ("--effects", "clerk:NOTHING"), InvalidInput.exit_code, "no mapping"),
+        ("clerk:GRAPH", ("--effects", "clerk:NOTHING"), InvalidInput.exit_code, "must be a mapping"),
         ("clerk:GRAPH", ("--branch", "nothing"), NotFound.exit_code, "no branch 'nothing'"),
         ("scripted", (), NotFound.exit_code, "has no compiled graph"),
     ],
@@ -534,16 +534,16 @@ def test_c7_a_terminal_asks_and_remembers(folder):
         there.until("main> ")
         there.type("/undo\n")
         there.until("reverse  add(item='chair')")
-        there.until("Do it? [y/N] ")
+        there.until("Proceed? [y/N] ")
         there.type("n\n")
         there.until("Nothing was done.")
         there.type("/undo\n")
-        there.until("Do it? [y/N] ")
+        there.until("Proceed? [y/N] ")
         there.type("y\n")
         there.until("1 reversed.")
         there.until("main-2> ")
         there.type("/nothing\n")
-        there.until("error: There is no /nothing.")
+        there.until("error: There is no command /nothing.")
         there.until("main-2> ")
         there.type("/tre\t\n")  # Tab completes it
         there.until("HEAD -> main-2")
@@ -567,7 +567,7 @@ def test_c7_ctrl_c_breaks_off_the_turn_and_not_the_chat(folder):
         there.until("slow")
         until(folder.path.joinpath("waits").exists)  # else what is broken off may be the line
         there.process.send_signal(signal.SIGINT)  # once: what a second one breaks off is the answer to the first
-        there.until("Broken off.")
+        there.until("Interrupted.")
         there.until("/undo takes it back.")
         there.until("main> ")
         there.type("/undo\n")
@@ -596,9 +596,9 @@ def test_w7_a_chat_compares_merges_and_picks(folder):
         "add chair", "/branch retry", "note sofa", "/switch main", "/compare retry", "/merge retry", "/merge retry",
         "/pick retry", "/merge nowhere", "/merge retry --resolve mine",
     )  # fmt: skip
-    assert "retry#3 part at main#2" in out
-    assert "4 messages come." in out
-    assert out.count("Nothing comes: it is all here already.") >= 2
+    assert "retry#3 diverge at main#2" in out
+    assert "4 messages to add." in out
+    assert out.count("Nothing to add: everything is already here.") >= 2
     assert folder.world.items == ["chair"]
     assert folder.world.notes == ["sofa"]
     assert code == 3
@@ -627,8 +627,8 @@ def test_w9_a_chat_searches_and_tags(folder):
     assert "good           main#2  <time>" in lines
     assert lines.count("the beginning  main#1  <time>") == 3
     assert "Rollback done: branch main-2, 1 tool call replayed from the record." in lines
-    assert "main#2 has that tag no more" in lines
-    whys = ("no cursor", "Usage: /search TEXT...", "a branch main", "no tag 'nothing'", "nowhere")
+    assert "main#2 no longer has that tag" in lines
+    whys = ("not a cursor", "Usage: /search TEXT...", "a branch main", "no tag 'nothing'", "nowhere")
     assert len(err.splitlines()) == len(whys)
     for line, why in zip(err.splitlines(), whys, strict=True):
         assert why in line

@@ -58,7 +58,7 @@ def test_w12_events_for_people_and_for_programs(at):
     assert [event["number"] for event in every] == list(range(1, len(every) + 1))
     later = json.loads(at("events", "--after", str(every[-3]["id"]), "--json")[1])
     assert later == every[-2:]
-    assert at("events", "--since", "2100-01-01")[1] == "nothing happened\n"
+    assert at("events", "--since", "2100-01-01")[1] == "no events found\n"
     code, _, err = at("events", "--kind", "rolback.*")
     assert code == 2
     assert "Did you mean rollback" in err
@@ -81,7 +81,7 @@ def test_w12_events_are_followed(at, tmp_path):
 def test_w12_the_trail_is_verified_against_what_was_kept(at, tmp_path):
     """W12: a whole trail is said to be whole; one that was cut is found by an earlier answer."""
     code, out, _ = at("audit", "verify")
-    assert (code, out.startswith("the trail is as it was written")) == (0, True)
+    assert (code, out.startswith("the audit trail is intact")) == (0, True)
     (tmp_path / "tips.json").write_text(at("audit", "tips")[1])
     with closing(sqlite3.connect(tmp_path / "agentgit.db")) as connection:
         connection.execute("DROP TRIGGER audit_event_no_delete")
@@ -89,7 +89,7 @@ def test_w12_the_trail_is_verified_against_what_was_kept(at, tmp_path):
         connection.commit()
     assert at("audit", "verify")[0] == 0
     code, out, _ = at("audit", "verify", "--tips", "tips.json")
-    assert (code, "is not there now" in out) == (12, True)
+    assert (code, "is missing now" in out) == (12, True)
     (tmp_path / "tips.json").write_text("[]")
     assert at("audit", "verify", "--tips", "tips.json")[0] == 2
     assert at("audit", "verify", "--tips", "nothing.json")[0] == 3
@@ -105,10 +105,10 @@ def test_w12_a_webhook_from_the_command_line(at, tmp_path, receiver, monkeypatch
     assert stat.S_IMODE(os.stat(tmp_path / "key").st_mode) == 0o600
     at("tag", "HEAD", "v1")
     receiver.answers.append(500)
-    assert at("webhooks", "deliver")[1] == "0 sent; 1 failed, and will be tried again; 1 waiting\n"
+    assert at("webhooks", "deliver")[1] == "0 sent; 1 failed, will be retried; 1 waiting\n"
     shown = at("webhooks", "list")[1]
-    assert "1 to be sent; the receiver" in shown
-    assert at("webhooks", "retry", str(made["id"]))[1] == "1 to be sent\n"
+    assert "1 pending; the receiver" in shown
+    assert at("webhooks", "retry", str(made["id"]))[1] == "1 due\n"
     assert json.loads(at("webhooks", "deliver", "--json")[1])["sent"] == 1
     verify(secret, *receiver.got[-1])
     assert at("webhooks", "remove", str(made["id"]))[0] == 0

@@ -55,10 +55,10 @@ def test_w10_ways_are_gone_judged_and_one_is_promoted(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "Write what each step says"),
-        (["--step", "a", "--choice", "b"], "Write what each step says"),
-        (["--choices", "2"], "Write what each step says"),
-        (["--step", "a", "--score", "judge:NUMBER"], "judge:NUMBER cannot be called"),
+        ([], "Give the message of each step"),
+        (["--step", "a", "--choice", "b"], "Give the message of each step"),
+        (["--choices", "2"], "Give the message of each step"),
+        (["--step", "a", "--score", "judge:NUMBER"], "judge:NUMBER is not a function"),
     ],
 )
 def test_w10_what_cannot_be_meant_is_said(run, words, said):

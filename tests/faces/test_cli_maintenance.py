@@ -51,10 +51,10 @@ def test_b6_stats_as_json_and_as_text(at):
 def test_b4_a_session_is_erased_only_after_a_yes(at):
     """B4: nobody there, or a program without --yes, erases nothing; a program hears it as any failure."""
     code, out, err = at("delete", "demo")
-    assert (code, out, err) == (1, "", "Erase demo for good? [y/N] Nothing was done.\n")
+    assert (code, out, err) == (1, "", "Permanently delete demo? [y/N] Nothing was done.\n")
     code, out, err = at("delete", "demo", "--json")
     assert (code, out) == (2, "")
-    assert err == "error: With --json nobody is asked. Write --yes if it is to be done.\n"
+    assert err == "error: --json cannot ask for confirmation. Add --yes to confirm.\n"
     assert _json(at, "delete", "demo", "--yes")["rows"]["checkpoint"] == 11
     assert _json(at, "sessions") == []
 
@@ -82,7 +82,7 @@ def test_w13_gc_and_fsck(at, tmp_path):
     assert (would["steps"], would["dry_run"]) == (0, True)
     assert done["steps"] > 0
     assert done["disk_after"] <= done["disk_before"]
-    assert "there is nothing that nobody needs" in at("gc", "--no-shrink", "--imports")[1]
+    assert "there is nothing to delete" in at("gc", "--no-shrink", "--imports")[1]
     assert _json(at, "fsck", "--level", "3")["is_sound"] is True
     engine = create_engine(f"sqlite:///{tmp_path / 'agentgit.db'}")
     with engine.begin() as connection:
@@ -92,22 +92,22 @@ def test_w13_gc_and_fsck(at, tmp_path):
     assert code == 12
     assert "its kind is 'odd" in out
     assert "\x1b" not in out
-    assert "Restore the database from a copy." in out
+    assert "Restore the database from a backup." in out
     assert "2 findings: " in out
 
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["fsck", "--level", "9"], 2, "no level"),
-        (["retention", "--off", "--on"], 2, "write it alone"),
-        (["retention", "--off", "--now"], 2, "nothing would go"),
+        (["fsck", "--level", "9"], 2, "level must be"),
+        (["retention", "--off", "--on"], 2, "Leave out the other options"),
+        (["retention", "--off", "--now"], 2, "nothing to delete"),
         (["retention", "--now"], 2, "keeps everything"),
         (["retention", "nobody"], 3, "nobody"),
-        (["retention", "--max-age", "1e300"], 2, "no age"),
-        (["retention", "--max", "99999999999"], 2, "no number of checkpoints"),
-        (["stats", "--all", "demo"], 2, "name none"),
-        (["stats", "--price", "m=1"], 2, "no price"),
+        (["retention", "--max-age", "1e300"], 2, "not a valid number of days"),
+        (["retention", "--max", "99999999999"], 2, "a number of checkpoints"),
+        (["stats", "--all", "demo"], 2, "Leave out the session"),
+        (["stats", "--price", "m=1"], 2, "not a price"),
         (["stats", "--price", "m=1,-1"], 2, "1.25"),
         (["stats", "demo@nobody"], 3, "no branch"),
     ],
@@ -126,6 +126,6 @@ def test_b4_a_size_is_said_in_words_of_people(at):
     assert _json(at, "retention", "demo", "--max-size", "0")["retention"]["max_bytes"] is None
     code, out, _ = at("retention", "demo", "--max-size", "1k", "--keep-last", "1", "--dry-run")
     assert code == 0
-    assert "KB of its own; it would take " in out
-    assert out.splitlines()[-1] == "that is more than 1.0 KB: what is left is needed"
+    assert "KB; it would use " in out
+    assert out.splitlines()[-1] == "that is more than 1.0 KB: the rest is still needed"
     assert at("retention", "demo", "--max-size", "much")[0] == 2

@@ -67,7 +67,7 @@ def test_w7_a_branch_is_merged_from_the_command_line(repo, pair, run):
     chosen = ("--resolve", "note=theirs", "--resolve", "ours")
     out, err, code = run("merge", "clerk:GRAPH", "s@main", "retry", *chosen, "--name", "both")
     assert (err, code) == ("", 0)
-    assert "1 value and 2 messages come." in out
+    assert "1 value and 2 messages to add." in out
     assert out.splitlines()[-1].startswith("main#5 ")
     found = repo.session("s").get_checkpoint("both")
     assert (found.session_state["note"], found.session_state["total"]) == ("yours", 11)
@@ -104,14 +104,14 @@ def test_w7_messages_and_calls_are_picked_from_the_command_line(repo, shop, run)
     user = retry.history()[4]["id"]
     out, err, code = run("cherry-pick", "clerk:make", "--call", str(look.id), "--dry-run")
     assert (err, code) == ("", 0)
-    assert "2 messages come." in out
+    assert "2 messages to add." in out
     assert run("cherry-pick", "clerk:make", "s@main", "--call", str(look.id), "--name", "looked")[2] == 0
     picked = repo.session("s").get_checkpoint("looked").conversation_history[4:]
     assert [one["name"] for one in picked[0]["tool_calls"]] == ["look"]
     assert run("cherry-pick", "clerk:make", "s", "--message", user)[2] == 0
     assert repo.session("s").get_checkpoint("HEAD").conversation_history[-1]["id"] == user
     head = repo.session("s").get_checkpoint("HEAD").id
-    assert "Nothing comes" in run("cherry-pick", "clerk:make", "s", "--message", user)[0]
+    assert "Nothing to add" in run("cherry-pick", "clerk:make", "s", "--message", user)[0]
     assert repo.session("s").get_checkpoint("HEAD").id == head
     out, _, code = run("cherry-pick", "clerk:make", "retry", "--json")
     assert (code, len(json.loads(out)["plan"]["messages"])) == (0, 3)
@@ -126,7 +126,7 @@ def test_w7_messages_and_calls_are_picked_from_the_command_line(repo, shop, run)
         (("merge", "nomodule:x", "retry"), 3, "nomodule"),
         (("merge", "clerk:GRAPH", "retry", "--resolve", "mine"), 2, "mine"),
         (("merge", "clerk:GRAPH", "nosession", "retry"), 3, "nosession"),
-        (("cherry-pick", "clerk:GRAPH"), 2, "Say what is to come"),
+        (("cherry-pick", "clerk:GRAPH"), 2, "Name what to pick"),
         (("cherry-pick", "clerk:GRAPH", "s", "retry", "--call", "1"), 2, "one thing"),
         (("cherry-pick", "clerk:GRAPH", "s", "--call", "1", "--message", "x"), 2, "one thing"),
         (("cherry-pick", "clerk:GRAPH", "s", "--call", "1"), 3, "no tool call 1"),

@@ -173,7 +173,7 @@ def test_a_rollback_that_stopped_is_resumed(folder):
     assert re.search(rf"^{operation} .* partial  1 reversed, 1 failed, 1 remai", folder.run("operations").stdout)
     assert f"1  {failed}  reversible  reverse_failed  put(item='stuck')" in folder.run("track", "s@main").stdout
     assert folder.items == ["a book", "stuck"]
-    assert f"stopped  rollback {operation}; agentgit resume {operation} finishes it" in folder.run("status").stdout
+    assert f"stopped  rollback {operation}; to finish it: agentgit resume {operation}" in folder.run("status").stdout
     (folder.path / "shelf.json").write_text('["a book"]')
     assert folder.run("resolve", failed, "happened").returncode == 0
     done = folder.run("resume", operation)
@@ -224,7 +224,7 @@ def test_only_the_world_and_only_the_plan(folder):
         (["plan", "main#1", "--trust", "no.such"], NotFound.exit_code, "no.such"),
         (["plan", "main#1", "--trust", "shelf:nothing"], NotFound.exit_code, "shelf:nothing"),
         (["switch", "nothing"], NotFound.exit_code, "nothing"),
-        (["switch", "main", "--sync", "x"], 2, "world, note, ignore"),
+        (["switch", "main", "--sync", "x"], 2, "'world', 'note' or 'ignore'"),
         (["resume", "1"], NotFound.exit_code, "no operation"),
         (["resolve", "1", "happened"], NotFound.exit_code, "no tool invocation"),
     ],
@@ -312,7 +312,7 @@ def test_c4_undo_and_points_from_another_process(folder):
     assert json.loads(folder.run("rename", "@side", "aside", "--json").stdout)["name"] == "aside"
     (session,) = json.loads(folder.run("sessions", "--json").stdout)
     renamed = folder.run("rename", session["session_name"], "second")
-    assert renamed.stdout == f"{session['session_name']} is called second now\n"
+    assert renamed.stdout == f"{session['session_name']} is now called second\n"
     assert json.loads(folder.run("status", "second", "--json").stdout)["session"]["id"] == session["id"]
     erased = folder.run("delete", "second", "--yes")
     assert (erased.returncode, "second" in erased.stdout) == (0, True)

@@ -33,12 +33,12 @@ def agentgit(tmp_path, monkeypatch, capsys):
 def test_d5_two_people_share_a_session_on_the_command_line(agentgit, monkeypatch):
     """D5: what is not shared is not found, what is shared has its owner's name, what one may not is refused."""
     for name in ("ada", "bob"):
-        assert agentgit("users", "add", name) == (0, f"user {name} is made\n")
+        assert agentgit("users", "add", name) == (0, f"user {name} is created\n")
     assert agentgit("--user", "bob", "tree", "local/demo")[0] == 3
     assert agentgit("share", "demo", "bob", "--expires", "7d") == (0, "bob is viewer of demo\n")
     assert "local/demo" in agentgit("--user", "bob", "sessions")[1]
     code, said = agentgit("--user", "bob", "rollback", "local/demo", "main#1")
-    assert (code, "takes editor" in said) == (5, True)
+    assert (code, "needs editor" in said) == (5, True)
     token = agentgit("link", "create", "demo", "--role", "editor")[1].strip()
     monkeypatch.setenv("AGENTGIT_USER", "ada")
     assert agentgit("accept", token) == (0, "you are editor of local/demo\n")
@@ -50,7 +50,7 @@ def test_d5_two_people_share_a_session_on_the_command_line(agentgit, monkeypatch
     assert agentgit("link", "revoke", str(links[0]["id"]))[0] == 0
     assert agentgit("members", "demo")[1].split()[:2] == ["bob", "viewer"]
     assert agentgit("unshare", "demo", "bob")[0] == 0
-    assert agentgit("members", "demo")[1] == "shared with nobody\n"
+    assert agentgit("members", "demo")[1] == "not shared\n"
     assert agentgit("share", "demo", "bob", "--expires", "soon")[0] == 2
 
 

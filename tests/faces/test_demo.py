@@ -109,7 +109,7 @@ def test_undo_needs_only_the_record_and_happens_once(shop: str):
     undo = resolve(effect.undo_path)
     undo({"item": "chair", "quantity": 2}, order)
     assert demo.orders(shop)[0].status == "cancelled"
-    with pytest.raises(Conflict, match="taken back before"):
+    with pytest.raises(Conflict, match="already reversed"):
         undo({"item": "chair", "quantity": 2}, order)
     assert resolve("agentgit.demo:cancel_order") is undo
     assert resolve("agentgit.demo:refund") is demo.refund

@@ -114,14 +114,14 @@ def test_d4_names_and_tags(shell):
 
 
 WRONG = {
-    "rolback x": "NotFound: There is no %agentgit rolback",
+    "rolback x": "NotFound: There is no command %agentgit rolback",
     "rollback": "InvalidInput: the following arguments are required: PLACE",
     "rollback nowhere": "NotFound: Session my session has no checkpoint 'nowhere'",
     "log -n 0": "InvalidInput: argument -n/--limit",
     "checkout main --sync never": "InvalidInput: argument --sync",
     "tag a b c": "InvalidInput: Write at most a place and a name",
     "plan before the table": "the table. A name with spaces needs quotes. Usage: %agentgit plan",
-    "plan 'main": "InvalidInput: That cannot be read: No closing quotation",
+    "plan 'main": "InvalidInput: Invalid command: No closing quotation",
     "use nobody": "NotFound: There is no agent, repository or session called 'nobody'",
 }
 

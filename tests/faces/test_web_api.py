@@ -283,7 +283,7 @@ def test_d5_failures_say_what_to_do_next(ask, repo):
     wrong = ask("POST", f"{at}/rollbacks", 422, to="main#2", farce=True)
     assert wrong["wrong"][0]["where"] == "body/farce"
     assert ask("GET", "/nothing", 404)["detail"] == (
-        "There is nothing for GET /api/v1/nothing here. /api/v1/openapi.json lists what there is."
+        "There is no endpoint GET /api/v1/nothing. /api/v1/openapi.json lists the endpoints."
     )
     assert ask("PUT", "/me", 405)["status"] == 405
     anybody = TestClient(app(repo), base_url="https://git.example").get("/api/v1/sessions")

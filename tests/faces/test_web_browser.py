@@ -178,7 +178,7 @@ def test_d5_the_main_story_by_keyboard_alone(pages, site, shots):
     page = pages()
     page.goto("/")
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    assert page.evaluate("document.activeElement.textContent") == "Skip to content"
     hit(page, "/")
     page.keyboard.type("support")
     page.keyboard.press("Enter")

@@ -61,10 +61,10 @@ def test_w2_what_is_done_is_what_was_looked_at(ada, repo, tmp_path):
     """W2: if something happened since a plan was shown, its form does nothing; shown anew, it is done, and once."""
     at = f"/sessions/{repo.session('support-42').id}"
     page = ada.get(f"{at}/rollback?to=before%20the%20mail")
-    assert "1 blocks, so nothing is done" in page.text
+    assert "Blocked by 1 call (send_mail)" in page.text
     repo.wrap(build(tmp_path / "shop.db"), "support-42", effects=EFFECTS).run("order a chair")
     stale = ada.post(page, f"{at}/rollback", 409, force="true")
-    assert "Nothing was done: since you looked, something happened" in stale.text
+    assert "Nothing was changed: the plan is different now" in stale.text
     assert len(repo.session("support-42").branches()) == 2
     page = ada.get(f"{at}/rollback?to=before%20the%20mail")
     blocked = ada.post(page, f"{at}/rollback", 409)
@@ -135,7 +135,7 @@ def test_d5_people_share_and_take_away_by_form(ada, repo):
     page = ada.post(ada.get(f"{at}/sharing"), f"{at}/members", user="bob", role="viewer", days="7")
     assert "bob" in page.text
     assert "Delete this session" not in bob.get(at).text
-    assert "Make a link" not in bob.get(f"{at}/sharing").text
+    assert "Create link" not in bob.get(f"{at}/sharing").text
     ada.post(page, f"{at}/members/delete")
     bob.get(at, 404)
     page = ada.post(ada.get(f"{at}/sharing"), f"{at}/links", role="forker", days="1")
@@ -168,7 +168,7 @@ def test_d5_a_session_is_erased_only_by_its_name(ada, repo):
     at = f"/sessions/{repo.session('support-42').id}"
     page = ada.get(at)
     assert "Nothing was deleted" in ada.post(page, f"{at}/delete", 422, name="support").text
-    assert "is gone" in ada.post(page, f"{at}/delete", name="support-42").text
+    assert "Deleted support-42" in ada.post(page, f"{at}/delete", name="support-42").text
     assert repo.sessions() == []
 
 
@@ -179,7 +179,7 @@ def test_d5_a_user_is_erased_only_by_their_name(ada, repo):
     mark = re.search(r'name="csrf" value="(\w+)"', ada.get("/users").text).group(1)
     form = {"csrf": mark, "user": str(eve.id), "name": "ev"}
     assert "Nothing was deleted" in ada.client.post("/users/delete", data=form).text
-    assert "eve is gone" in ada.client.post("/users/delete", data=form | {"name": "eve"}).text
+    assert "Deleted eve" in ada.client.post("/users/delete", data=form | {"name": "eve"}).text
     assert "eve" not in [user.name for user in repo.users.all()]
 
 
@@ -196,4 +196,4 @@ def test_d5_pages_offer_only_what_ones_role_may_do(ada, repo):
         assert (f'action="{at}/tags"' in page) is offered
         assert (f'action="{at}/rollback" class="stack"' in plan) is offered
         assert (f'href="{at}/switch?' in tree) is offered
-        assert ("You are viewer here" in page and "You are viewer here" in plan) is not offered
+        assert ("Your role here is viewer" in page and "Your role here is viewer" in plan) is not offered

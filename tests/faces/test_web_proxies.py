@@ -440,7 +440,7 @@ def test_q4_a_server_that_a_proxy_cannot_reach_by_its_name_says_so(repo, monkeyp
     monkeypatch.setattr(server, "Server", lambda app: made.append(app) or stub)
     monkeypatch.setattr(server.signal, "signal", lambda *_: None)
     server.serve(repo, port=0, accounts=True, say=said.append, **given)
-    told = [line for line in said if "Only localhost names are answered" in line and "--public-url https://" in line]
+    told = [line for line in said if "Only localhost names are allowed" in line and "--public-url https://" in line]
     assert len(told) == (not answers)
     if "trusted_proxies" in given:
         client = TestClient(made[0], base_url="http://127.0.0.1:8700", client=("127.0.0.1", 50_000))

@@ -221,9 +221,9 @@ def refused(kind, match, ask):
         ask()
 
 
-no_files = partial(refused, NotFound, "There are no files")
+no_files = partial(refused, NotFound, "has no files")
 nothing_to_redo = partial(refused, NotFound, "nothing to redo")
-nothing_to_decide = partial(refused, InvalidInput, "nothing to decide")
+nothing_to_decide = partial(refused, InvalidInput, "nothing to resolve")
 no_keys = partial(refused, InvalidInput, "no keys")
 
 

@@ -211,8 +211,8 @@ def test_q7_an_erasure_past_the_triggers_is_named(repo, attack):
     past_triggers(repo, attack.erasure(session, seq, digest), attack.delete(session))
     found = repo.events.verify()
     assert [(one.row, one.what) for one in found.findings] == [
-        (f"erasure {session}", "the trail does not tell that this session was erased so"),
-        (f"erasure {session}", "this session is still there"),
+        (f"erasure {session}", "the trail does not record this erasure"),
+        (f"erasure {session}", "this session still exists"),
     ]
     assert found.erased == []
     assert {one.row for one in repo.maintenance.fsck(2).findings} >= {f"erasure {session}"}
@@ -247,7 +247,7 @@ def test_q7_kept_tips_find_what_the_owner_cut(repo, attack, tmp_path, monkeypatc
     assert verified().exit_code == 12
     past_triggers(repo, attack.delete(session))
     done = verified()
-    assert (done.exit_code, "is not there now" in done.stdout) == (12, True)
+    assert (done.exit_code, "is missing now" in done.stdout) == (12, True)
     kept.write_text(kept.read_text()[:-9])
     done = verified()
     assert (type(done.exception), "Line" in str(done.exception)) == (InvalidInput, True)
@@ -269,7 +269,7 @@ def test_q7_events_that_do_not_fit_are_named(repo, attack):
     right = attack.told(8, 1, b"", chain=session)
     attack.run(right.replace(f"{session}, 7, ", f"{session}, 9, "))
     (finding,) = repo.events.verify().findings
-    assert (finding.row, "are not there" in finding.what) == (f"audit_event {session}/9", True)
+    assert (finding.row, "are missing" in finding.what) == (f"audit_event {session}/9", True)
     attack.run(attack.told(8, 1, b"", chain=0).replace("session.erased", "login.done"))
     assert {one.row for one in repo.events.verify().findings} == {finding.row, "audit_event 0/1"}
 
@@ -280,5 +280,5 @@ def test_q7_a_trigger_that_looks_elsewhere_is_a_changed_schema(empty_server):
         schema.upgrade(database)
         schema.check(database, deep=True)
         database.write(lambda c: c.exec_driver_sql("ALTER FUNCTION agentgit_erasure_is_told() RESET search_path"))
-        with pytest.raises(SchemaMismatch, match="agentgit_erasure_is_told does something else"):
+        with pytest.raises(SchemaMismatch, match="agentgit_erasure_is_told was modified"):
             schema.check(database, deep=True)

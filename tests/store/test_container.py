@@ -225,7 +225,7 @@ def test_mounts_are_named_as_not_included(engine, tmp_path):
     engine.sh("box", "echo kept > /shared/file; echo kept > /unnamed/file")
     done = environment.restore(snapshot)
     assert done.not_included == ("/memory", "/shared", "/unnamed")
-    assert "left as it is: /shared is a volume or a mount" in str(done)
+    assert "unchanged: /shared is a volume or a mount" in str(done)
     assert engine.sh("box", "cat /shared/file /unnamed/file") == "kept\nkept\n"
     assert json.loads(json.dumps(done.to_dict())) == done.to_dict()
 
@@ -290,7 +290,7 @@ def test_deleted_snapshots_free_their_images(engine, box):
     assert box.get(made[0]) is None
     assert len(engine.images() - at_first) == 4
     safety = box.restore(made[1]).safety
-    with pytest.raises(Conflict, match="restore another snapshot first"):
+    with pytest.raises(Conflict, match="Restore another snapshot first"):
         box.delete(made[1])
     assert set(box.gc(keep=1)) == set(made[2:])
     assert {one.id for one in box.list()} == {safety, made[1]}
@@ -387,7 +387,7 @@ def test_what_is_missing_is_named(engine):
     with pytest.raises(NotFound, match="no container nobody"):
         environment.checkpoint()
     engine.run("box")
-    with pytest.raises(NotFound, match=r"no snapshot 17; list\(\)"):
+    with pytest.raises(NotFound, match=r"no snapshot 17\. List its snapshots with list\(\)"):
         ContainerEnvironment("box", engine=engine.words).restore("17")
     with pytest.raises(NotFound, match="no snapshot 17"):
         ContainerEnvironment("box", engine=engine.words).delete("17")
@@ -423,7 +423,7 @@ def test_the_engine_that_has_the_container_is_taken(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", ["", "-rf", "a b", "a/b", "a:b"])
 def test_a_name_that_no_container_can_have_is_refused(name):
     """C5: what could be read as an option or an image is refused before the engine sees it."""
-    with pytest.raises(InvalidInput, match="no name of a container"):
+    with pytest.raises(InvalidInput, match="not the name of a container"):
         ContainerEnvironment(name, engine="podman")
 
 

@@ -62,10 +62,10 @@ def test_t_what_fails_each_time_is_no_conflict(session, work):
         runs.append(1)
         work(connection)
 
-    with pytest.raises(AgentGitError, match="Trying again does not help") as raised:
+    with pytest.raises(AgentGitError, match="Retrying does not help") as raised:
         backend.write(session, once)
     assert not isinstance(raised.value, Unavailable | Conflict | NotFound)
-    assert "in the way" not in str(raised.value)
+    assert "interfered" not in str(raised.value)
     assert type(raised.value.__cause__).__module__.startswith(("sqlalchemy", "sqlite3", "psycopg"))
     # Another transaction may have come before a key: that is looked at once more, and no oftener.
     may_race = work is unique or (work is foreign_key and not backend.is_sqlite(session))
@@ -141,10 +141,10 @@ def work_in(repo, work):
 @pytest.mark.parametrize(
     ("state", "kind", "said"),
     [
-        ("40001", Again, "in the way"),
-        ("40P01", Again, "in the way"),
-        ("55P03", Again, "in the way"),
-        ("23502", AgentGitError, "Trying again does not help"),
+        ("40001", Again, "interfered"),
+        ("40P01", Again, "interfered"),
+        ("55P03", Again, "interfered"),
+        ("23502", AgentGitError, "Retrying does not help"),
         ("23514", AgentGitError, "does not help"),
         ("22P05", InvalidInput, "cannot store"),
         ("54000", InvalidInput, "cannot store"),

@@ -73,7 +73,7 @@ def expect_silent(said):
 
 def test_q8_a_refused_row_tells_a_user_nothing(bob, caplog):
     """Q8: in Python, the API and the pages a failure says that the database refused, and the log says what."""
-    with pytest.raises(AgentGitError, match="Trying again does not help") as caught:
+    with pytest.raises(AgentGitError, match="Retrying does not help") as caught:
         bob.session("s").tag("HEAD", "v1", description=HUSH)
     expect_silent(str(caught.value))
     assert isinstance(caught.value.__cause__, IntegrityError)
@@ -93,7 +93,7 @@ def test_q8_a_refused_row_tells_a_user_nothing(bob, caplog):
     hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page))
     form = {**hidden, "ref": "HEAD", "name": "v1", "description": "mine"}
     answer = browser.post(f"/sessions/{session.id}/tags", data=form)
-    assert (answer.status_code, "refused it" in answer.text) == (500, True)
+    assert (answer.status_code, "refused the request" in answer.text) == (500, True)
     expect_silent(answer.text)
 
 
@@ -108,7 +108,7 @@ async def test_q8_a_client_of_mcp_is_told_nothing(bob, monkeypatch, caplog):
     def refused(*_, **__):
         bob.session("s").tag("HEAD", "v1", description=HUSH)
 
-    for work, word in ((foreign, "went wrong"), (refused, "refused a statement")):
+    for work, word in ((foreign, "Internal error"), (refused, "refused a statement")):
         monkeypatch.setattr(WriteTools, "list_checkpoints", work)
         server = made(WriteTools(bob, bob.session("s"), may_force=False), bound=True, read_only=False)
         async with create_connected_server_and_client_session(server) as client:
@@ -135,7 +135,7 @@ def test_q8_an_error_that_nobody_translated_tells_a_web_user_nothing(bob, monkey
     ):
         client = TestClient(site, base_url="https://git.example", raise_server_exceptions=False, **more)
         answer = client.get(path)
-        assert (answer.status_code, "Something went wrong" in answer.text) == (500, True)
+        assert (answer.status_code, "Internal error" in answer.text) == (500, True)
         expect_silent(answer.text)
     assert HUSH in caplog.text
 
@@ -189,7 +189,7 @@ def failures(url, driver):
     """Give what a database that fails makes of it, each with what its driver said, if that is where it is from."""
     kept = OperationalError("SELECT 1 FROM user", {}, driver.OperationalError(REACHED))
     return {
-        "gone": (Unavailable(f"{url} is out of reach: {REACHED}"), kept),
+        "gone": (Unavailable(f"{url} cannot be reached: {REACHED}"), kept),
         "rule": (AgentGitError(f"{url} refused a statement: CheckViolation (table user)"), kept),
         "damaged": (Corrupt("The row user 7 in postgres was changed.", row="user 7"), None),
         "other": (SchemaMismatch("127.0.0.1:5432/agentgit_test lacks: relation user. Run: agentgit db check"), None),

@@ -77,12 +77,12 @@ def test_d5_only_the_right_keys_open_it(url, monkeypatch):
     """D5: without its key, or with another one of that name, nothing is opened; the failure says which key, and how."""
     with agentgit.open(url, keyring=Keyring({"a": ONE})) as repo:
         repo.session("s", create=True)
-    with pytest.raises(KeyMissing, match="with the key a, which was not given") as failure:
+    with pytest.raises(KeyMissing, match="with the key a, which is missing") as failure:
         agentgit.open(url)
     assert failure.value.key_id == "a"
     with pytest.raises(KeyMissing):
         agentgit.open(url, keyring=Keyring({"b": TWO}))
-    with pytest.raises(InvalidInput, match="another one"):
+    with pytest.raises(InvalidInput, match="differs from the key"):
         agentgit.open(url, keyring=Keyring({"a": TWO}))
     monkeypatch.setenv(ENVIRONMENT, f"b:{TWO},a:{ONE}")
     with agentgit.open(url) as repo:
@@ -261,9 +261,9 @@ def test_d5_keys_and_erasing_on_the_command_line(tmp_path, monkeypatch):
     run = lambda *words: CliRunner().invoke(app, words)  # noqa: E731  # a short name for one line
     key = run("db", "keys", "--new").stdout.strip()
     assert len(base64.b64decode(key)) == 32
-    assert "in clear  5 values" in run("db", "keys").stdout  # two values, and three rows without a code
+    assert "plaintext  5 values" in run("db", "keys").stdout  # two values, and three rows without a code
     monkeypatch.setenv(ENVIRONMENT, f"2026-11:{key}")
-    assert "5 values stored anew" in run("db", "rotate").stdout
+    assert "5 values rewritten" in run("db", "rotate").stdout
     assert json.loads(run("db", "keys", "--json").stdout) == {"2026-11": 5}
     assert run("delete", "s").exit_code == 1  # nobody said yes
     gone = json.loads(run("delete", "s", "--yes", "--json").stdout)

@@ -132,7 +132,7 @@ def test_f1_what_is_left_out_and_came_since_is_named_and_stays(workspace, work):
     (work / "a").write_text("1")
     first = workspace.save()
     large(work / "new")
-    told = (("new", "came since; left out (larger than 1,000 bytes)"),)
+    told = (("new", "added since; left out (larger than 1,000 bytes)"),)
     assert workspace.changed() == ("new",)
     assert workspace.diff(first.id).added_files == ("new",)
     assert workspace.plan_restore(first.id).left == told

@@ -107,7 +107,7 @@ def test_b8_a_name_that_is_taken_is_refused(repo):
     lived(repo)
     with pytest.raises(Conflict, match="another name"):
         carried(repo, "s", repo, "s")
-    with pytest.raises(InvalidInput, match="needs a name"):
+    with pytest.raises(InvalidInput, match="must have 1 to"):
         carried(repo, "s", repo, " ")
     assert carried(repo, "s", repo, "copy").session.session_name == "copy"
 
@@ -212,7 +212,7 @@ def test_w4_nothing_that_was_imported_is_reversed(repo, other):
     plan = agent.plan_rollback("main#1")
     assert (plan.steps[0].action, plan.steps[0].invocation.args) == ("reverse", {"item": "lamp"})
     assert {step.action for step in plan.steps[1:]} == {"keep"}
-    assert {step.why for step in plan.steps[1:]} == {"it was imported: the world in which it happened is not here"}
+    assert {step.why for step in plan.steps[1:]} == {"it was imported: it happened in another world"}
     back = agent.rollback("main#1")
     assert [item.invocation.args["item"] for item in back.report.reversed] == ["lamp"]
     assert (here.items, shop.undone) == ([], [])

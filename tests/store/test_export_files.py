@@ -259,12 +259,12 @@ def test_b8_a_snapshot_that_is_gone_is_counted(repo, agent, other, desk, tmp_pat
 ODD = {
     "Icon\r": "has control characters",
     "a\nb": "has control characters",
-    ".GIT": "is of a git repository",
+    ".GIT": "is in a git repository",
     "con.txt": "is a device or another path on some systems",
     "aux.py": "is a device or another path on some systems",
     "A.TXT": "is the same as 'a.txt' on some systems",
     "out": "is a link that may lead out of the workspace",
-    "s": "has a mode with which it would run as its owner, or another special bit",
+    "s": "has a setuid, setgid or sticky bit",
 }
 """Paths that not every system can have beside `a.txt`, and why."""
 
@@ -421,18 +421,18 @@ LIES = {
     "a path left out that leads out": (left("../a"), "leads out"),
     "an absolute path left out": (left("/etc/passwd"), "leads out"),
     "a path left out with an end of the text": (left("a\0b"), "leads out"),
-    "no path left out": (left(""), "no text of 1"),
-    "a path left out that is carried": (left("a.txt"), "carried and left out"),
+    "no path left out": (left(""), "not text of 1"),
+    "a path left out that is carried": (left("a.txt"), "included and left out"),
     "a path that was not left out": (left("new", None), "was not left out"),
-    "a path left out for a long reason": (left("new", LONG), "no text of 1 to 200"),
+    "a path left out for a long reason": (left("new", LONG), "not text of 1 to 200"),
     "a path left out too late": (left("new", after="path"), "comes too late"),
-    "a path left out of no tree": (left("new", after="checkpoint"), "is of no tree"),
+    "a path left out of no tree": (left("new", after="checkpoint"), "belongs to no tree"),
     "a way out": (put("../x"), "leads out"),
     "a way out on the way": (put("d/../../x"), "leads out"),
     "an absolute path": (put("/etc/passwd"), "leads out"),
     "a point": (put("./x"), "leads out"),
-    "nothing": (put(""), "no text of 1"),
-    "no text": (put(7), "is no text"),
+    "nothing": (put(""), "not text of 1"),
+    "no text": (put(7), "is not text"),
     "a repository": (put(".git/hooks/post-checkout"), "git repository"),
     "a repository in a folder": (put("d/.git"), "git repository"),
     "a repository for the Mac": (put(".gi\u200ct/config"), "git repository"),
@@ -440,11 +440,11 @@ LIES = {
     "a repository as a stream": (put(".git::$INDEX_ALLOCATION/config"), "git repository"),
     "control characters": (put("a\x1b[2J"), "control characters"),
     "an end of the text": (put("a\0b"), "control characters"),
-    "a lone surrogate": (put("\ud800"), "no path of any system"),
+    "a lone surrogate": (put("\ud800"), "not a path on any system"),
     "a device": (put("d/NUL.txt"), "device"),
     "a path of Windows": (put("..\\..\\x"), "another path"),
     "a long name": (put(LONG), "more than 255 bytes"),
-    "a long path": (put("/".join(["x" * 99] * 50)), "no text of 1 to 4096"),
+    "a long path": (put("/".join(["x" * 99] * 50)), "not text of 1 to 4096"),
     "a case clash": (put("A.TXT"), "is the same as"),
     "a case clash of folders": (put("D/x"), "is the same as"),
     "a clash of accents": (
@@ -458,31 +458,31 @@ LIES = {
     "a file below a file": (put("a.txt/x"), "is below such"),
     "a link into a repository": (put("out", link="d/.GIT/hooks"), "into a git repository"),
     "a link with control characters": (put("out", link="a\nb"), "control characters"),
-    "a mode for its owner": (put("x", mode=0o4755), "mode is no whole number"),
-    "a path that is there twice": (lambda found: [put("x")(found), put("x")(found)], "a second time"),
-    "what goes and was not there": (put("x", mode=None, file=None), "nothing is there"),
+    "a mode for its owner": (put("x", mode=0o4755), "mode is not a whole number"),
+    "a path that is there twice": (lambda found: [put("x")(found), put("x")(found)], "occurs twice"),
+    "what goes and was not there": (put("x", mode=None, file=None), "does not exist"),
     "a file without a mode": (put("x", mode=None), "has no mode"),
     "a file and a link": (lambda found: put("x", link="a.txt", file=of(found, "file")[0]["id"])(found), "and a link"),
-    "contents that are not there": (put("x", file="0" * 64), "names a file"),
-    "contents that are missing": (drop("file", -1), "names a file"),
+    "contents that are not there": (put("x", file="0" * 64), "refers to a file"),
+    "contents that are missing": (drop("file", -1), "refers to a file"),
     "contents that come twice": (
-        lambda found: found.insert(found.index(of(found, "file")[1]), dict(of(found, "file")[1])), "second file"),
+        lambda found: found.insert(found.index(of(found, "file")[1]), dict(of(found, "file")[1])), "duplicate of file"),
     "contents that lie": (change("file", -1, text="other"), "does not match its hash"),
     "a size that lies": (change("file", -1, size=1), "or its size"),
-    "a size that is huge": (change("file", -1, size=2**40), "size is no whole number"),
+    "a size that is huge": (change("file", -1, size=2**40), "size is not a whole number"),
     "parts without end": (change("file", -1, text=None, parts=2**30), "cannot have"),
     "a part that is missing": (drop("part"), "where a part"),
     "a tree of another number": (change("tree", 1, id=7), "not the next tree"),
     "a tree of another base": (change("tree", 0, base=1), "does not begin with"),
-    "no tree": (drop("tree"), "of no tree"),
-    "a snapshot of no tree": (change("snapshot", 0, tree=9), "of no tree"),
-    "a snapshot of nothing": (change("snapshot", 0, tree=None), "say why"),
-    "a reason that there is not": (change("snapshot", 0, tree=None, why="because"), "why is none of"),
-    "a snapshot of no branch": (change("snapshot", 0, branch=7), "names a branch 7"),
-    "a snapshot of no checkpoint": (change("snapshot", 0, checkpoints=[7]), "names a checkpoint 7"),
+    "no tree": (drop("tree"), "to no tree"),
+    "a snapshot of no tree": (change("snapshot", 0, tree=9), "no earlier tree"),
+    "a snapshot of nothing": (change("snapshot", 0, tree=None), "no reason"),
+    "a reason that there is not": (change("snapshot", 0, tree=None, why="because"), "why is not one of"),
+    "a snapshot of no branch": (change("snapshot", 0, branch=7), "refers to branch 7"),
+    "a snapshot of no checkpoint": (change("snapshot", 0, checkpoints=[7]), "refers to checkpoint 7"),
     "two snapshots of a checkpoint": (
         lambda found: of(found, "snapshot")[1].update(checkpoints=of(found, "snapshot")[0]["checkpoints"]),
-        "second one of checkpoint",
+        "second snapshot of checkpoint",
     ),
     "a doubled snapshot": (
         lambda found: found.insert(found.index(of(found, "snapshot")[0]), dict(of(found, "snapshot")[0])),
@@ -549,7 +549,7 @@ def test_b8_a_bomb_is_not_unpacked(export, target, monkeypatch):
 
     refused(target, forged(export, bomb), "unpacks to more than 3 times")
     monkeypatch.setattr(file_trees, "MOST_PATHS", 3)
-    refused(target, forged(export, put("one-more")), "more than 3 of one tree")
+    refused(target, forged(export, put("one-more")), "more than 3 paths of one tree")
 
 
 def test_b8_an_export_with_files_that_is_cut_off_is_refused(export):
@@ -693,7 +693,7 @@ def test_b8_files_are_carried_from_the_command_line(tmp_path, monkeypatch, capsy
 
     assert "2 snapshots of 1 file\n" in said("export", "s", "x", "--files", "--db", "a.db")
     left = said("import", "x", "--db", "b.db").splitlines()
-    assert left[1] == "  2 snapshots left out: no workspace was named to put them into"
+    assert left[1] == "  2 snapshots left out: no workspace was given to restore them into"
     assert json.loads(said("import", "x", "--db", "b.db", "--json"))["left_out"] == {file_trees.NOT_WANTED: 2}
     said("import", "x", "--workspace", "there", "--session", "t", "--db", "b.db")
     said("rewind", "t", "HEAD", "--yes", "--db", "b.db")

@@ -107,13 +107,13 @@ def test_b8_a_file_that_is_cut_off_between_lines_says_so(export, target):
     """B8: all lines are good, and its end is missing."""
     whole = export.splitlines(keepends=True)
     for n in (1, 2, len(whole) // 2, len(whole) - 1):
-        refused(target, b"".join(whole[:n]), f"ends with line {n}", "cut off", error=Corrupt)
+        refused(target, b"".join(whole[:n]), f"ends with line {n}", "truncated", error=Corrupt)
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"{}\n", b"notes\n", b"\x89PNG\r\n\x1a\n", b"PK\3\4", b"\x80\4K\1."])
 def test_b8_what_is_no_export_is_refused(target, data):
     """B8: an empty file, notes, a picture, an archive, a pickle."""
-    refused(target, data, "no export of agentgit", error=InvalidInput)
+    refused(target, data, "not an agentgit export", error=InvalidInput)
 
 
 @pytest.mark.parametrize("other", [0, 2, "1", None])
@@ -255,45 +255,45 @@ LIES = {
     ),
     "a value that lies about its hash": (change("value", text="other", data=None), "does not match its hash"),
     "a value of another type": (change("value", type="json"), "does not match its hash"),
-    "a value that is missing": (drop("value"), "names a value"),
-    "a list that is missing": (drop("list"), "names a value"),
-    "a doubled value": (double("value"), "second value"),
-    "a doubled branch": (double("branch"), "second branch"),
-    "a doubled checkpoint": (double("checkpoint"), "second checkpoint"),
-    "a doubled call": (double("call"), "second call"),
-    "a doubled operation": (double("operation"), "second operation"),
-    "a doubled state": (double("state"), "second time"),
-    "a doubled write": (double("write"), "second time"),
+    "a value that is missing": (drop("value"), "refers to value"),
+    "a list that is missing": (drop("list"), "refers to value"),
+    "a doubled value": (double("value"), "duplicate of value"),
+    "a doubled branch": (double("branch"), "duplicate of branch"),
+    "a doubled checkpoint": (double("checkpoint"), "duplicate of checkpoint"),
+    "a doubled call": (double("call"), "duplicate of call"),
+    "a doubled operation": (double("operation"), "duplicate of operation"),
+    "a doubled state": (double("state"), "is a duplicate"),
+    "a doubled write": (double("write"), "is a duplicate"),
     "a doubled entry of the log": (double("log"), "out of order"),
     "a log that tells other than a call": (change("log", action="unknown"), "was last logged as unknown"),
-    "no session": (drop("session"), "where none should be"),
-    "two sessions": (double("session"), "where none should be"),
+    "no session": (drop("session"), "misplaced session"),
+    "two sessions": (double("session"), "misplaced session"),
     "a state that lies about its hash": (change("state", state_hash="0" * 64), "hash of its state"),
     "a count of messages that is wrong": (change("state", at=2, messages=7), "counts 7 messages"),
     "a checkpoint without its state": (change("checkpoint", at=1, state="nowhere"), "no graph checkpoint"),
-    "a checkpoint of nobody": (change("checkpoint", branch=7), "names a branch 7"),
-    "a position behind the end": (change("checkpoint", position=1000), "behind the end of its tool track"),
-    "a branch that leaves from nowhere": (change("branch", at=1, point=7), "leaves from no checkpoint"),
+    "a checkpoint of nobody": (change("checkpoint", branch=7), "refers to branch 7"),
+    "a position behind the end": (change("checkpoint", position=1000), "beyond the end of its tool track"),
+    "a branch that leaves from nowhere": (change("branch", at=1, point=7), "starts from no checkpoint"),
     "a branch below itself": (
         lambda found: of(found, "branch")[1].update(parent=of(found, "branch")[1]["id"]),
-        "names a",
+        "refers to",
     ),
-    "two roots": (change("branch", at=1, parent=None, point=None), "not the first branch"),
-    "a head that is elsewhere": (change("branch", head=7), "head is no checkpoint"),
-    "a wrong beginning": (change("branch", at=1, inherited=7), "does not begin where"),
-    "a current branch that is not there": (change("session", current=7), "names a branch 7"),
-    "a status that does not exist": (change("call", status="maybe"), "status is none of"),
-    "a call that still runs": (change("call", status="intended"), "status is none of"),
-    "an effect that does not exist": (change("call", effect="harmless"), "effect is none of"),
-    "a replay of nothing": (change("call", kind="replay"), "stands for no other call"),
-    "a replay of what is not there": (change("call", replay_of=7), "names a call 7"),
+    "two roots": (change("branch", at=1, parent=None, point=None), "lacks a parent"),
+    "a head that is elsewhere": (change("branch", head=7), "head is not one of its checkpoints"),
+    "a wrong beginning": (change("branch", at=1, inherited=7), "does not begin at its branch point"),
+    "a current branch that is not there": (change("session", current=7), "refers to branch 7"),
+    "a status that does not exist": (change("call", status="maybe"), "status is not one of"),
+    "a call that still runs": (change("call", status="intended"), "status is not one of"),
+    "an effect that does not exist": (change("call", effect="harmless"), "effect is not one of"),
+    "a replay of nothing": (change("call", kind="replay"), "does not say which call it replays"),
+    "a replay of what is not there": (change("call", replay_of=7), "refers to call 7"),
     "an undo function": (change("call", undo="os:system"), "unknown field 'undo'"),
     "a verify function": (change("call", verify="os:system"), "unknown field 'verify'"),
     "an operation that goes on": (change("operation", status="partial"), "unknown field 'status'"),
-    "an operation about nothing": (change("operation", accepted=[7]), "names a call 7"),
+    "an operation about nothing": (change("operation", accepted=[7]), "refers to call 7"),
     "a request that nobody makes": (change("operation", request={"files": {"snapshot": "x"}}), "unknown field 'files'"),
-    "a log of nothing": (change("log", call=7), "names a call 7"),
-    "a record of another program": (change("log", record="pickle"), "no record that an export has"),
+    "a log of nothing": (change("log", call=7), "refers to call 7"),
+    "a record of another program": (change("log", record="pickle"), "not a known kind of record"),
     "a path": (change("session", path="../../etc/passwd"), "unknown field 'path'"),
     "a name that is no branch's": (change("branch", name="../#@"), "cannot be called"),
     "a header without a version": (lambda found: of(found, "state")[0]["header"].pop("v"), "no field 'v'"),
@@ -311,29 +311,29 @@ LIES = {
     ),
     "tokens that are none": (
         lambda found: of(found, "state")[-1]["header"].update(usage={"m": ["much"]}),
-        "no whole number",
+        "not a whole number",
     ),
     "tokens that are too few": (lambda found: of(found, "state")[-1]["header"].update(usage={"m": [1]}), "tokens"),
-    "a step that is none": (lambda found: of(found, "state")[-1]["meta"].update(step=[[]]), "step is no whole number"),
-    "a checkpoint's name that none can have": (change("checkpoint", name="x" * 201), "name is no text of 1 to 200"),
-    "a number after which none comes": (change("checkpoint", at=-1, number=2**31 - 1), "number is no whole number"),
-    "a call after which none comes": (change("call", at=-1, arrival=2**31 - 1), "arrival is no whole number"),
-    "a batch after which none comes": (change("call", at=-1, batch=2**31 - 1), "batch is no whole number"),
-    "a step after which none comes": (change("state", at=-1, seq=2**31 - 1), "seq is no whole number"),
-    "an entry after which none comes": (change("log", at=-1, seq=2**31 - 1), "seq is no whole number"),
+    "a step that is none": (lambda found: of(found, "state")[-1]["meta"].update(step=[[]]), "step is not a whole"),
+    "a checkpoint's name that none can have": (change("checkpoint", name="x" * 201), "name is not text of 1 to 200"),
+    "a number after which none comes": (change("checkpoint", at=-1, number=2**31 - 1), "number is not a whole number"),
+    "a call after which none comes": (change("call", at=-1, arrival=2**31 - 1), "arrival is not a whole number"),
+    "a batch after which none comes": (change("call", at=-1, batch=2**31 - 1), "batch is not a whole number"),
+    "a step after which none comes": (change("state", at=-1, seq=2**31 - 1), "seq is not a whole number"),
+    "an entry after which none comes": (change("log", at=-1, seq=2**31 - 1), "seq is not a whole number"),
     "an exploration whose end is not told": (
         lambda found: of(found, "branch")[-1]["meta"]["exploration"].pop("end"),
         "no field 'end'",
     ),
     "a score that is none": (
         lambda found: of(found, "branch")[-1]["meta"]["exploration"].update(score="best"),
-        "score is no number",
+        "score is not a number",
     ),
     "a record in a record": (
         lambda found: found.insert(found.index(of(found, "value")[1]), nested(found)),
         "record in a record",
     ),
-    "wrong counts": (lambda found: found[-1].update(counts={"X": 1}), "and there are"),
+    "wrong counts": (lambda found: found[-1].update(counts={"X": 1}), "but there are"),
 }
 
 

@@ -312,7 +312,7 @@ def test_w13_what_is_named_and_what_it_needs_stays(made, named, asking):
 def test_bad_input_a_level_that_is_none(repo):
     """Bad input: a level of the check that does not exist is refused."""
     for level in (0, 4, True, "2", None, 2.5):
-        with pytest.raises(InvalidInput, match="no level"):
+        with pytest.raises(InvalidInput, match="level must be"):
             repo.maintenance.fsck(level=level)
 
 

@@ -273,7 +273,7 @@ def target():
 def test_b8_values_that_nobody_changed_are_read_everywhere(export, target):
     """B8: what the other tests change is taken as it is, made anew record by record."""
     assert taken(target, BytesIO(export), "as it is")
-    assert taken(target, reforged(export, {}), "made anew")
+    assert taken(target, reforged(export, {}), "to create it")
 
 
 def test_b8_messages_that_agentgit_writes_are_taken(export):
@@ -286,15 +286,15 @@ def test_b8_messages_that_agentgit_writes_are_taken(export):
 @pytest.mark.parametrize(
     ("message", "said"),
     [
-        ({"type": "chat", "data": {"content": "x"}}, "type is none of"),
+        ({"type": "chat", "data": {"content": "x"}}, "type is not one of"),
         ({"type": "human"}, "no field 'data'"),
         ({"type": "human", "data": {}}, "no field 'content'"),
         ({"type": "human", "data": {"content": 7}}, "data content is neither"),
         ({"type": "tool", "data": {"content": "x"}}, "no field 'tool_call_id'"),
-        ({"type": "ai", "data": [1]}, "data is no object"),
+        ({"type": "ai", "data": [1]}, "data is not an object"),
         ({"type": "ai", "data": {"content": "", "tool_calls": [{}]}}, "data tool_calls has no field 'args'"),
         ({"type": "ai", "data": {"content": "", "_fields_set": []}}, "has a field '_fields_set'"),
-        ({"type": "ai", "data": {"content": "", "type": "human"}}, "data type is none of ai"),
+        ({"type": "ai", "data": {"content": "", "type": "human"}}, "data type is not one of ai"),
         ({"type": "human", "data": {"content": "", "tool_calls": "x"}}, "cannot be read"),
     ],
 )

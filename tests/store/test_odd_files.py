@@ -117,7 +117,7 @@ def test_f3_what_somebody_writes_while_it_is_copied_is_not_lost(workspace, work,
 
     monkeypatch.setattr(move_aside, "_copy_file", copy)
     done = workspace.restore(first.id)
-    assert done.conflicts == (("a", "changed meanwhile"),)
+    assert done.conflicts == (("a", "changed during the restore"),)
     assert (work / "a" / "inner" / "text").read_text() == "later"
     assert dict(done.moved_aside)["a/inner/text"]
 
@@ -177,7 +177,7 @@ def test_f3_damaged_contents_of_one_file_stop_no_other(work, tmp_path):
     (copy,) = (tmp_path / "store").rglob("files/b")
     copy.chmod(0o600)
     copy.write_text("damaged")
-    with pytest.raises(Corrupt, match="files/b is not what was written"):
+    with pytest.raises(Corrupt, match="files/b was modified"):
         workspace.restore(first.id)
     assert [(work / name).read_text() for name in "abc"] == ["one a", "two", "one c"]
 

@@ -248,7 +248,7 @@ def test_b4_branch_points_heads_and_what_a_rollback_went_to_stay(repo):
     retry.rollback("main#2", name="third")
     thinned = repo.session("s").retention.apply(Retention(compress_after=1, keep_last=1), dry_run=True)
     why = {one.point.reference: one.why for one in thinned.kept}
-    assert why["main#3"] == "branch main-2 leaves from it"
+    assert why["main#3"] == "branch main-2 starts from it"
     assert why["main#8"] == "it is the head of branch main"
     assert why["main-3#3"] == "it is the head of branch main-3"
     assert why["main-3#1"] == "a branch begins with it"
@@ -289,7 +289,7 @@ def test_b4_the_way_back_before_an_unresolved_effect_stays(repo):
             v.point.reference: v.why
             for v in repo.session("s").retention.apply(Retention(compress_after=1, keep_last=1), dry_run=True).kept
         }
-        assert few["main#3"] == f"it is the way back before add, which is {status}"
+        assert few["main#3"] == f"it is the last checkpoint before add, which is {status}"
         assert "main#4" not in few
 
 
@@ -412,7 +412,7 @@ def test_bad_input_nothing_is_said_about_what_to_keep(repo):
     wrap(repo).run("hm")
     with pytest.raises(InvalidInput, match="keeps everything"):
         repo.session("s").retention.apply()
-    with pytest.raises(InvalidInput, match="no retention"):
+    with pytest.raises(InvalidInput, match="retention must be"):
         repo.session("s").retention.set({"max_checkpoints": 3})
     with pytest.raises(agentgit.NotFound):
         repo.session("nobody").retention.get()
@@ -430,7 +430,7 @@ def test_a_checkpoint_that_went_meanwhile_cannot_be_gone_back_to(repo, monkeypat
     repo.session("s").retention.apply()
     monkeypatch.setattr(Rollbacks, "_target", lambda *_: held)
     # A fork looks in the transaction that makes the branch, so nothing can go between.
-    for verb, said in ((agent.rollback, "deleted meanwhile"), (agent.fork, "names nothing")):
+    for verb, said in ((agent.rollback, "has been deleted"), (agent.fork, "does not exist")):
         with pytest.raises(agentgit.NotFound, match=said):
             verb("main#3")
     assert [branch.name for branch in repo.session("s").branches()] == ["main"]

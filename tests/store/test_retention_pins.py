@@ -62,15 +62,15 @@ def test_b4_w7_after_thinning_a_merge_brings_nothing_twice(repo, merged):
     """B4, W7: the last merge and what was merged stay, so the next merge goes on from there."""
     thinned = repo.session("s").retention.apply(FEW)
     why = {one.point.name or one.point.reference: one.why for one in thinned.kept}
-    assert why["merge"] == "it is a merge, and the next one goes on from there"
-    assert why["theirs#3"] == "main#3 is a merge of it"
+    assert why["merge"] == "it is a merge, and the next merge continues from it"
+    assert why["theirs#3"] == "main#3 was merged from it"
     merged.merge("theirs")
     assert merged.state["cart"] == ["chair", "sofa", "lamp 0", "lamp 1", "lamp 2"]
 
 
 def test_b5_w7_clearing_and_deleting_leave_a_merge(repo, merged):
     """B5, W7: who clears a session or deletes a checkpoint by hand does not make the next merge wrong either."""
-    for needed, why in (("merge", "it is a merge"), ("theirs#3", "is a merge of it")):
+    for needed, why in (("merge", "it is a merge"), ("theirs#3", "was merged from it")):
         with pytest.raises(agentgit.Conflict, match=why):
             repo.session("s").delete_checkpoint(needed)
     assert repo.session("s").retention.clear() > 0
@@ -98,7 +98,7 @@ def test_b4_no_hand_deletes_the_way_back_before_an_unresolved_effect(repo):
     call = agent.tool_track()[1]
     unknown = update(TOOL_INVOCATION).where(TOOL_INVOCATION.c.id == call.id).values(status="unknown")
     backend.write(repo, lambda connection: connection.execute(unknown))
-    with pytest.raises(agentgit.Conflict, match="the way back before add, which is unknown"):
+    with pytest.raises(agentgit.Conflict, match="the last checkpoint before add, which is unknown"):
         repo.session("s").delete_checkpoint("main#3")
     assert repo.session("s").cleanup_auto_checkpoints(keep=0) == 4
     assert [point.metadata["reference"] for point in repo.session("s").checkpoints()] == ["main#3", "main#6"]
@@ -146,7 +146,7 @@ def test_b4_w10_what_an_exploration_found_is_found_after_thinning(repo):
     before = agent.exploration().to_dict()
     thinned = repo.session("s").retention.apply(FEW)
     why = [one.why for one in thinned.kept]
-    assert f"what was explored on branch {explored.branches[0].name} ends there" in why
+    assert f"the exploration on branch {explored.branches[0].name} ends there" in why
     repo.maintenance.gc()
     assert agent.exploration().to_dict() == before
 

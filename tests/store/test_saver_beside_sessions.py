@@ -97,7 +97,7 @@ def test_q3_no_verb_of_a_saver_alone_touches_the_thread_of_a_session(repo, saver
     """Q3: whatever names such a thread is refused with what to do, also one that is not there, and nothing changes."""
     before = stored(repo)
     for thread in (*threads(repo), "agentgit-1"):
-        with pytest.raises(InvalidInput, match=r"is of a session.*sessions=True"):
+        with pytest.raises(InvalidInput, match=r"belongs to a session.*sessions=True"):
             touch(saver, thread)
     assert stored(repo) == before
     assert repo.maintenance.fsck(level=3).findings == ()

@@ -244,7 +244,7 @@ def test_d5_a_name_that_is_taken_is_told_with_the_way_out(empty_server):
     """D5: where the application has a table called as ours, nothing is touched; in a schema of its own it works."""
     with closing(Database(empty_server)) as database:
         database.write(lambda c: c.exec_driver_sql('CREATE TABLE "user" (email TEXT)'))
-        with pytest.raises(SchemaMismatch, match=r"called as ours: user\..*search_path%3Dagentgit"):
+        with pytest.raises(SchemaMismatch, match=r"names of agentgit: user\..*search_path%3Dagentgit"):
             schema.upgrade(database)
         with closing(Database(empty_server.update_query_dict({"options": "-csearch_path=agentgit"}))) as apart:
             with pytest.raises(SchemaMismatch, match="CREATE SCHEMA"):

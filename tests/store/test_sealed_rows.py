@@ -80,7 +80,7 @@ def test_q1_what_is_put_in_clear_is_named(sqlite_template, tmp_path, name):
             clear = "in clear" if isinstance(value, str) else b'{"in": "clear"}'
             write(repo, update(table).where(this == value).values({column: clear}))
             found = [one for one in repo.maintenance.fsck(2).findings if one.row.startswith(f"{name} ")]
-            assert [one for one in found if "is in clear" in one.what], column
+            assert [one for one in found if "is not encrypted" in one.what], column
             write(repo, update(table).where(this == clear).values({column: value}))
         assert seal.is_whole
         assert repo.maintenance.fsck(2).findings == ()
@@ -97,7 +97,7 @@ def test_q1_no_verb_reads_a_call_that_was_put_in_clear(url, tmp_path):
             lambda: repo.session("s").rollback("main#1"),
             lambda: repo.session("s").export(tmp_path / "s.jsonl"),
         ):
-            with pytest.raises(Corrupt, match="is in clear"):
+            with pytest.raises(Corrupt, match="is not encrypted"):
                 verb()
 
 
@@ -110,13 +110,13 @@ def test_q1_a_message_in_clear_under_its_own_hash_is_refused(url, tmp_path):
         write(repo, insert(table).values(**row, size=len(value.data), data=value.data))
         with backend.reading(repo) as connection:
             blobs = repo.context.store.graphs.content.blobs
-            with pytest.raises(Corrupt, match="is in clear"):
+            with pytest.raises(Corrupt, match="is not encrypted"):
                 blobs.get_many(connection, [value.hash])
             stored = connection.execute(select(table.c.data).where(table.c.type == LIST)).scalars().all()
         assert stored
         assert {key_of(data) for data in stored} == {None}
         (finding,) = repo.maintenance.fsck(1).findings
-        assert (finding.row, "is in clear" in finding.what) == (f"blob {value.hash.hex()}", True)
+        assert (finding.row, "is not encrypted" in finding.what) == (f"blob {value.hash.hex()}", True)
         write(repo, delete(table).where(table.c.hash == value.hash))
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         assert repo.maintenance.fsck(3).findings == ()
@@ -160,7 +160,7 @@ def test_q1_that_all_is_encrypted_cannot_be_taken_back(url, tmp_path, begins):
             put_back(repo, rows)
         try:
             with agentgit.open(url, keyring=ring) as repo:
-                with pytest.raises(Corrupt, match="is in clear"):
+                with pytest.raises(Corrupt, match="is not encrypted"):
                     repo.session("s").tool_track()
                 assert backend.database(repo).seal.is_whole, what
                 put_back(repo, now)
@@ -177,7 +177,7 @@ def test_q1_a_text_is_no_proof_of_a_key(tmp_path):
     """Q1: SQLite keeps a text in a column of bytes, too; in the place of a proof it is another key's."""
     with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
         write(repo, text("UPDATE encryption_key SET proof = 'x'"))
-    with pytest.raises(InvalidInput, match="The key a is another one"):
+    with pytest.raises(InvalidInput, match="The key a differs"):
         agentgit.open(tmp_path / "x.db", keyring=RINGS[0])
 
 
@@ -187,11 +187,11 @@ def test_q1_changing_keys_does_not_seal_what_others_wrote(url, tmp_path):
         story(repo, tmp_path)
         forged(repo)
     with agentgit.open(url, keyring=RINGS[1]) as repo:
-        with pytest.raises(Corrupt, match="is in clear"):
+        with pytest.raises(Corrupt, match="is not encrypted"):
             repo.maintenance.rotate_keys()
         assert repo.maintenance.encryption_keys()[""] > 0
         assert {one.what for one in repo.maintenance.fsck(2).findings} >= {
-            "its args is in clear, where everything is encrypted"
+            "its args is not encrypted, although this database is"
         }
         repo.maintenance.rotate_keys(off=True)  # who has the key may
         assert not backend.database(repo).seal.is_whole
@@ -515,7 +515,7 @@ def test_q1_a_call_that_is_gone_is_missed_by_a_plan(eventful, tmp_path):
     engine.dispose()
     with (
         agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo,
-        pytest.raises(Corrupt, match="world log tells of a call"),
+        pytest.raises(Corrupt, match="world log refers to call"),
     ):
         repo.session("files").plan_rollback("main#1")
 

@@ -442,7 +442,7 @@ def test_w9_damage_does_not_hide_the_rest(repo, agent):
     with agentgit.open(backend.url(repo)) as fresh:
         found = fresh.session("s").search("sofa")
         assert (found.items, found.complete) == ([], False)
-        assert "not all was looked at" in str(found)
+        assert "incomplete results" in str(found)
 
 
 def damage(repo):
@@ -487,7 +487,7 @@ def test_w9_what_cannot_be_written_is_searched_as_far_as_it_is_known(tmp_path, m
             found = repo.session().search("needle")
             assert [h.snippet for h in found] == ["known needle"]
             assert not found.complete
-            assert "not all was looked at" in str(found)
+            assert "incomplete results" in str(found)
         assert len(repo.session().search("needle")) == 2
         assert repo.session().search("needle").complete
 

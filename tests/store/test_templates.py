@@ -76,7 +76,7 @@ def test_w11_a_template_that_is_none_makes_nothing(repo, agent, world):
     for wrong in ("nowhere", "old@nowhere", "nowhere@main#1", 7, "@", "old@"):
         with pytest.raises(NotFound):
             wrapped(repo, world, template=wrong)
-    with pytest.raises(InvalidInput, match="as both"):
+    with pytest.raises(InvalidInput, match="from both"):
         wrapped(repo, world, template="old", thread_id="t")
     assert [session.session_name for session in repo.sessions()] == ["old"]
 
@@ -174,7 +174,7 @@ def test_w11_files_of_others_are_not_lost(repo, tmp_path):
     desked(repo, desk, "old").run("write a.txt one")
     (other.root / "a.txt").write_text("precious")
     (other.root / "mine.txt").write_text("mine")
-    with pytest.raises(WorkspaceChanged, match="files of its own"):
+    with pytest.raises(WorkspaceChanged, match="is not empty"):
         desked(repo, other, "new", template="old")
     assert other.files == {"a.txt": "precious", "mine.txt": "mine"}
     empty = Desk(tmp_path / "empty")

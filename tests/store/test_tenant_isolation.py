@@ -82,7 +82,7 @@ def test_d5_from_another_tenant_no_row_is_seen_and_none_changed(world, tmp_path)
         assert {name: (outcome(ask) or [None])[0] for name, ask in strange.items()} == dict.fromkeys(
             strange, NotFound.__name__
         )
-        with pytest.raises(NotAllowed, match="do not hold"):
+        with pytest.raises(NotAllowed, match="Wrong name or password"):
             there.authenticate(key.secret)
         for needs, ask in (one for one in VERBS.values() if one[0] != OWN):
             outcome(lambda ask=ask: ask(there, world))

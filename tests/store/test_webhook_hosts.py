@@ -311,7 +311,7 @@ def test_q8_the_variables_of_a_server_are_not_secrets(opened, monkeypatch):
                 repo.webhooks.add("https://example.com/", "*", secret)
             backend.write(repo, lambda c, s=secret: c.execute(update(WEBHOOK).values(secret=s)))
             assert repo.webhooks.deliver().to_dict() == {"sent": 0, "failed": 0, "dead": 1, "waiting": 0}
-            assert "env:NAME is not a secret" in repo.webhooks.list()[0].last_error
+            assert "env:NAME is not accepted" in repo.webhooks.list()[0].last_error
             repo.webhooks.retry(repo.webhooks.list()[0])
         assert server.got == []
 

@@ -312,13 +312,13 @@ def test_what_cannot_be_meant_is_refused(tmp_path, monkeypatch):
     for place in ("/", "/tmp", "/etc", "~", home / "Documents", tmp_path / "alias"):  # noqa: S108
         with pytest.raises(InvalidInput, match="protected"):
             Workspace(place, tmp_path / "store")
-    with pytest.raises(InvalidInput, match="no directory"):
+    with pytest.raises(InvalidInput, match="not a directory"):
         Workspace(tmp_path / "missing")
     work = home / "work"
     work.mkdir()
     with pytest.raises(InvalidInput, match="environment"):
         Workspace(work, tmp_path / "store", environment="svn")
-    with pytest.raises(InvalidInput, match="must not hold"):
+    with pytest.raises(InvalidInput, match="must not contain"):
         Workspace(work, home)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(Unavailable, match="git is not installed"):
@@ -418,12 +418,12 @@ def test_an_environment_of_ones_own(work, tmp_path):
     assert counter.value == 0
     workspace.restore(done.safety)
     assert counter.value == 7
-    with pytest.raises(InvalidInput, match="no more"):
+    with pytest.raises(InvalidInput, match="can only take"):
         workspace.diff(first.id)
     workspace.delete(first.id)
     workspace.gc()
     assert "0" not in counter.kept
-    with pytest.raises(InvalidInput, match="no environment"):
+    with pytest.raises(InvalidInput, match="not an environment"):
         Workspace(work, tmp_path / "other", environment=object())
 
 
@@ -697,7 +697,7 @@ def test_a_callback_that_opens_the_workspace_again_is_told_at_once(workspace, wo
 
     def call(*_):
         began = time.monotonic()
-        with pytest.raises(Unavailable, match=r"from inside a use of the workspace .*callback"):
+        with pytest.raises(Unavailable, match=r"while the workspace .*callback"):
             other.save()
         told.append(time.monotonic() - began)
 

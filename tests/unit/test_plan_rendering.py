@@ -37,18 +37,18 @@ def plan(*steps: tuple[str, ...], **more) -> RollbackPlan:
     return RollbackPlan(**(known | more), steps=made)
 
 
-UNKNOWN = "it is unknown whether it happened: it was broken off; look, and tell with repo.resolve()"
+UNKNOWN = "it is unknown whether it happened: it was interrupted; check, then call repo.resolve()"
 FULL = plan(
     (BLOCK, HEAVY, UNKNOWN),
     (KEEP, NOTE, "nothing was declared about this tool; declare its effect and its undo function"),
     (BLOCK, MAIL, "it cannot be undone"),
-    (REVERSE, MONEY, "its undo makes up for it"),
-    (REVERSE, TABLE, "its undo takes it back"),
-    (GONE, LAMP, "it was reversed since, and going back does not make it again"),
+    (REVERSE, MONEY, "its undo compensates for it"),
+    (REVERSE, TABLE, "its undo reverses it"),
+    (GONE, LAMP, "it was reversed later, and its tool does not run again"),
 )
 PARTIAL = RollbackReport(
     operation_id=240000000000001, status="partial", checkpoint_id=7, branch="main-2",
-    reversed=[ReportItem(invocation=MONEY, reason="its undo makes up for it")],
+    reversed=[ReportItem(invocation=MONEY, reason="its undo compensates for it")],
     kept=[ReportItem(invocation=NOTE, reason="nothing was declared about this tool")],
     replayed=[ReportItem(invocation=CHAIR, reason="replayed from the record")],
     failed=[ReportItem(invocation=TABLE, reason="its undo raised RuntimeError: it does not move")],
@@ -79,19 +79,23 @@ def test_w2_reasons_are_never_cut():
     ("value", "said"),
     [
         (plan(), "There is nothing to reverse."),
-        (plan((REVERSE, TABLE, "")), "1 will be reversed; nothing blocks."),
+        (plan((REVERSE, TABLE, "")), "1 will be reversed; no blockers."),
         (
             plan((REVERSE, TABLE, ""), (REDO, LAMP, ""), kind=SWITCH),
-            "1 will be reversed, 1 runs again; nothing blocks.",
+            "1 will be reversed, 1 runs again; no blockers.",
         ),
-        (plan((KEEP, NOTE, ""), (GONE, LAMP, ""), (GONE, LAMP, "")), "1 stays, 2 are gone; nothing blocks."),
-        (plan((BLOCK, MAIL, "")), "1 blocks, so nothing is done. With force: 1 stays."),
+        (plan((KEEP, NOTE, ""), (GONE, LAMP, ""), (GONE, LAMP, "")), "1 stays, 2 are gone; no blockers."),
+        (plan((BLOCK, MAIL, "")), "Blocked by 1 call (send_mail). Nothing is changed. With force: 1 stays."),
         (
             plan((BLOCK, MAIL, ""), (BLOCK, LAMP, "", GONE)),
-            "2 block, so nothing is done. With force: 1 stays, 1 is gone.",
+            "Blocked by 2 calls (send_mail, create_order). Nothing is changed. With force: 1 stays, 1 is gone.",
         ),
-        (FULL, "2 block, so nothing is done. With force: 2 will be reversed, 3 stay, 1 is gone."),
-        (PARTIAL, "1 reversed, 1 kept, 1 failed, 1 not tried. Finish with repo.resume(240000000000001)."),
+        (
+            FULL,
+            "Blocked by 2 calls (lift, send_mail). Nothing is changed. "
+            "With force: 2 will be reversed, 3 stay, 1 is gone.",
+        ),
+        (PARTIAL, "1 reversed, 1 kept, 1 failed, 1 not tried. To finish, call repo.resume(240000000000001)."),
     ],
 )
 def test_w2_the_last_line_counts_what_would_be_done(value, said):
@@ -104,14 +108,12 @@ def test_w5_each_kind_of_plan_and_report_says_what_it_is():
     """W5, W8: a switch and a rollback of the world alone are not called a rollback."""
     assert (
         plan(kind=SWITCH, target="branch main").heading
-        == "Switch to branch main: the world is brought to its 1 tool call."
+        == "Switch to branch main: the world is brought to the state after its 1 tool call."
     )
-    assert "the conversation stays as it is" in plan(kind=WORLD_ONLY).heading
+    assert "the conversation is unchanged" in plan(kind=WORLD_ONLY).heading
     done = {"operation_id": 1, "status": "done", "checkpoint_id": 1, "branch": "main"}
-    assert str(RollbackReport(**done, kind="switch")) == "Switch done: branch main.\nThe world was left as it is."
-    assert (
-        RollbackReport(**done, kind="world_only").heading == "Rollback of the world done: branch main stays as it is."
-    )
+    assert str(RollbackReport(**done, kind="switch")) == "Switch done: branch main.\nThe world is unchanged."
+    assert RollbackReport(**done, kind="world_only").heading == "Rollback of the world done: branch main is unchanged."
     assert RollbackReport(**done, kind="fork").heading.startswith("Fork done: branch main")
 
 
@@ -122,7 +124,7 @@ def test_hostile_text_in_a_plan_reaches_no_terminal():
     assert "\x1b" not in drawn
     assert "\u202e" not in drawn
     assert "\r" not in drawn
-    assert drawn.splitlines()[-1] == "1 stays; nothing blocks."
+    assert drawn.splitlines()[-1] == "1 stays; no blockers."
 
 
 def test_a_call_is_named_in_one_short_line():
@@ -246,16 +248,16 @@ def test_a_plan_says_to_programs_whether_it_can_be_done():
 @pytest.mark.parametrize("data", [{}, [], "plan", {"steps": 1}, {**FULL.to_dict(), "steps": [{"action": "keep"}]}])
 def test_what_is_no_plan_is_refused(data):
     """Bad input: other data is no plan and no report, and the failure says so."""
-    with pytest.raises(InvalidInput, match="This is no plan"):
+    with pytest.raises(InvalidInput, match="Not a plan"):
         RollbackPlan.from_dict(data)
-    with pytest.raises(InvalidInput, match="This is no report"):
+    with pytest.raises(InvalidInput, match="Not a report"):
         RollbackReport.from_dict(data)
 
 
 def test_what_is_no_invocation_is_refused():
     """Bad input: a time that is none, a field that there is not."""
     for wrong in ({"started_at": "yesterday"}, {"colour": "red"}, {"id": 1}):
-        with pytest.raises(InvalidInput, match="This is no tool invocation"):
+        with pytest.raises(InvalidInput, match="Not a tool invocation"):
             ToolInvocation.from_dict({**wrong})
 
 

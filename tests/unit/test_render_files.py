@@ -40,11 +40,12 @@ def test_a_restore_tells_everything_that_it_did_not_do():
     """P4: what was moved aside, skipped or in conflict is told with its reason, and where the state before is."""
     done = Restored(
         "a", "b" * 32, restored=("x",), deleted=("y",), created_directories=("d",), deleted_directories=("e",),
-        moved_aside=(("z", "/aside/z"),), skipped=(("big", "too big"),), conflicts=(("c", "changed meanwhile"),),
+        moved_aside=(("z", "/aside/z"),), skipped=(("big", "too big"),),
+        conflicts=(("c", "changed during the restore"),),
     )  # fmt: skip
     assert plain(files.restored_lines(done)).splitlines() == [
         "restored  x", "deleted  y", "deleted  e", "created  d", "moved aside  z -> /aside/z", "skipped  big: too big",
-        "conflict  c: changed meanwhile", "What stood there before is snapshot bbbbbbbbbb.",
+        "conflict  c: changed during the restore", "The previous files are in snapshot bbbbbbbbbb.",
     ]  # fmt: skip
     assert plain(files.restored_lines(Restored("a"))) == "There was nothing to restore."
     plan = RestorePlan("a", restore=("x",), delete=("y",), changed=("x",))

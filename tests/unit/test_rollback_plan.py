@@ -93,8 +93,8 @@ def test_w2_a_plan_reads_as_text_and_as_data():
     plan = decide(call(1, "reversible", args={"n": 2}))
     assert str(plan) == (
         "Rollback to main#1: a new branch that begins with 0 tool calls.\n"
-        "  reverse  tool1(n=2)  reversible  its undo takes it back\n"
-        "1 will be reversed; nothing blocks."
+        "  reverse  tool1(n=2)  reversible  its undo reverses it\n"
+        "1 will be reversed; no blockers."
     )  # fmt: skip
     assert plan.to_dict()["steps"][0]["invocation"]["args"] == {"n": 2}
     assert "nothing to reverse" in str(decide())

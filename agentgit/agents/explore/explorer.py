@@ -73,7 +73,7 @@ def turns_at_once(parallel: bool | int) -> int:
         InvalidInput: The number is negative.
     """
     if parallel < 0:
-        raise InvalidInput(f"parallel={parallel} turns cannot run at the same time.")
+        raise InvalidInput(f"parallel must be 0 or more, not {parallel}.")
     return AT_ONCE if parallel is True else max(1, int(parallel))
 
 
@@ -85,8 +85,8 @@ def _naming(explorer: Explorer) -> Iterator[None]:
     except BaseException as error:
         if explorer.is_begun:
             error.add_note(
-                f"What was explored until now: agent.exploration({explorer.name!r}). "
-                f"The same explore(...) with name={explorer.name!r} goes on."
+                f"The results so far: agent.exploration({explorer.name!r}). "
+                f"To continue, call the same explore(...) with name={explorer.name!r}."
             )
         raise
 
@@ -208,8 +208,8 @@ class Explorer:
             touching.append("those that write files")
         if self.together and touching:
             raise InvalidInput(
-                f"These tools change the world: {', '.join(touching)}. Branches that run at the same time would change "
-                "it for each other. Leave parallel out: then they run one after the other, each in its own world."
+                f"These tools change the world: {', '.join(touching)}. Branches that run in parallel would affect each "
+                "other. Leave parallel out, so that they run one after the other, each in its own world."
             )
         recover_all_abandoned(self.store, self.branch.session_id)
         files = self.branch.files("before an exploration")
@@ -228,7 +228,7 @@ class Explorer:
         name = self.name or self.explorations.free_name(connection, session_id)
         rows = self.explorations.rows(connection, session_id, name)
         if rows and mark_of(rows[0])["of"] != self.branch.branch_id:
-            raise Conflict(f"There is an exploration {name!r} from another branch already. Choose another name.")
+            raise Conflict(f"An exploration {name!r} from another branch already exists. Choose another name.")
         # One that goes on begins where it once began, wherever the branch has gone since.
         begin = (
             self.branch.checkpoint(connection, rows[0].branch_point_id)
@@ -283,9 +283,9 @@ class Explorer:
         others = [s for s in plan.steps if s.action in (REVERSE, REDO, BLOCK) and not _is_ours(s.invocation, ours)]
         if others and touching:
             raise WorldDiverged(
-                "An exploration takes back whatever is not on its own way, and this is not its own: "
+                "An exploration reverses every effect that is not on its own path, and these are not its own: "
                 f"{'; '.join(map(str, others))}. First bring the world to this branch with "
-                f"agent = agent.switch({begin.branch_name!r}, sync='world'), or give a new name.",
+                f"agent = agent.switch({begin.branch_name!r}, sync='world'), or choose a new name.",
                 plan,
             )
         self._quiet = None if plan.moves_the_world else log
@@ -347,7 +347,7 @@ class Explorer:
         mark = mark_of(row)
         if mark["said"] != said:
             raise Conflict(
-                f"{row.name} was explored with {mark['said']!r}, not with {said!r}. Give a new name, or the same steps."
+                f"{row.name} was explored with {mark['said']!r}, not with {said!r}. Give a new name or the same steps."
             )
         agent = self.on(row.id)
         trial = ExploredTurn(agent, choices, way.value, self._config(way), pending=False, end=mark["end"])

@@ -54,14 +54,14 @@ def ways(steps: Steps, choices: Choices) -> list[list[Way]]:
     if isinstance(steps, int) and not isinstance(steps, bool):
         if steps < 1 or isinstance(choices, int):
             raise InvalidInput(
-                f"explore({steps!r}, {choices!r}) does not tell what to say. Give the inputs of the steps, like "
-                "explore(['order two chairs', 'pay'], 2); or a number of steps and what each may say, like "
+                f"explore({steps!r}, {choices!r}) has no inputs. Give the input of each step, as in "
+                "explore(['order two chairs', 'pay'], 2); or the number of steps and the inputs to try, as in "
                 "explore(2, ['be brief', 'be thorough'])."
             )
         return [[_saying(number, choice) for choice in how] for number in range(1, steps + 1)]
     given = [steps] if isinstance(steps, str) else steps
     if not isinstance(given, Sequence) or not given:
-        raise InvalidInput(f"steps={steps!r} are no steps; give a list with the input of each, or their number.")
+        raise InvalidInput(f"steps must be a list with the input of each step, or their number, not {steps!r}.")
     return [[_running(step, choice) for choice in how] for step in given]
 
 
@@ -70,7 +70,7 @@ def _several(choices: Choices) -> Sequence[Any]:
         return [None] * choices
     if isinstance(choices, Sequence) and not isinstance(choices, str) and choices:
         return choices
-    raise InvalidInput(f"choices={choices!r} are no choices; give how many there are at each step, or a list of them.")
+    raise InvalidInput(f"choices must be a list of choices, or their number at each step, not {choices!r}.")
 
 
 def _saying(number: int, choice: Any) -> Way:
@@ -82,8 +82,8 @@ def _running(step: Any, choice: Any) -> Way:
         return Way(_input(choice(step)), {})
     if not _is_config(choice):
         raise InvalidInput(
-            f"{choice!r} is no way to go a step; give a config like {{'configurable': ...}}, or a function that makes "
-            "the input of the step. To choose between inputs give the number of steps: explore(2, ['a', 'b'])."
+            f"{choice!r} is not a choice; give a config like {{'configurable': ...}}, or a function that returns "
+            "the input of the step. To choose between inputs, give the number of steps: explore(2, ['a', 'b'])."
         )
     return Way(_input(step), choice or {})
 

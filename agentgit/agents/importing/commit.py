@@ -106,8 +106,8 @@ class ImportCommit:
                 )
         if len(branches) > 1 or any(not self._is_empty(connection, row) for row in branches):
             raise Conflict(
-                f"Session {self.session_name!r} exists already and was not made from thread {self.thread_id!r}. Import "
-                "it under another name: --session-prefix, or another session=."
+                f"Session {self.session_name!r} already exists and was not imported from thread {self.thread_id!r}. "
+                "Import the thread under another name, with --session-prefix or session=."
             )
         return None
 
@@ -117,8 +117,8 @@ class ImportCommit:
     def overtaken(self) -> Conflict:
         """Return the error for staged rows that another import of the same thread has taken away."""
         return Conflict(
-            f"Thread {self.thread_id!r} was not imported: not all of its graph checkpoints that were read are on their "
-            "way any more. Is another import of it at work? Import it again when that has ended."
+            f"Thread {self.thread_id!r} was not imported: some of the graph checkpoints that were read have been "
+            "removed. Is another import of it running? Import it again when that has ended."
         )
 
     def land(self, staged: str, added: int, roots: Sequence[str], arrival: EarlierImport | None) -> ImportedCounts:
@@ -157,7 +157,7 @@ class ImportCommit:
             self.store.sessions.lock(connection, session_id)  # before the look: no turn begins behind it
         if self._arrival(connection, session_id) != arrival:
             raise Conflict(
-                f"Session {self.session_name!r} has moved while thread {self.thread_id!r} was read. Try again."
+                f"Session {self.session_name!r} changed while thread {self.thread_id!r} was read. Try again."
             )
         if session_id is None:
             session_id = self.store.sessions.create(connection, self.user_id, self.session_name)

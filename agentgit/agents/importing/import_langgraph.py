@@ -29,9 +29,9 @@ def import_langgraph(
 ) -> ImportReport:
     """Import threads; see `Repository.import_langgraph`."""
     if on_error not in ("stop", "continue"):
-        raise InvalidInput(f"on_error={on_error!r} means nothing; give 'stop' or 'continue'.")
+        raise InvalidInput(f"on_error must be 'stop' or 'continue', not {on_error!r}.")
     if isinstance(threads, str):
-        raise InvalidInput(f"threads is a list of thread ids; write [{threads!r}].")
+        raise InvalidInput(f"threads must be a list of thread ids; write [{threads!r}].")
     reports: list[ThreadReport] = []
     with _open(where) as source:
         wanted = [str(thread) for thread in threads] if threads is not None else source.threads()
@@ -63,7 +63,7 @@ def _open(where: Any) -> Source:
         return source_of(where)
     if isinstance(where, (str, Path, URL)):
         return open_database(where)
-    raise InvalidInput(f"{type(where).__name__} is no saver; give a LangGraph checkpointer, or a path or URL.")
+    raise InvalidInput(f"{type(where).__name__} is not a saver; give a LangGraph checkpointer, a path or a URL.")
 
 
 def import_thread(context: Context, graph: Any, session: str, thread_id: str) -> ThreadReport:
@@ -75,7 +75,7 @@ def import_thread(context: Context, graph: Any, session: str, thread_id: str) ->
     """
     if not isinstance(graph.checkpointer, BaseCheckpointSaver):
         raise InvalidInput(
-            f"thread_id={thread_id!r} names a thread of the saver that the graph was compiled with, but it has none. "
+            f"thread_id={thread_id!r} names a thread of the graph's own saver, but the graph was compiled without one. "
             "Compile it with that saver: graph.compile(checkpointer=…), or leave thread_id out."
         )
     with source_of(graph.checkpointer) as source:

@@ -58,7 +58,7 @@ def reading(what: str) -> Iterator[None]:
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
         if isinstance(error, (OSError, TimeoutError)) or any(word in said.lower() for word in _LATER):
-            raise Unavailable(f"{what} cannot be read now ({said}). Try again; what was imported stays.") from error
+            raise Unavailable(f"{what} cannot be read now ({said}). Try again; what was imported is kept.") from error
         raise Corrupt(f"{what} is damaged and was not imported ({said}).", row=what) from error
 
 
@@ -137,8 +137,8 @@ class AsyncSource(Source):
         )
         if self._loop is None and "Pool" in type(getattr(saver, "conn", None)).__name__:
             raise InvalidInput(
-                f"{type(saver).__name__} has a pool of connections that answers only while its event loop runs. Call "
-                "this with: await asyncio.to_thread(…); or give the URL of its database."
+                f"{type(saver).__name__} has a connection pool that works only while its event loop runs. Call "
+                "this with await asyncio.to_thread(…), or give the URL of its database."
             )
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agentgit-import")
         self._runner = asyncio.Runner() if self._loop is None else None
@@ -341,7 +341,7 @@ def _refused(path: Path, error: sqlite3.DatabaseError) -> Exception:
         with path.open("rb") as file:
             start = file.read(16)
         return SchemaMismatch(f"{path} is not a SQLite database; it begins with {start!r}. Nothing was read.")
-    return Unavailable(f"{path} cannot be read ({error}). May this user read it, and is no other program holding it?")
+    return Unavailable(f"{path} cannot be read ({error}). Check its permissions and locks.")
 
 
 def _sqlite_tables(connection: sqlite3.Connection, path: Path) -> dict[str, set[str]]:
@@ -363,7 +363,7 @@ def _postgres(url: URL) -> DatabaseSource:
     try:
         connection = psycopg.connect(address, autocommit=True, prepare_threshold=0, row_factory=rows.dict_row)
     except psycopg.Error as error:
-        raise Unavailable(f"{shown} is out of reach: {str(error).strip()}") from error
+        raise Unavailable(f"Cannot connect to {shown}: {str(error).strip()}") from error
     try:
         with reading(shown):
             connection.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")  # the server itself refuses
@@ -395,7 +395,7 @@ def _expect(tables: dict[str, set[str]], what: str) -> None:
     if tables.get("checkpoints", set()) >= COLUMNS and {"writes", "checkpoint_writes"} & tables.keys():
         return
     if "graph_checkpoint" in tables and "internal_session" in tables:
-        raise SchemaMismatch(f"{what} of agentgit's own: there is nothing to import. Open it: agentgit sessions --db …")
+        raise SchemaMismatch(f"{what} of agentgit: there is nothing to import. Open it with agentgit sessions --db …")
     if "checkpoints" in tables:
         missing = ", ".join(sorted(COLUMNS - tables["checkpoints"])) or "the table of pending writes"
         raise SchemaMismatch(
@@ -403,4 +403,4 @@ def _expect(tables: dict[str, set[str]], what: str) -> None:
             "Nothing was read."
         )
     has = f"the tables {', '.join(sorted(tables)[:8])}" if tables else "no tables"
-    raise SchemaMismatch(f"{what} with {has}, not one of LangGraph's savers. Nothing was read.")
+    raise SchemaMismatch(f"{what} with {has}; no LangGraph saver wrote it. Nothing was read.")

@@ -84,7 +84,7 @@ def newest_line(index: Sequence[ThreadEntry], newest: str, what: str) -> ThreadL
         line.append(at)
         at = roots[at].parent
     if len(line) > len(roots):
-        raise Corrupt(f"{what} is damaged: its graph checkpoints are parents of each other in a circle.", row=what)
+        raise Corrupt(f"{what} is damaged: the parents of its graph checkpoints form a circle.", row=what)
     line.reverse()
     below = sorted((entry for entry in index if entry.ns), key=lambda entry: (entry.id, entry.ns))
     return ThreadLine(
@@ -151,7 +151,7 @@ class ThreadImport:
         """
         newest = self.source.newest(self.thread_id)
         if newest is None:
-            raise NotFound(f"There is no thread {self.thread_id!r} in the database that is imported.")
+            raise NotFound(f"There is no thread {self.thread_id!r} in the database to import from.")
         arrival = self.landing.find()
         id = str(newest.checkpoint.get("id") if isinstance(newest.checkpoint, dict) else "")
         if arrival is not None and self._is_up_to_date(arrival, id, newest):
@@ -161,8 +161,8 @@ class ThreadImport:
             raise Corrupt(f"{self.what} has no graph checkpoint {id!r}; it was not imported.", row=self.what)
         if arrival is not None and arrival.newest not in line.roots:
             raise Conflict(
-                f"{self.what} no longer continues what session {self.session_name!r} was made from. Import it under "
-                "another name: --session-prefix, or another session=."
+                f"{self.what} no longer continues the history that session {self.session_name!r} was imported from. "
+                "Import it under another name, with --session-prefix or session=."
             )
         try:
             added = self._fill(line, arrival)
@@ -199,8 +199,8 @@ class ThreadImport:
                 return True
         elif arrival.moved:
             raise Conflict(
-                f"{self.what} went on in its own database after session {self.session_name!r} had gone on here. Go on "
-                "here without importing it again, or import it under another name."
+                f"{self.what} has new turns in its own database, and session {self.session_name!r} has new turns here. "
+                "Continue here without importing it again, or import it under another name."
             )
         return False
 
@@ -322,8 +322,8 @@ class ThreadImport:
             raise self.landing.overtaken()
         if wrong:
             raise Corrupt(
-                f"{self.what} was not imported: what was stored differs from it in {', '.join(wrong)}. If it is still "
-                "running, import it again when it has stopped; else report it.",
+                f"{self.what} was not imported: the stored copy differs from it in {', '.join(wrong)}. If it is still "
+                "running, import it again when it has stopped; otherwise report a bug.",
                 row=self.what,
             )
 

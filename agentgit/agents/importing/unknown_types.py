@@ -53,7 +53,7 @@ class KeptTypes(SerializerProtocol):
         kind, body = data
         if kind not in READABLE:
             raise InvalidInput(
-                f"It has values in the form {kind!r}, which only the program's own serializer can read. Import with "
+                f"It has values in the format {kind!r}, which only the program's own serializer can read. Import with "
                 "the program's own saver: repo.import_langgraph(saver)."
             )
         if kind != MSGPACK:

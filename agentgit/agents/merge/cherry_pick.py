@@ -45,7 +45,7 @@ class PickedMessages:
         """
         key = self.side.conversation
         if key is None or key not in coming.ours.graph.channels or coming.ours.conversation not in (None, key):
-            raise InvalidInput("There is no list of messages here that messages could come to.")
+            raise InvalidInput("This branch has no list of messages to add messages to.")
         if self.call_id is None:
             coming.bring(key, self.side, self.places)
         else:
@@ -102,7 +102,7 @@ class CherryPick:
         places = added(earlier, side.message_hashes)
         if places is None:
             raise InvalidInput(
-                f"{label} did not only add messages to the checkpoint before it. Choose messages by their ids: "
+                f"{label} did more than add messages to the checkpoint before it. Choose messages by their ids: "
                 "cherry_pick([...])."
             )
         return PickedMessages(label, side, places)
@@ -119,7 +119,7 @@ class CherryPick:
 
     def _messages(self, ids: list[Any]) -> PickedMessages:
         if not ids or not all(isinstance(one, str) for one in ids):
-            raise InvalidInput(f"{ids!r} names no messages; give a list of their ids, as history() has them.")
+            raise InvalidInput(f"{ids!r} is not a list of message ids; history() shows them.")
         missing = set(ids)
         for side in self._heads():
             shown = side.messages()
@@ -130,7 +130,7 @@ class CherryPick:
                 return PickedMessages(", ".join(ids), side, batch_of(shown, chosen))
         if missing:
             raise NotFound(f"No branch of this session has a message {', '.join(sorted(missing))}. See history().")
-        raise NotFound(f"No branch of this session has all of {', '.join(ids)}. Pick those of one branch at a time.")
+        raise NotFound(f"No branch of this session has all of {', '.join(ids)}. Pick from one branch at a time.")
 
     def _heads(self) -> Iterable[Side]:
         """Return where the branches of the session stand, the newest branch first."""
@@ -151,7 +151,7 @@ class CherryPick:
         ]
         answered = [n for n in batch_of(shown, asked[-1:]) if shown[n]["tool_call_id"] == call.tool_call_id]
         if not asked or not answered:
-            raise NotFound(f"The conversation of its branch has no result of {call}. Pick messages by their ids.")
+            raise NotFound(f"The conversation of its branch has no result for {call}. Pick messages by their ids.")
         return PickedMessages(str(call), side, [asked[-1], answered[-1]], call.tool_call_id)
 
     def _of_call(self, call: ToolInvocation) -> Side:
@@ -165,5 +165,5 @@ class CherryPick:
             of = next((row for row in rows if row.id == call.internal_session_id), None)
             head = self.store.graphs.head(connection, of.thread_id) if of is not None else None
         if of is None or head is None:
-            raise NotFound(f"No branch of this session has made {call}. See tool_track().")
+            raise NotFound(f"No branch of this session made {call}. See tool_track().")
         return self._side(of.thread_id, head.checkpoint_id)

@@ -252,11 +252,11 @@ def require_whole_talk(key: str, value: Any) -> None:
         InvalidInput: It is not.
     """
     if not isinstance(value, list) or not all(isinstance(message, BaseMessage) for message in value):
-        raise InvalidInput(f"resolve for {key!r} must give a list of messages.")
+        raise InvalidInput(f"resolve for {key!r} must return a list of messages.")
     _, left = whole([from_stored(message) for message in messages_to_dict(value)])
     if left:
         place, why = next(iter(left.items()))
-        raise InvalidInput(f"resolve for {key!r} gives a conversation that models refuse: of message {place}, {why}.")
+        raise InvalidInput(f"resolve for {key!r} returned a conversation that models reject. Message {place}: {why}.")
 
 
 def in_words(message: Mapping[str, Any]) -> str:

@@ -67,14 +67,14 @@ class MergeCommit:
         moment = self.store.moment(connection, row)
         if moment.latest != self.branch.seen and row.head_id not in self.branch.late:
             raise Conflict(
-                f"Branch {row.name} has moved since this agent last saw it. Nothing was changed. Look at its new head "
+                f"Branch {row.name} has moved since this agent last saw it. Nothing was changed. Go to its new head "
                 f"with agent = agent.switch({row.name!r}), then try again.",
                 head=row.head_id,
             )
         if not moment.settled:
             raise Conflict(
                 f"Branch {row.name} is in the middle of a turn: a tool call waits for its result, or a question for "
-                "its answer. Answer it or go on with agent.invoke(None), then try again."
+                "its answer. Answer it, or continue with agent.invoke(None); then try again."
             )
         return row, moment
 
@@ -117,7 +117,7 @@ class MergeCommit:
         config: Any = {"configurable": {"thread_id": staged}}
         with by_itself():
             if graph.get_state(config).next:
-                raise Conflict("The branch is in the middle of a turn. Go on with agent.invoke(None), then try again.")
+                raise Conflict("The branch is in the middle of a turn. First continue with agent.invoke(None).")
             made = graph.update_state(config, values, WRITER)
             if not values.keys().isdisjoint(graph.trigger_to_nodes) and graph.get_state(config).next:
                 made = graph.update_state(config, None, END)  # no node is to run for what only came along
@@ -137,15 +137,15 @@ class MergeCommit:
         self.branch.authorize(connection)
         sessions.lock(connection, self.branch.session_id)
         if recover_abandoned(self.store, connection, self.branch.session_id):
-            raise Conflict("A rollback is being done in this session. Wait until it ends, then try again.")
+            raise Conflict("A rollback is in progress in this session. Wait until it ends, then try again.")
         row, moment = self.position(connection)
         if moment.latest != (place.checkpoint_id if place is not None else None):
-            raise Conflict(f"Branch {row.name} has moved meanwhile. Nothing was changed; try again.")
+            raise Conflict(f"Branch {row.name} has moved in the meantime. Nothing was changed; try again.")
         at = self.store.graphs.find(connection, GraphKey(staged, "", made))
         # Without the copy it was written on, it would have nothing of the branch.
         is_whole = place is None or self.store.graphs.find(connection, place._replace(thread=staged)) is not None
         if at is None or not is_whole or not staging.move_new(connection, self.store.tenant_id, staged, row.thread_id):
-            raise Conflict("A collection of what imports have left took this away. Nothing was changed; try again.")
+            raise Conflict("The cleanup of unfinished imports removed this. Nothing was changed; try again.")
         files = self.store.snapshots.of_branch(connection, row)
         snapshot = snapshot_of(at, moment.snapshot.position, NO_WRITES)
         if files is not None:
@@ -208,8 +208,8 @@ class Merging:
         if coming.plan.conflicts:
             keys = ", ".join(one.key for one in coming.plan.conflicts)
             raise MergeConflict(
-                f"Nothing was changed. Both branches have changed {keys} since {coming.plan.base}. Say which one is to "
-                "stay: resolve='ours', 'theirs', a function, or a mapping from keys to these.",
+                f"Nothing was changed. Both branches have changed {keys} since {coming.plan.base}. Choose which to "
+                "keep: resolve='ours', 'theirs', a function, or a mapping from keys to these.",
                 coming.plan,
             )
         data = {"checkpoint": theirs.id, **counted(coming.plan)}
@@ -230,11 +230,11 @@ class Merging:
     def _bases(self, connection: Connection, here: Found, theirs: Found) -> list[Found]:
         """Find what both sides are compared with: the newest that is behind both; or several."""
         if here.head_id is None:
-            raise InvalidInput(f"Branch {here.name} has no checkpoint to merge behind. agent.checkpoint() makes one.")
+            raise InvalidInput(f"Branch {here.name} has no checkpoint to merge into. agent.checkpoint() creates one.")
         (ours,) = self.store.checkpoints.find(connection, CHECKPOINT.c.id == here.head_id)
         bases = Bases(self.store).find(connection, ours, theirs)
         if not bases:
-            raise InvalidInput("These are of two sessions, which never parted. cherry_pick() takes messages.")
+            raise InvalidInput("These are in two sessions without a common history. Use cherry_pick().")
         return bases
 
     # -- cherry-pick
@@ -279,7 +279,7 @@ class Merging:
         label = named(branch.settings.user_id, name, plan.heading.partition(":")[0], {how: facts})
         if not plan.values and not plan.messages:
             if plan.left_out:
-                raise Conflict(f"Nothing of {plan.source} can come: {plan.left_out[0].why}.")
+                raise Conflict(f"Nothing of {plan.source} can be added: {plan.left_out[0].why}.")
             with branch.reading() as connection:
                 head = branch.row(connection).head_id
             if head is not None:

@@ -161,7 +161,7 @@ class CallInterceptor:
         if slot.name == asked.call_id:
             require_same(asked.intent, attempt.args)
         if attempt.status in NOWHERE or not asked.is_harmless:
-            raise refusal(attempt, "This turn goes on with it, and it was not made again.")
+            raise refusal(attempt, "This turn continues with it, so it was not made again.")
         return asked
 
     def _require_none_left(self, asked: RequestedCall, slots: Slots, made: Sequence[ToolInvocation]) -> None:
@@ -175,7 +175,7 @@ class CallInterceptor:
             for call in made:
                 unsure = call.idempotency_key in raised and call.status == UNKNOWN and not call.may_be_repeated
                 if unsure and not self._verified(call):
-                    raise refusal(call, "This would be the same call with other arguments, and it was not made.")
+                    raise refusal(call, "This would be the same call with other arguments, so it was not made.")
         elif asked.intent.effect in FENCED and self.fence != OFF:
             matched = {key for slot in slots.all for key in slot.keys}
             for call in made:
@@ -265,7 +265,7 @@ class CallInterceptor:
         found = self.outcomes.write_with(lambda c: self._look(c, asked))
         if isinstance(found, ToolInvocation):
             if not self._verified(found):
-                raise refusal(found, "This would be the same call again, and it was not made.")
+                raise refusal(found, "This would be the same call again, so it was not made.")
             return self._fenced(asked)
         return found
 

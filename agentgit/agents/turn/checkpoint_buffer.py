@@ -148,7 +148,7 @@ class Saves:
 def _unsaved(error: Exception) -> Unavailable:
     return Unavailable(
         f"The step of the graph before this call could not be saved ({type(error).__name__}: {error}), so the call was "
-        "not made: after a crash nobody would know it again. Go on with agent.invoke(None) when the database is well."
+        "not made: after a crash it could not be recognized. Fix the database, then continue with agent.invoke(None)."
     )
 
 

@@ -13,8 +13,8 @@ from agentgit.errors import AgentGitError, Fenced
 from agentgit.store.records.journal import Intent
 
 UNREACHABLE = (
-    "The class of its tool has a run() or arun() of its own, so that it cannot be answered from the record: put the "
-    "work into _run() and _arun()"
+    "Its tool class overrides run() or arun(), so the call cannot be answered from the record: put the work into "
+    "_run() and _arun()"
 )
 
 
@@ -27,15 +27,15 @@ def require_same(intent: Intent, args: Any) -> None:
     if args != intent.args:
         raise Fenced(
             f"The call {intent.tool_call_id} of {intent.tool_name} was made before, with other arguments: {args}. "
-            "It was not made again. Give a call that is to be another one an id of its own."
+            "It was not made again. To make a different call, give it its own id."
         )
 
 
 def unreachable(intent: Intent) -> Fenced:
     """Refuse a call that is done, and of whose tool nobody can answer it."""
     return Fenced(
-        f"The call of {intent.tool_name} with {intent.args} is done already, and was not made again. {UNREACHABLE}, or "
-        "go back before it with agent.rollback(...)."
+        f"The call of {intent.tool_name} with {intent.args} is already done and was not made again. {UNREACHABLE}, or "
+        "roll back to before it with agent.rollback(...)."
     )
 
 
@@ -52,11 +52,11 @@ def unmatched(call: ToolInvocation, intent: Intent) -> Fenced:
         else "it is done, so repo.resolve() has nothing to decide"
     )
     return Fenced(
-        f"This task runs again, and calls {intent.tool_name} with {intent.args}. Before, it called {call} (invocation "
-        f"{call.id}, {call.status}), which cannot be undone and has not come again; so nobody can tell whether this is "
-        f"another call, or that one with other arguments. It was not made. Settle the earlier one ({settle}); then let "
-        "the task call it with the same arguments first, name in identity_args those that count, go back before it "
-        "with agent.rollback(..., force=True), or wrap with fence='off' if both are meant. Go on with "
+        f"This task runs again and calls {intent.tool_name} with {intent.args}. Earlier it called {call} (invocation "
+        f"{call.id}, {call.status}), which cannot be undone and has not been repeated; so this may be a new call, or "
+        f"that one with other arguments. It was not made. Settle the earlier call ({settle}); then let the task call "
+        "it with the same arguments first, list the arguments that count in identity_args, roll back to before it "
+        "with agent.rollback(..., force=True), or wrap with fence='off' if both calls are intended. Continue with "
         "agent.invoke(None).",
         invocation=call.id,
     )
@@ -66,8 +66,8 @@ def standing_already(call: ToolInvocation, *, is_reachable: bool) -> Fenced:
     """Refuse a call because the same one stands."""
     where = "" if is_reachable else f" {UNREACHABLE}."
     return Fenced(
-        f"{call} stands already (invocation {call.id}), and the same call was not made again.{where} Change its "
-        "identity arguments if it is to be another one, or have it taken back first.",
+        f"{call} is already done (invocation {call.id}), so the same call was not made again.{where} To make a "
+        "different call, change its identity arguments; to make the same one again, reverse it first.",
         invocation=call.id,
     )
 
@@ -75,8 +75,8 @@ def standing_already(call: ToolInvocation, *, is_reachable: bool) -> Fenced:
 def unreadable(call: ToolInvocation, error: Unreadable) -> Fenced:
     """Refuse a call that is done, and whose result cannot be given back."""
     return Fenced(
-        f"{call} is done already (invocation {call.id}), and was not made again; but {error}. Let the tool return "
-        "plain data, or a Command of plain data; go back before this call with agent.rollback(...).",
+        f"{call} is already done (invocation {call.id}) and was not made again, but {error}. Let the tool return "
+        "plain data, or a Command of plain data, and roll back to before this call with agent.rollback(...).",
         invocation=call.id,
     )
 
@@ -84,10 +84,10 @@ def unreadable(call: ToolInvocation, error: Unreadable) -> Fenced:
 def broken_off(intent: Intent, invocation_id: int | None) -> Fenced:
     """Refuse a call because it was broken off in this turn."""
     return Fenced(
-        f"The call {intent.tool_call_id} of {intent.tool_name} (invocation {invocation_id}) was broken off, and nobody "
-        "knows whether it happened. It was not made again. Look, and say so: "
+        f"The call {intent.tool_call_id} of {intent.tool_name} (invocation {invocation_id}) was interrupted, and it "
+        "is unknown whether it happened. It was not made again. Check, then call "
         f"repo.resolve({invocation_id}, 'happened', result=...) or repo.resolve({invocation_id}, 'did_not_happen'). "
-        "Then go on with this turn: agent.invoke(None).",
+        "Then continue this turn: agent.invoke(None).",
         invocation=invocation_id,
     )
 
@@ -99,18 +99,18 @@ def refusal(call: ToolInvocation, what: str) -> Fenced:
         call: The earlier call.
         what: Its relation to the call that was refused.
     """
-    left = f"It raised {call.error_message}, and" if call.has_raised else "It was broken off, and"
+    left = f"It raised {call.error_message}, and" if call.has_raised else "It was interrupted, and"
     todo = {
-        INTENDED: "It runs at this moment. Wait until it has ended, and go on with this turn: agent.invoke(None).",
-        REVERSING: "It is being reversed at this moment. Wait until that has ended, and go on: agent.invoke(None).",
+        INTENDED: "It is running now. Wait until it ends, then continue this turn: agent.invoke(None).",
+        REVERSING: "It is being reversed now. Wait until that ends, then continue this turn: agent.invoke(None).",
         UNKNOWN: (
-            f"{left} nobody knows whether it happened. Look, and say so: "
-            f"repo.resolve({call.id}, 'happened', result=...) or repo.resolve({call.id}, 'did_not_happen'). Then go on "
-            "with this turn: agent.invoke(None)."
+            f"{left} it is unknown whether it happened. Check, then call "
+            f"repo.resolve({call.id}, 'happened', result=...) or repo.resolve({call.id}, 'did_not_happen'). Then "
+            "continue this turn: agent.invoke(None)."
         ),
         REVERSE_UNKNOWN: (
-            "Its reversal was broken off, and nobody knows whether that happened. Look, and say so: "
-            f"repo.resolve({call.id}, 'happened') or repo.resolve({call.id}, 'did_not_happen'). Then go on with this "
+            "Its reversal was interrupted, and it is unknown whether that happened. Check, then call "
+            f"repo.resolve({call.id}, 'happened') or repo.resolve({call.id}, 'did_not_happen'). Then continue this "
             "turn: agent.invoke(None)."
         ),
     }[call.status]

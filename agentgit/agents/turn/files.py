@@ -129,5 +129,5 @@ class TurnFiles:
         try:
             self.now = self.keeper.take(why)
         except (AgentGitError, OSError) as error:
-            LOG.warning("The files could not be kept %s: %s", why, error)
+            LOG.warning("No snapshot of the files could be taken %s: %s", why, error)
             self.now = None

@@ -73,7 +73,7 @@ def given_back(result: Any, tool_call_id: str | None) -> Any:
         return result
     packed = result[PACKED]
     if packed is None:
-        raise Unreadable("it returned objects of its program or of its run, which the record cannot give back")
+        raise Unreadable("it returned objects that cannot be rebuilt from the record")
     return _answering(_SERDE.loads_typed((MSGPACK, base64.b64decode(packed))), tool_call_id)
 
 

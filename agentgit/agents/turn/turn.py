@@ -141,12 +141,12 @@ class Turn:
         self._prefetch(connection)
         branch = store.sessions.acquire(connection, self.branch_id, owner)
         if going_on:
-            raise Conflict("A rollback is being done in this session. Wait until it ends; then run this turn again.")
+            raise Conflict("A rollback is in progress in this session. Wait until it ends; then run this turn again.")
         moment = look(branch)
         if moment.latest != self.context.seen and branch.head_id not in self.context.late:
             raise Conflict(
                 f"Branch {branch.name} has moved since this agent last saw it. Nothing was run. Continue from its "
-                f"new head with agent = agent.switch({branch.name!r}), or go your own way with agent.fork().",
+                f"new head with agent = agent.switch({branch.name!r}), or branch off with agent.fork().",
                 head=branch.head_id,
             )
         self._see(connection, branch, last())
@@ -183,9 +183,9 @@ class Turn:
         if plan is not None:
             changes = "; ".join([*map(str, (s for s in plan.steps if s.action != KEEP)), *self.files.changes(plan)])
             raise WorldDiverged(
-                f"The world has changed since branch {branch.name} last ran, and nothing was run now: {changes}. "
-                f"Bring it back with agent = agent.switch({branch.name!r}, sync='world'), tell the model with "
-                "sync='note', or go on all the same with sync='ignore'.",
+                f"The world has changed since branch {branch.name} last ran, so nothing was run: {changes}. "
+                f"Restore it with agent = agent.switch({branch.name!r}, sync='world'), tell the model with "
+                "sync='note', or continue anyway with sync='ignore'.",
                 plan,
             )
         self.context.store.sessions.see(connection, branch, last)

@@ -165,7 +165,7 @@ def call_page(calls: Sequence[ToolInvocation]) -> str:
     ]
     earlier = len(calls) - len(rows)
     more = f"<p>{count(earlier, 'earlier call')} not shown</p>" if earlier else ""
-    return f"<div>{more}{html.table(['', 'call', 'effect', 'status', 'what came of it'], rows)}</div>"
+    return f"<div>{more}{html.table(['', 'call', 'effect', 'status', 'result'], rows)}</div>"
 
 
 def cell(call: ToolInvocation) -> str:

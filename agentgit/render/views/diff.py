@@ -57,7 +57,7 @@ def side_by_side(value: Comparison) -> str:
         [
             f"<div><p><b>{html.escape(value.heading)}</b></p>",
             html.table(heads, [[_content(side, empty="unchanged") for side in sides]]),
-            html.fold("one compared with the other", _content(value.between)),
+            html.fold("differences between them", _content(value.between)),
             "</div>",
         ]
     )
@@ -72,7 +72,7 @@ def _content(value: Diff, empty: str = "no difference") -> str:
     content = html.pre([*_lines(parts[:_MOST]), *more], wrapped=True)
     if not value.diff_content:
         return content
-    return content + html.fold("the files' difference", html.pre(_files(value)))
+    return content + html.fold("file differences", html.pre(_files(value)))
 
 
 def _lines(signed: Iterable[tuple[str, str]]) -> list[tuple[Span]]:
@@ -123,8 +123,8 @@ def draw_merge(value: MergePlan, *, width: int = 100) -> str:
 
     Example:
         >>> print(draw_merge(MergePlan(kind="merge", source="retry#2", into="main", base="main#1")))
-        Merge of retry#2 into main, since main#1: history comes, no tool runs.
-        Nothing comes: it is all here already.
+        Merge of retry#2 into main, since main#1: adds history, runs no tool.
+        Nothing to add: everything is already here.
     """
     return plain(merge_lines(value, width=width))
 
@@ -180,7 +180,7 @@ def _rows(value: MergePlan) -> Iterable[Row]:
         yield (
             "conflict",
             clash.key,
-            f"here {_short(clash.ours)}, there {_short(clash.theirs)}, before {_short(clash.base)}",
+            f"ours {_short(clash.ours)}, theirs {_short(clash.theirs)}, base {_short(clash.base)}",
         )
     for taken in value.values:
         yield taken.how, taken.key, "" if taken.how == OURS else _short(taken.value)

@@ -86,7 +86,7 @@ def verified_lines(found: Verified) -> list[Line]:
             (Span(f"  {clean(one.todo)}", "dim"),),
         )
     ]
-    wrong = count(len(found.findings), "finding") if found.findings else "the trail is as it was written"
+    wrong = count(len(found.findings), "finding") if found.findings else "the audit trail is intact"
     looked = f"{count(found.events, 'event')} in {count(len(found.tips), 'trail')}"
     looked += f", {count(len(found.erased), 'session')} erased" if found.erased else ""
     return [*lines, (Span(f"{wrong}: {looked}", "bad" if found.findings else "heading"),)]
@@ -98,7 +98,7 @@ def webhook_lines(webhooks: Sequence[Webhook], *, width: int = 100) -> list[Line
 
 
 def _hook(one: Webhook) -> list[Span]:
-    waits = [f"{one.pending} to be sent"] if one.pending else []
+    waits = [f"{one.pending} pending"] if one.pending else []
     waits += [f"{one.dead} given up"] if one.dead else []
     waits += [clean(one.last_error)] if one.last_error else []
     return [
@@ -112,7 +112,7 @@ def _hook(one: Webhook) -> list[Span]:
 def delivered_lines(found: Delivered) -> list[Line]:
     """Return a line that reports what was sent."""
     facts = [f"{found.sent} sent"]
-    facts += [f"{found.failed} failed, and will be tried again"] if found.failed else []
+    facts += [f"{found.failed} failed, will be retried"] if found.failed else []
     facts += [f"{found.dead} given up"] if found.dead else []
     facts += [f"{found.waiting} waiting"] if found.waiting else []
     return [(Span("; ".join(facts), "bad" if found.dead else "heading"),)]

@@ -94,7 +94,7 @@ def restored_lines(done: Restored) -> list[Line]:
         *_pairs("missing", "bad", done.missing, ": "),
         *_pairs("left", "dim", done.left, ": "),
     ]
-    before = f"What stood there before is snapshot {done.safety[:SHORT]}." if done.safety else ""
+    before = f"The previous files are in snapshot {done.safety[:SHORT]}." if done.safety else ""
     return [*lines, (Span(clean(before if lines else "There was nothing to restore."), "dim"),)]
 
 
@@ -136,11 +136,11 @@ def show_lines(
         "id": snapshot.id,
         "name": snapshot.name,
         "message": snapshot.message,
-        "made": f"{clock(snapshot.timestamp, zone, seconds=True)} ({snapshot.kind})",
+        "created": f"{clock(snapshot.timestamp, zone, seconds=True)} ({snapshot.kind})",
         "changed": count(snapshot.files_changed, "file"),
         "metadata": repr(dict(snapshot.metadata)) if snapshot.metadata else None,
-        "kept": "however many come after it" if snapshot.pinned else None,
+        "kept": "until it is deleted" if snapshot.pinned else None,
     }
     facts = [[Span(name, "dim"), Span(clean(str(value)))] for name, value in known.items() if value]
     changes = _changes(since) or [(Span("nothing", "dim"),)]
-    return [*table(facts, width=width), (), (Span("different since", "heading"),), *changes]
+    return [*table(facts, width=width), (), (Span("changed since", "heading"),), *changes]

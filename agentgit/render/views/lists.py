@@ -40,7 +40,7 @@ def session_lines(sessions: Sequence[ExternalSession], *, width: int = 100, zone
 
 def _facts(session: ExternalSession) -> list[str]:
     role = [] if session.is_own else [f"you are {session.role}"]
-    return role if session.is_active else [*role, "put away"]
+    return role if session.is_active else [*role, "inactive"]
 
 
 def branch_lines(
@@ -95,7 +95,7 @@ def user_lines(users: Sequence[User], *, width: int = 100) -> list[Line]:
             [
                 Span(clean(user.name), "reference"),
                 Span("admin" if user.is_admin else ""),
-                Span("shut out" if user.disabled_at is not None else "", "bad"),
+                Span("disabled" if user.disabled_at is not None else "", "bad"),
             ]
             for user in users
         ],
@@ -185,7 +185,7 @@ def stopped(operation: Operation) -> Line:
     if operation.status == RUNNING:
         return (Span("running  ", "dim"), Span(f"{clean(operation.kind)} {operation.id}", "bad"))
     told = f"{clean(operation.kind)} {operation.id}"
-    return (Span("stopped  ", "dim"), Span(told, "bad"), Span(f"; agentgit resume {operation.id} finishes it"))
+    return (Span("stopped  ", "dim"), Span(told, "bad"), Span(f"; to finish it: agentgit resume {operation.id}"))
 
 
 def status_page(session: ExternalSession, branch: InternalSession, head: Checkpoint | None, tree: Tree) -> str:

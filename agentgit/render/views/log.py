@@ -65,8 +65,8 @@ def title(checkpoint: Checkpoint) -> str:
     return " ".join([*filter(None, [" - ".join(clean(str(text)) for text in (name, description) if text)]), *tags])
 
 
-INCOMPLETE = "not all was looked at: the database cannot be written now, or is damaged (agentgit fsck tells)"
-NAMES_ONLY = "only names of checkpoints were looked at: everything else is encrypted"
+INCOMPLETE = "incomplete results: the database cannot be written now, or is damaged (check with agentgit fsck)"
+NAMES_ONLY = "only names of checkpoints were searched: everything else is encrypted"
 
 
 def draw_hits(hits: Hits) -> str:

@@ -28,18 +28,18 @@ def size(n: int) -> str:
 
 def retention_lines(session_name: str, retention: Retention | None) -> list[Line]:
     """Return a line that shows what a session keeps."""
-    keeps = str(retention) if retention is not None else "everything; nobody said otherwise"
+    keeps = str(retention) if retention is not None else "everything; no limits are set"
     return [(Span(clean(session_name), "heading"), Span(f" keeps {keeps}"))]
 
 
 def thinned_lines(thinned: Thinned, *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
     """List what went of a session, or would, and why the rest stays."""
-    would = "would go" if thinned.dry_run else "gone"
+    would = "would be deleted" if thinned.dry_run else "deleted"
     rows = [
         *(_verdict(one, would, "removed", zone) for one in thinned.gone),
-        *(_verdict(one, "stays", "", zone) for one in thinned.kept),
+        *(_verdict(one, "kept", "", zone) for one in thinned.kept),
     ]
-    said = f"{count(len(thinned.gone), 'checkpoint')} {would}, {len(thinned.kept)} stay"
+    said = f"{count(len(thinned.gone), 'checkpoint')} {would}, {len(thinned.kept)} kept"
     return [*table(rows, width=width), (Span(said, "heading"),), *_limit(thinned)]
 
 
@@ -48,11 +48,11 @@ def _limit(thinned: Thinned) -> list[Line]:
     most = thinned.retention.max_bytes if thinned.retention is not None else None
     if most is None or thinned.bytes_before is None or thinned.bytes_after is None:
         return []
-    then = "it would take" if thinned.dry_run else "it takes"
-    said = f"it takes {size(thinned.bytes_before)} of its own; {then} {size(thinned.bytes_after)} after a collection"
+    then = "it would use" if thinned.dry_run else "it uses"
+    said = f"the session uses {size(thinned.bytes_before)}; {then} {size(thinned.bytes_after)} after a collection"
     if thinned.is_within:
         return [(Span(said, "dim"),)]
-    return [(Span(said, "dim"),), (Span(f"that is more than {size(most)}: what is left is needed", "bad"),)]
+    return [(Span(said, "dim"),), (Span(f"that is more than {size(most)}: the rest is still needed", "bad"),)]
 
 
 def _verdict(verdict: RetentionVerdict, word: str, style: str, zone: tzinfo | None) -> list[Span]:
@@ -69,19 +69,19 @@ def _verdict(verdict: RetentionVerdict, word: str, style: str, zone: tzinfo | No
 def reclaimed_lines(found: Reclaimed) -> list[Line]:
     """Return lines that show what a collection freed, or would free."""
     counts = (
-        (found.checkpoints, "checkpoint", "that no session keeps"),
+        (found.checkpoints, "checkpoint", "that no session needs"),
         (found.steps, "step", "between checkpoints"),
         (found.values, "value", f"that nothing needs, {size(found.bytes)}"),
         (found.writes, "pending write", "without a graph checkpoint"),
         (found.snapshots, "snapshot", "of files that no checkpoint has"),
     )
-    would = "would go" if found.dry_run else "gone"
+    would = "would be deleted" if found.dry_run else "deleted"
     lines: list[Line] = [(Span(f"{count(n, noun)} {what}: {would}"),) for n, noun, what in counts if n]
     if not lines:
-        lines = [(Span("there is nothing that nobody needs"),)]
+        lines = [(Span("there is nothing to delete"),)]
     if found.dry_run:
-        return [*lines, (Span(f"the database takes {size(found.disk_before)}; nothing was done", "dim"),)]
-    took = f"the database took {size(found.disk_before)}, and takes {size(found.disk_after)}"
+        return [*lines, (Span(f"the database takes {size(found.disk_before)}; nothing was changed", "dim"),)]
+    took = f"the database took {size(found.disk_before)}, and now takes {size(found.disk_after)}"
     return [*lines, (Span(took, "heading"),), *([(Span(clean(found.problem), "bad"),)] if found.problem else [])]
 
 
@@ -98,7 +98,7 @@ def checked_lines(found: Checked) -> list[Line]:
     if found.more:
         lines.append((Span(f"and {found.more} more", "bad"),))
     level = {1: "references", 2: "references and hashes", 3: "references, hashes and the state of every head"}
-    wrong = count(len(found.findings) + found.more, "finding") if found.findings else "everything is whole"
+    wrong = count(len(found.findings) + found.more, "finding") if found.findings else "no problems found"
     said = f"{wrong}: {count(found.objects, 'row')} checked, {level.get(found.level, '')}"
     return [*lines, (Span(said, "bad" if found.findings else "heading"),)]
 
@@ -165,7 +165,7 @@ def _cost(figures: Figures, prices: Prices | None) -> str:
     if prices is None:
         return ""
     cost = cost_of(figures.tokens, prices)
-    return f"{cost:.4f}" if cost is not None else "unknown: the price of a model was not given"
+    return f"{cost:.4f}" if cost is not None else "unknown: a model has no price"
 
 
 def _storage(stats: Stats) -> str:
@@ -186,7 +186,7 @@ def _branch(session_name: str, name: str, figures: Figures, stats: Stats) -> Seq
     ]
 
 
-IN_CLEAR = "in clear"
+IN_CLEAR = "plaintext"
 
 
 def key_lines(found: Mapping[str, int], *, width: int = 100) -> list[Line]:
@@ -195,8 +195,8 @@ def key_lines(found: Mapping[str, int], *, width: int = 100) -> list[Line]:
     Example:
         >>> from agentgit.render.text import plain
         >>> print(plain(key_lines({"": 3, "2026-11": 12})))
-        in clear  3 values
-        2026-11   12 values
+        plaintext  3 values
+        2026-11    12 values
     """
     rows = [
         [Span(clean(name) or IN_CLEAR, "reference" if name else "bad"), Span(count(n, "value"))]
@@ -209,7 +209,7 @@ def rotated_lines(done: Rotated, *, width: int = 100) -> list[Line]:
     """Return lines that show how many values were stored anew, and which keys are still needed."""
     problem: list[Line] = [(Span(clean(done.problem), "bad"),)] if done.problem else []
     return [
-        (Span(f"{count(done.changed, 'value')} stored anew", "heading"),),
+        (Span(f"{count(done.changed, 'value')} rewritten", "heading"),),
         *key_lines(done.keys, width=width),
         *problem,
     ]

@@ -91,7 +91,7 @@ def draw(value: RollbackPlan | RollbackReport, *, width: int = 100) -> str:
         >>> print(draw(RollbackPlan(checkpoint_id=1, target="main#1", position=0, steps=[step])))
         Rollback to main#1: a new branch that begins with 0 tool calls.
           keep  add_note(text='hi')  undeclared  nothing was declared about this tool
-        1 stays; nothing blocks.
+        1 stays; no blockers.
     """
     return plain(lines(value, width=width))
 

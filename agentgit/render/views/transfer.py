@@ -50,11 +50,11 @@ def import_lines(report: ImportReport) -> list[Line]:
 
     Example:
         >>> import_lines(ImportReport([]))
-        [(Span(text='no threads there', style=''),)]
+        [(Span(text='no threads found', style=''),)]
     """
     statuses = [status for status in STYLES if report.count(status)]
     said = ", ".join(f"{report.count(status)} {status}" for status in statuses)
-    last = f"{count(len(report.threads), 'thread')}: {said}" if said else "no threads there"
+    last = f"{count(len(report.threads), 'thread')}: {said}" if said else "no threads found"
     return [*(_thread(one) for one in report.threads), (Span(last),)]
 
 
@@ -72,7 +72,7 @@ def _said(one: ThreadReport) -> str:
     parts = [count(one.graph_checkpoints, "graph checkpoint"), count(one.checkpoints, "checkpoint")]
     parts.append(count(one.tool_calls, "call"))
     if one.left_out:
-        parts.append(f"{one.left_out} on other lines left out")
+        parts.append(f"{one.left_out} on other branches left out")
     if one.hidden:
         parts.append(f"without {', '.join(map(clean, one.hidden))}")
     return f"  {', '.join(parts)}"

@@ -164,5 +164,5 @@ def exploration_lines(exploration: Exploration, *, width: int = 100) -> list[Lin
     ]
     made = [(Span(head, "heading"),), *table(rows, width=width, indent="  ")]
     if undeclared := exploration.undeclared:
-        made.append((Span(f"  not declared, so not taken back: {clean(', '.join(undeclared))}", "bad"),))
+        made.append((Span(f"  not declared, so not reversed: {clean(', '.join(undeclared))}", "bad"),))
     return made

@@ -88,7 +88,7 @@ class Bus:
                 if not line:
                     del self._lines[place.session_id]
         for one in slow:  # no lock is held: a handler of the log may write here, too
-            LOG.error("%r is too slow: events are left out. repo.events.list(after=...) has them.", one)
+            LOG.error("%r is too slow and missed events. Read them with repo.events.list(after=...).", one)
 
     def subscribe(self, callback: Callback, wants: Wants, may: Wants | None = None) -> Subscription:
         """Call `callback` with each event that it wants and may be told, from now on."""
@@ -227,7 +227,7 @@ class Subscription:
                 except BaseException as error:  # whatever a callback raises is no reason to lose the next
                     self.failed += 1
                     self.last_error = error
-                    LOG.error("A callback raised at %s %d: %r", event.kind, event.id, self, exc_info=error)
+                    LOG.error("A callback failed for event %s %d: %r", event.kind, event.id, self, exc_info=error)
 
     def _next(self) -> tuple[Event, asyncio.AbstractEventLoop | None] | None:
         with self._changed:

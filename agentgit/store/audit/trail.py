@@ -178,7 +178,7 @@ def _chain_of_session(connection: Connection, one: Note, chains: dict[tuple[int,
         row = _END.first(connection, {"tenant": one.tenant_id, "session": key[1]})
         assert row is not None  # noqa: S101  # what is selected from is a constant
         if one.session_id is not None and row.session_name is None:
-            raise NotFound("This session was deleted meanwhile. List those that are there: repo.sessions().")
+            raise NotFound("This session has been deleted. List the others: repo.sessions().")
         chains[key] = _Chain.of(key[1], row)
     return chains[key]
 
@@ -228,7 +228,7 @@ def _json(detail: dict[str, Any]) -> bytes:
 
 def _damaged(session_id: Any, seq: Any) -> Corrupt:
     name = f"audit_event {session_id}/{seq}"
-    return Corrupt(f"{name} cannot be read: somebody changed the trail. agentgit audit verify tells more.", row=name)
+    return Corrupt(f"{name} cannot be read: the audit trail was modified. Run: agentgit audit verify", row=name)
 
 
 def _tip(row: Any) -> Tip:

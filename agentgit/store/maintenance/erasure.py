@@ -82,12 +82,12 @@ def require_idle(store: Store, connection: Connection, session_id: int) -> None:
     for branch in store.sessions.branches(connection, session_id):
         if store.recover(connection, branch).status == RUNNING:
             raise Conflict(
-                f"Branch {branch.name} is running. Wait for its turn to end; if it died on another machine: "
+                f"Branch {branch.name} is running. Wait for its turn to end or, if it crashed on another machine, call "
                 "session.recover(branch=branch). Nothing was erased."
             )
     for row in store.operations.running(connection, session_id).all():
         if not store.sessions.is_abandoned(connection, row):
-            raise Conflict(f"The {row.kind} {row.id} is being done. Wait for it to end. Nothing was erased.")
+            raise Conflict(f"Operation {row.id} ({row.kind}) is running. Wait for it to finish. Nothing was erased.")
 
 
 def erase_session(store: Store, connection: Connection, session_id: int, user_id: int | None) -> Gone:
@@ -116,7 +116,7 @@ def hold_user(store: Store, connection: Connection, user_id: int) -> None:
     store.users.hold(connection, user_id, admins=True)  # else two last ones could go at once, each beside the other
     admins = {user.id for user in store.users.all(connection) if user.is_admin and user.disabled_at is None}
     if admins == {user_id}:
-        raise Conflict("This is the last admin, without whom nobody could add users. Make another one an admin first.")
+        raise Conflict("This is the last admin. Make another user an admin first.")
 
 
 def erase_user(store: Store, connection: Connection, user: User, by: int | None) -> Gone:

@@ -97,9 +97,9 @@ class Rotation:
                         try:
                             _opened(seal, f"{name}.{column}", value)
                         except InClear:
-                            yield where, f"its {column} is in clear, where everything is encrypted"
+                            yield where, f"its {column} is not encrypted, although this database is"
                         except (Corrupt, KeyMissing, TypeError, ValueError, AttributeError):
-                            yield where, f"its {column} does not open with its key"
+                            yield where, f"its {column} cannot be decrypted with its key"
 
     def _sign(self, table: Table, seal: Seal, *, off: bool) -> int:
         """Sign each row of a table with the current key, or remove its code; return how many rows had another code."""
@@ -170,7 +170,7 @@ def _opened(seal: Seal | None, place: str, stored: bytes | str | None) -> bytes:
     if stored is None:
         return b""
     if not isinstance(stored, str | bytes | memoryview):
-        raise TypeError("no text and no bytes")
+        raise TypeError("neither text nor bytes")
     if isinstance(stored, str):
         return text_as_given(seal, place, stored).encode()
     return as_given(seal, place, bytes(stored))

@@ -151,7 +151,7 @@ def delete(
     ids = [one.point.id for one in judged if one.goes]
     gone = store.checkpoints.delete(connection, ids, user_id)
     return [
-        RetentionVerdict(point=one.point, goes=False, why="something needs it")
+        RetentionVerdict(point=one.point, goes=False, why="something depends on it")
         if one.goes and one.point.id not in gone
         else one
         for one in judged
@@ -197,17 +197,17 @@ def _needed(
     of_session = {"tenant": store.tenant_id, "session": session_id}
     for branch in branches.values():
         if end := mark_of(branch).get("end"):
-            needed[end] = f"what was explored on branch {branch.name} ends there"
+            needed[end] = f"the exploration on branch {branch.name} ends there"
     for row, source in _merges(connection, store, branches):
-        needed[row.id] = "it is a merge, and the next one goes on from there"
-        needed[source] = f"{branches[row.internal_session_id].name}#{row.number} is a merge of it"
+        needed[row.id] = "it is a merge, and the next merge continues from it"
+        needed[source] = f"{branches[row.internal_session_id].name}#{row.number} was merged from it"
     gone_to = connection.execute(_TARGETS, of_session).scalars()
-    needed.update((id, "a rollback or a fork went to it") for id in gone_to)
+    needed.update((id, "it is the target of a rollback or a fork") for id in gone_to)
     needed.update((row.id, "a branch begins with it") for row in rows if row.kind == "branch")
     tags = store.tags.of(connection, [row.id for row in rows])
     needed.update((id, f"it has the tag {names[0]}") for id, names in tags.items())
     for branch in branches.values():
-        needed[branch.branch_point_id or 0] = f"branch {branch.name} leaves from it"
+        needed[branch.branch_point_id or 0] = f"branch {branch.name} starts from it"
     for branch in branches.values():
         needed[branch.head_id or 0] = f"it is the head of branch {branch.name}"
     return needed
@@ -226,7 +226,7 @@ def _before_unresolved(connection: Connection, store: Store, session_id: int, ro
         before = [row for row in of_branch[call.internal_session_id] if row.position <= call.position]
         if before:
             last = max(before, key=lambda row: row.number)
-            found[last.id] = f"it is the way back before {call.tool_name}, which is {call.status}"
+            found[last.id] = f"it is the last checkpoint before {call.tool_name}, which is {call.status}"
     return found
 
 

@@ -142,7 +142,7 @@ def unpack(data: bytes) -> dict[str, bytes]:
         names: list[str] = from_json(data[end:])
         return dict(zip(names, split_hashes(data[_count.size : end]), strict=True))
     except (struct.error, ValueError, TypeError) as error:
-        raise ValueError("these bytes are no names with hashes") from error
+        raise ValueError("these bytes are not names with hashes") from error
 
 
 class Blobs:
@@ -292,7 +292,7 @@ class Blobs:
         if type_ == LIST:
             return Leaf(key, LIST, b"")
         if isinstance(data, Clear):
-            raise damaged(key, "is in clear, where everything is encrypted")
+            raise damaged(key, "is not encrypted, although this database is")
         try:
             if codec == CHUNKED and type_ != CHUNK:
                 value = leaf(type_, self._joined(connection, key, data))
@@ -403,7 +403,7 @@ def link_of(data: bytes) -> ListLink | None:
 def damaged(key: bytes, what: str) -> Corrupt:
     """Make the failure that says what is wrong with a stored value."""
     return Corrupt(
-        f"The value {key.hex()} in table blob {what}. Run: agentgit fsck; then restore the database from a copy.",
+        f"The value {key.hex()} in table blob {what}. Run: agentgit fsck; then restore the database from a backup.",
         row=f"blob {key.hex()}",
     )
 

@@ -49,7 +49,7 @@ def walk(connection: Connection, blobs: Blobs, stored: Mapping[bytes, bytes]) ->
         stack.extend((later, state, count) for later in after.pop(key, ()))
     for keys in after.values():
         for key in keys:
-            yield Walked(key, b"", "the lists that it continues never end in one that stands alone")
+            yield Walked(key, b"", "the lists that it continues have no first one")
 
 
 def _hashed(

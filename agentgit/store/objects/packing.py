@@ -56,7 +56,7 @@ class Compression:
 
     def __init__(self, name: str) -> None:
         if name not in ("zstd", "zlib", "none"):
-            raise InvalidInput(f"There is no compression {name!r}; give 'zstd', 'zlib' or 'none'.")
+            raise InvalidInput(f"compression must be 'zstd', 'zlib' or 'none', not {name!r}.")
         self.name = name
         self._codec = {"zlib": ZLIB, "zstd": ZSTD, "none": RAW}[name]
         self._compress: Callable[[Data], bytes] = lambda data: zlib.compress(data, 1)
@@ -97,7 +97,7 @@ def unpacked(codec: int, data: bytes) -> bytes:
     if codec == CHUNKED:
         raise ValueError("a chunk has no chunks")
     if codec != ZSTD:
-        raise Unavailable(f"A value was packed in a way ({codec}) that this release does not know. Update agentgit.")
+        raise Unavailable(f"A value has the compression {codec}, which this release does not know. Update agentgit.")
     zstd = _zstandard()
     try:
         return _plain(zstd).decompress(data)

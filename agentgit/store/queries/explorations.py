@@ -91,7 +91,7 @@ class Explorations:
         for row in reversed(self.store.sessions.branches(connection, session_id)):
             if mark := mark_of(row):
                 return str(mark["name"])
-        raise NotFound("Nothing was explored in this session yet. Begin with agent.explore(steps, choices).")
+        raise NotFound("This session has no exploration yet. Start one with agent.explore(steps, choices).")
 
     def read(
         self, connection: Connection, session_id: int, name: str, path: Collection[str] | None = None
@@ -109,9 +109,7 @@ class Explorations:
         """
         rows = self.rows(connection, session_id, name)
         if not rows:
-            raise NotFound(
-                f"This session has no exploration {name!r}. agent.exploration() gives the newest one, if there is one."
-            )
+            raise NotFound(f"This session has no exploration {name!r}. Read the newest one with agent.exploration().")
         made: dict[tuple[int, ...], ExploredBranch] = {}
         total: int | None = None
         for row in rows:

@@ -53,7 +53,9 @@ class Lookup:
             NotAllowed: The access was revoked or has ended, or its user is disabled.
         """
         if self.principal.since is not None and not self.store.users.is_valid(connection, self.principal):
-            raise self.refusal("This access holds no more. Log in again, or ask an admin for a new key.", why="ended")
+            raise self.refusal(
+                "This credential has expired or was revoked. Log in again, or ask an admin for a new key.", why="ended"
+            )
 
     def require_scope(self, connection: Connection, scope: str) -> None:
         """Check that the principal's access still holds and covers a scope.
@@ -74,7 +76,7 @@ class Lookup:
         self.require_scope(connection, ADMIN)
         if not self.principal.user.is_admin:
             raise self.refusal(
-                f"{verb} is for admins: it concerns all users. You are {self.principal.user.name}; ask an admin.",
+                f"{verb} needs an admin, as it affects all users. You are {self.principal.user.name}; ask an admin.",
                 needs="admin",
                 verb=verb,
             )
@@ -116,7 +118,7 @@ class Lookup:
             raise self._narrow(FOR_ROLE[needs], session_id)
         if not allows(role, needs):
             raise self.refusal(
-                f"You are {role} of this session, and that takes {needs}. Its owner can give you the role: "
+                f"Your role in this session is {role}, but this needs {needs}. The owner can grant it: "
                 f"session.sharing.share({self.principal.user.name!r}, role={needs!r}).",
                 session_id=session_id,
                 role=role,
@@ -125,7 +127,7 @@ class Lookup:
 
     def _narrow(self, scope: str, session_id: int | None) -> NotAllowed:
         return self.refusal(
-            f"This access has the scope {widest(self.principal.scopes)!r}; that takes {scope!r}. Make a key with it.",
+            f"This key has the scope {widest(self.principal.scopes)!r}; this needs {scope!r}. Create a key with it.",
             session_id=session_id,
             needs=scope,
         )
@@ -176,14 +178,14 @@ class Lookup:
             found = visible.own(connection, self.user_id, limit=1) or visible.shared(connection, self.user_id, limit=1)
             if not found:
                 raise NotFound(
-                    "There is no session yet. Make one with repo.wrap(graph, session=...), or: agentgit demo"
+                    "There is no session yet. Create one with repo.wrap(graph, session=...), or: agentgit demo"
                 )
         else:
             found = visible.find(connection, self.user_id, ref)
         if not found:
             raise self._missing_session(connection, ref)
         if len(found) > 1:
-            raise Ambiguous(f"{ref!r} means several sessions.", candidates=_ids(found))
+            raise Ambiguous(f"{ref!r} matches several sessions.", candidates=_ids(found))
         return found[0]
 
     def _missing_session(self, connection: Connection, ref: str | int | None) -> NotFound:
@@ -247,12 +249,12 @@ class Lookup:
         """
         if isinstance(place, Checkpoint):
             if place.id is None:
-                raise NotFound("This Checkpoint is not stored; agent.checkpoint() makes one that is.")
+                raise NotFound("This Checkpoint is not stored. Create a stored one with agent.checkpoint().")
             place = place.id
         if isinstance(place, int):
             return self._by_id(connection, session, place)
         if not isinstance(place, str):
-            raise InvalidInput(f"{place!r} names no checkpoint; give a Checkpoint, its id or its name.")
+            raise InvalidInput(f"{place!r} does not name a checkpoint. Pass a Checkpoint, its id or its name.")
         reference = references.parse(place)
         found = None
         if reference.base != references.HEAD:  # which always means the place, whatever a checkpoint may be called
@@ -319,8 +321,8 @@ class Lookup:
         """Make the failure of finding no restore point; near message ids are in it."""
         ids = [row.restore_point for row in self._restore_points(connection, session)]
         return NotFound(
-            f"Session {session.session_name} has no restore point {place!r}. Each message of a user is one, with "
-            "auto_checkpoint='turn' or 'tool'; any checkpoint is one too. List them: agentgit log.",
+            f"Session {session.session_name} has no restore point {place!r}. Every user message is one with "
+            "auto_checkpoint='turn' or 'tool', and so is every checkpoint. List them: agentgit log.",
             near=references.near(place.removeprefix(references.MESSAGE), ids),
         )
 
@@ -353,7 +355,7 @@ class Lookup:
             if owner is not None:
                 raise InvalidInput(
                     f"Checkpoint {checkpoint_id} belongs to session {owner.reference}, not to "
-                    f"{session.session_name}. Wrap that session to go there."
+                    f"{session.session_name}. Open that session to use it."
                 )
         raise NotFound(f"Session {session.session_name} has no checkpoint {checkpoint_id}. List them: agentgit log.")
 
@@ -416,8 +418,8 @@ class Lookup:
         """Raise `NotFound` for a place that does not exist, and state how many checkpoints there are."""
         count = self.store.log.count(connection, of_path(path), Filter(), None)
         raise NotFound(
-            f"{reference.text!r} names nothing: {before} {count} checkpoints{after}. List them with session.log(), or: "
-            "agentgit log"
+            f"{reference.text!r} does not exist: {before} {count} checkpoints{after}. List them with session.log(), "
+            "or: agentgit log"
         )
 
     def _names(self, connection: Connection, session: ExternalSession) -> list[str]:

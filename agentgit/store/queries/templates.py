@@ -43,7 +43,7 @@ def begin(
     session_id = store.sessions.create(connection, user_id, name)
     store.sessions.lock(connection, point.external_session_id)  # who erases it comes before this, or sees this
     if not store.checkpoints.find(connection, CHECKPOINT.c.id == point.id):
-        raise NotFound(f"The checkpoint {called} was deleted meanwhile. List those that are there: agentgit log.")
+        raise NotFound(f"Checkpoint {called} has been deleted. To list the others, run agentgit log.")
     (branch,) = store.sessions.branches(connection, session_id)
     if point.graph_checkpoint_id is not None:
         store.graphs.fork(connection, point.thread_id, point.graph_checkpoint_id, branch.thread_id, point.pending)
@@ -76,7 +76,7 @@ def require_same(store: Store, connection: Connection, session_id: int, name: st
     """
     branches = store.sessions.branches(connection, session_id)
     if not branches:
-        raise NotFound(f"The session {name!r} was deleted meanwhile. Try again, and it is made anew.")
+        raise NotFound(f"Session {name!r} has been deleted. Try again to create it.")
     template = as_object(branches[0].meta).get(TEMPLATE)
     began_so = template is not None and (
         template["checkpoint"] == point.id or (template["checkpoint"] is None and template["reference"] == called)
@@ -84,8 +84,8 @@ def require_same(store: Store, connection: Connection, session_id: int, name: st
     if not began_so:
         began = f"from {template['reference']}" if template is not None else "without a template"
         raise Conflict(
-            f"There is a session {name!r} already, which began {began}, and not from {called}. Give the new session "
-            "another name; or leave the template out to continue that one."
+            f"Session {name!r} already exists and was created {began}, not from {called}. Choose another "
+            "name, or omit the template to continue that session."
         )
 
 
@@ -128,8 +128,8 @@ def require_to_run(store: Store, connection: Connection, session_id: int, point:
     beginning = store.checkpoints.by_id(connection, first.head_id)
     if others or beginning.number != 1 or beginning.position != point.position:
         raise Conflict(
-            "This session began as the template without its calls, and they are not made now: it may have gone on. "
-            "Give the new session another name; or leave replay out to continue this one."
+            "This session was created from the template without replaying its calls, and is not changed now. "
+            "Choose another name, or omit replay to continue this session."
         )
     return beginning
 

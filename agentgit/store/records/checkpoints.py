@@ -82,9 +82,9 @@ def named(user_id: int, name: str | None, description: str | None = None, data: 
         InvalidInput: The name is empty, or longer than 200 characters.
     """
     if name is not None and (not isinstance(name, str) or not name.strip() or len(name) > NAME_LIMIT):
-        raise InvalidInput(f"A checkpoint's name has 1 to {NAME_LIMIT} characters; {name!r} cannot be one.")
+        raise InvalidInput(f"{name!r} is not a valid checkpoint name. Use 1 to {NAME_LIMIT} characters.")
     if description is not None and not isinstance(description, str):
-        raise InvalidInput(f"A description is a text, not {description!r}.")
+        raise InvalidInput(f"description must be a string, not {description!r}.")
     return Label(kind="named", user_id=user_id, name=name, description=description, data=data, id=new_id())
 
 
@@ -326,7 +326,7 @@ class TagStore:
             assert known is not None  # noqa: S101  # it was just added
         if known.checkpoint_id != point.id:
             raise Conflict(
-                f"{known.reference} has the tag {name!r} already. Take it away first: session.untag({name!r}), or "
+                f"{known.reference} already has the tag {name!r}. Remove it first: session.untag({name!r}), or "
                 f"agentgit tag --delete {name}"
             )
         return known

@@ -104,8 +104,8 @@ def _says_whole(seal: Seal, name: str, proof: bytes) -> bool:
         said = b""
     if said not in (_PROOF, _WHOLE):
         raise InvalidInput(
-            f"The key {name} is another one than this database is encrypted with under that name. Give the right one, "
-            "or give a new key a new name."
+            f"The key {name} differs from the key of that name with which this database is encrypted. Pass that key, "
+            "or give the new key another name."
         )
     return said == _WHOLE
 

@@ -290,8 +290,8 @@ class Journal:
             if row is None:
                 raise missing_row("tool invocation", invocation_id)
             raise Conflict(
-                f"Invocation {invocation_id} ({row.tool_name}) is {row.status} and cannot become {status}: somebody "
-                "else has dealt with it. Plan the rollback again."
+                f"Invocation {invocation_id} ({row.tool_name}) is {row.status} and cannot become {status}: it was "
+                "changed in the meantime. Plan the rollback again."
             )
         return row
 

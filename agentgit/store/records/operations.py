@@ -110,8 +110,8 @@ class OperationStore:
             raise missing_row("operation", operation_id)
         if (has.status, has.owner) != (RUNNING, owner):
             raise Conflict(
-                f"Operation {operation_id} was taken over: somebody held this process for dead. Nothing more of it is "
-                f"done here. Look at session.operations(), then call repo.resume({operation_id}) if it is partial."
+                f"Operation {operation_id} was taken over because this process was assumed dead. It stops here. See "
+                f"session.operations(), then call repo.resume({operation_id}) if it is partial."
             )
 
     def change(self, connection: Connection, operation_id: int, request: Mapping[str, Any]) -> None:

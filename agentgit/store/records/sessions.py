@@ -219,9 +219,9 @@ class SessionStore:
         tags = set(connection.execute(select(TAG.c.name).where(of_session)).scalars())
         if wanted is not None:
             if wanted in taken:
-                raise Conflict(f"There is a branch {wanted} already. Choose another name, or switch to it.")
+                raise Conflict(f"Branch {wanted} already exists. Choose another name, or switch to it.")
             if references.branch_name(wanted) in tags:
-                raise Conflict(f"There is a tag {wanted}, which names the place already. Choose another name.")
+                raise Conflict(f"A tag named {wanted} already exists. Choose another name.")
             return wanted
         taken |= tags
         base = re.sub(r"-\d+$", "", source)
@@ -240,7 +240,7 @@ class SessionStore:
             Conflict: The owner has another session of that name.
         """
         if name != session.session_name and name in self.names(connection, session.user_id):
-            raise Conflict(f"There is a session {name} already. Choose another name.")
+            raise Conflict(f"Session {name} already exists. Choose another name.")
         this = (SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session.id)
         row_codes.change(connection, SESSION, *this, session_name=name)
         note(
@@ -304,7 +304,7 @@ class SessionStore:
         row = self.branch(connection, branch_id)
         require_whole(row)
         raise Conflict(  # also if it was given back at this very moment
-            f"Another agent is running branch {row.name}. Wait for its turn to end, or go your own way with "
+            f"Another agent is running branch {row.name}. Wait for its turn to end, or work on a branch of your own: "
             "agent.fork().",
             head=row.head_id,
         )
@@ -328,8 +328,8 @@ class SessionStore:
         def expect() -> None:
             if not _is_held(asked.first(), taken):
                 raise Conflict(
-                    "This turn was taken over: somebody held it for dead and took its branch back. Nothing more of it "
-                    "is recorded or saved. Go on with a new agent: repo.wrap(graph, session)."
+                    "This turn was taken over: its process was assumed dead and its branch recovered. Nothing more "
+                    "of it is recorded or saved. Continue with a new agent: repo.wrap(graph, session)."
                 )
 
         return expect
@@ -503,6 +503,6 @@ def require_whole(branch: Found) -> None:
     """
     if branch.status not in (OPEN, RUNNING):
         raise Conflict(
-            f"Branch {branch.name} is {branch.status}: its rollback was not finished. Look at session.operations(), "
+            f"Branch {branch.name} is {branch.status}: its rollback was not finished. Check session.operations(), "
             "then call repo.resume(operation)."
         )

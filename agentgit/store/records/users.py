@@ -101,7 +101,7 @@ class UserStore:
             NotAllowed: The user was deleted.
         """
         if connection.execute(self._this(user_id).with_for_update(read=True, key_share=True)).first() is None:
-            raise NotAllowed("This user was deleted, and can make nothing any more.")
+            raise NotAllowed("This user was deleted and can no longer create anything.")
 
     def _this(self, user_id: int) -> Select[int]:
         return select(USER.c.id).where(USER.c.tenant_id == self.tenant_id, USER.c.id == user_id)

@@ -153,8 +153,8 @@ class World:
         lost = {row.invocation_id for row in log} - {row.id for row in calls}
         if lost:
             raise Corrupt(
-                f"The world log tells of a call {min(lost)}, which is not there. Run: agentgit fsck; then restore the "
-                "database from a copy.",
+                f"The world log refers to call {min(lost)}, which is missing. Run: agentgit fsck; then restore the "
+                "database from a backup.",
                 row=f"tool_invocation {min(lost)}",
             )
 

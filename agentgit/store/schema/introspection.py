@@ -163,18 +163,18 @@ def differences(found: Shape, wanted: Shape) -> list[str]:
 
     Example:
         >>> differences({"tag": {"column name": "TEXT"}}, {"tag": {"column name": "TEXT NOT NULL"}, "blob": {}})
-        ['there is no table blob', 'tag: column name is TEXT, and should be TEXT NOT NULL']
+        ['table blob is missing', 'tag: column name is TEXT, not TEXT NOT NULL']
     """
-    said = [f"there is no table {name}" for name in sorted(wanted.keys() - found.keys())]
-    said += [f"there is a table {name}" for name in sorted(found.keys() - wanted.keys())]
+    said = [f"table {name} is missing" for name in sorted(wanted.keys() - found.keys())]
+    said += [f"table {name} is unexpected" for name in sorted(found.keys() - wanted.keys())]
     for name in sorted(found.keys() & wanted.keys()):
         has, needs = found[name], wanted[name]
-        said += [f"{name}: there is no {part}" for part in sorted(needs.keys() - has.keys())]
+        said += [f"{name}: {part} is missing" for part in sorted(needs.keys() - has.keys())]
         extra = sorted(part for part in has.keys() - needs.keys() if not part.startswith("index "))
-        said += [f"{name}: there is a {part}" for part in extra]
+        said += [f"{name}: {part} is unexpected" for part in extra]
         for part in sorted(has.keys() & needs.keys()):
             if has[part] != needs[part]:
                 is_code = part.startswith(("function ", "policy ", "definition "))
-                how = "does something else" if is_code else f"is {has[part]}, and should be {needs[part]}"
+                how = "was modified" if is_code else f"is {has[part]}, not {needs[part]}"
                 said.append(f"{name}: {part} {how}")
     return said

@@ -52,9 +52,7 @@ def known(revision: str) -> str:
         InvalidInput: There is no such revision.
     """
     if revision != BASE and revision not in revisions():
-        raise InvalidInput(
-            f"There is no schema {revision!r}. There are: {', '.join(revisions())}, and {BASE} for none."
-        )
+        raise InvalidInput(f"There is no schema {revision!r}. Use one of {', '.join(revisions())}, or {BASE} for none.")
     return revision
 
 
@@ -104,7 +102,7 @@ def script(kind: str, start: str, end: str) -> str:
 
     order = [BASE, *revisions()]
     if order.index(known(start)) >= order.index(known(end)):
-        raise InvalidInput(f"Schema {start} is not older than {end}; only the way up is written down.")
+        raise InvalidInput(f"Schema {start} is not older than {end}. Scripts exist only for upgrades.")
     written = io.StringIO()
     with one_at_a_time:
         command.upgrade(_config(written, dialect=kind), f"{start}:{end}", sql=True)

@@ -66,9 +66,9 @@ def partition(database: Database, count: int) -> int:
         SchemaMismatch: The schema is not this library's.
     """
     if database.is_sqlite:
-        raise InvalidInput("A SQLite file has no partitions; bring its sessions to PostgreSQL by export and import.")
+        raise InvalidInput("SQLite has no partitions. Move the sessions to PostgreSQL with export and import.")
     if not 2 <= count <= MOST:
-        raise InvalidInput(f"{count} parts cannot be meant; give 2 to {MOST}, as for a few times your processors.")
+        raise InvalidInput(f"Use 2 to {MOST} partitions, not {count}: a few times the number of your processors.")
     schema.check(database)
 
     def work(connection: Connection) -> int:
@@ -174,7 +174,7 @@ def spread(kind: str) -> str:
         True
     """
     if kind not in KINDS:
-        raise InvalidInput(f"There is no script for {kind!r}; there are postgresql, sqlite, {', '.join(KINDS)}.")
+        raise InvalidInput(f"There is no script for {kind!r}. Use one of postgresql, sqlite, {', '.join(KINDS)}.")
     written = schema.script("postgresql")
     if kind == "yugabyte":
         return written.replace(_GIN, "USING ybgin (words)")

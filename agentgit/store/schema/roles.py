@@ -50,7 +50,7 @@ def grant(database: Database, role: str) -> int:
         SchemaMismatch: The schema is not this library's.
     """
     if database.is_sqlite:
-        raise InvalidInput("A SQLite file has no roles; who may read and write the file may do everything in it.")
+        raise InvalidInput("SQLite has no roles: anyone who can write the file can do everything in it.")
     schema.check(database)
 
     def work(connection: Connection) -> int:
@@ -65,14 +65,14 @@ def _grant(connection: Connection, role: str) -> int:
     names = [*METADATA.tables, VERSION_TABLE]
     found = connection.execute(_ROLE, {"role": role}).first()
     if found is None:
-        raise NotFound(f"The server has no role {role!r}. Make one: CREATE ROLE name LOGIN")
+        raise NotFound(f"The server has no role {role!r}. Create one: CREATE ROLE name LOGIN")
     if found.past:
         raise NotAllowed(
-            f"Row-level security does not hold for {role!r}: take SUPERUSER and BYPASSRLS from it first, and the "
-            "membership in roles that have one of them."
+            f"Row-level security does not apply to {role!r}. First revoke SUPERUSER and BYPASSRLS from it, and its "
+            "membership in roles that have either."
         )
     if connection.execute(_OWNS, {"names": names, "role": role}).scalar_one():
-        raise NotAllowed(f"{role!r} owns the tables and may do everything with them; take another role for the work.")
+        raise NotAllowed(f"{role!r} owns the tables, so row-level grants do not limit it. Use another role.")
     quote = connection.dialect.identifier_preparer.quote_identifier
     place = quote(str(connection.execute(text("SELECT current_schema()")).scalar_one()))
     connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {place} TO {quote(role)}")

@@ -65,8 +65,8 @@ def check(database: Database, *, deep: bool = False) -> None:
         raise SchemaMismatch(f"{database.name} {state}. Run: {way}")
     if deep and (wrong := database.write(lambda connection: _changed(connection, database))):
         raise SchemaMismatch(
-            f"{database.name} is not as its migrations made it: {'; '.join(wrong)}. Somebody has changed it by hand: "
-            "take that back, or restore a copy."
+            f"The schema of {database.name} does not match its migrations: {'; '.join(wrong)}. "
+            "Undo the manual changes, or restore a backup."
         )
 
 
@@ -140,8 +140,8 @@ def require_owner(connection: Connection, database: Database, verb: str) -> None
     """
     if (others := _others(connection)) is not None:
         raise NotAllowed(
-            f"{others.role} does not own the tables of {database.name}, and may not change them. Their owner "
-            f"{others.owner} runs: {_command(verb, database, others.owner)}"
+            f"{others.role} does not own the tables of {database.name} and cannot change them. Ask their owner "
+            f"{others.owner} to run: {_command(verb, database, others.owner)}"
         )
 
 
@@ -191,7 +191,7 @@ def _require_room(connection: Connection, database: Database) -> None:
     taken = sorted(_names(connection) & OURS - {VERSION_TABLE})
     if not database.is_sqlite and connection.execute(text("SELECT current_schema()")).scalar() is None:
         raise SchemaMismatch(
-            f"The search_path of {database.name} names no schema that is there. Make it first, by CREATE SCHEMA."
+            f"The search_path of {database.name} names no existing schema. Create it first, with CREATE SCHEMA."
         )
     if taken:
         way = (
@@ -201,8 +201,8 @@ def _require_room(connection: Connection, database: Database) -> None:
             "?options=-csearch_path%3Dagentgit at the end of the URL."
         )
         raise SchemaMismatch(
-            f"{database.name} has tables of something else that are called as ours: {', '.join(taken)}. {way} "
-            "It was not touched."
+            f"{database.name} has tables of another application with names of agentgit: {', '.join(taken)}. {way} "
+            "Nothing was changed."
         )
 
 
@@ -226,14 +226,14 @@ def downgrade(database: Database, revision: str, *, lose: bool = False) -> list[
         found = _current(connection)
         _require_known(database, found)
         if found is None:
-            raise SchemaMismatch(f"{database.name} has no tables of agentgit.")
+            raise SchemaMismatch(f"{database.name} has no agentgit tables.")
         if revision != BASE and revision > found:
             raise InvalidInput(f"{database.name} has schema {found}, which is older than {revision}.")
         require_owner(connection, database, f"downgrade {revision}")
         goes = _goes(connection, shape_of(connection), shape_at(connection, revision))
         if goes and not lose:
             raise NotAllowed(
-                f"A downgrade of {database.name} from {found} to {revision} loses {', '.join(goes)}. Make a copy; then "
+                f"A downgrade of {database.name} from {found} to {revision} loses {', '.join(goes)}. Back it up, then "
                 f"run: {_command(f'downgrade {revision} --yes', database)}"
             )
         migrations.run(connection, "downgrade", revision)
@@ -285,9 +285,7 @@ def stamp(database: Database, revision: str) -> None:
         _require_released(database, _current(connection))
         require_owner(connection, database, f"stamp {revision}")
         if wrong := _wrong(connection, revision):
-            raise SchemaMismatch(
-                f"The tables of {database.name} are not those of schema {revision}: {'; '.join(wrong)}."
-            )
+            raise SchemaMismatch(f"The tables of {database.name} do not match schema {revision}: {'; '.join(wrong)}.")
         migrations.run(connection, "stamp", revision)
 
     database.write(work, durable=True)
@@ -305,7 +303,7 @@ def script(kind: str, start: str | None = None, end: str | None = None) -> str:
         InvalidInput: There is no such revision or kind, or the first is not older than the second.
     """
     if kind not in ("postgresql", "sqlite"):
-        raise InvalidInput(f"agentgit keeps its data in sqlite or postgresql, not in {kind!r}.")
+        raise InvalidInput(f"agentgit supports sqlite and postgresql, not {kind!r}.")
     return migrations.script(kind, start or BASE, end or REVISION)
 
 
@@ -322,8 +320,8 @@ def ready(database: Database) -> None:
         found, names = _current(connection), _names(connection)
     if found is None and (others := sorted(names - {VERSION_TABLE})):
         raise SchemaMismatch(
-            f"{database!r} holds tables of something else ({', '.join(others[:3])}) and none of agentgit. Give it a "
-            f"file of its own; or, to have both in this one, run: {_command('upgrade', database)}"
+            f"{database!r} has tables of another application ({', '.join(others[:3])}) and none of agentgit. Use "
+            f"another file or, to keep both in this one, run: {_command('upgrade', database)}"
         )
     if found != REVISION:
         upgrade(database)

@@ -46,7 +46,7 @@ def ensure_tenant(database: Database, name: str | None = None, *, create: bool =
         if found is None and not create and called != FIRST_NAME:
             there = connection.execute(select(TENANT.c.name)).scalars().all()
             raise NotFound(
-                f"There is no tenant {called!r}. `agentgit --tenant NAME users add USER` makes one with a user.",
+                f"There is no tenant {called!r}. Create one with its first user: agentgit --tenant NAME users add USER",
                 near=references.near(called, there),
             )
     return int(found) if found is not None else looking.write(lambda c: _ensure(c, wanted, called), durable=True)

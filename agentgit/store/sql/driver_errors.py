@@ -77,7 +77,7 @@ class Raced(Again):
     """
 
     def __init__(self, where: str, text: str, words: str) -> None:
-        super().__init__(f"Another writer was in the way in {where}: {text}. Try again.")
+        super().__init__(f"Another writer interfered in {where}: {text}. Try again.")
         self.refused = _refused(where, text)
         self.words = words
 
@@ -95,9 +95,9 @@ def meaning(error: Exception, where: str, *, committing: bool | None = None) -> 
     state: str | None = getattr(error, "sqlstate", None)
     text = _shown(error, full, state)
     if REFUSED in full:
-        return NotAllowed(f"{REFUSED} in {where}. What happened has happened; new events are added by what is done.")
+        return NotAllowed(f"{REFUSED} in {where}: it is append-only. agentgit adds its events by itself.")
     if state in AGAIN:
-        return Again(f"Another writer was in the way in {where}: {text}. Try again.")
+        return Again(f"Another writer interfered in {where}: {text}. Try again.")
     if state in RACES or (is_a(error, "IntegrityError") and state is None and full.startswith(TAKEN)):
         return Raced(where, text, full)
     known = _by_state(state, text, where) if state is not None else _of_a_file(error, text, where)
@@ -107,17 +107,17 @@ def meaning(error: Exception, where: str, *, committing: bool | None = None) -> 
         return _refused(where, text)
     if "too many clients" in full or "connection slots" in full:
         return Unavailable(
-            f"{where} takes no more connections. Open it with a smaller pool_size, put a pooler in front of it, or "
+            f"{where} accepts no more connections. Open it with a smaller pool_size, put a pooler in front of it, or "
             "raise its max_connections."
         )
     if committing is None or not is_broken(error):
-        return Unavailable(f"{where} is out of reach: {text}")
+        return Unavailable(f"{where} cannot be reached: {text}")
     if committing:
         return Unavailable(
-            f"The connection to {where} broke while a commit was on its way, so it may be stored or not; it was not "
-            "tried again. Look at what is there, then go on."
+            f"The connection to {where} broke during a commit, which may or may not be stored. It was not retried. "
+            "Check what is stored before you continue."
         )
-    return Broken(f"{where} is out of reach: {text}")
+    return Broken(f"{where} cannot be reached: {text}")
 
 
 def _shown(error: Exception, text: str, state: str | None) -> str:
@@ -142,23 +142,23 @@ def _shown(error: Exception, text: str, state: str | None) -> str:
 def _refused(where: str, text: str) -> AgentGitError:
     """Return the error for a statement that fails each time, because of what it says."""
     return AgentGitError(
-        f"{where} refused a statement of agentgit: {text}. Trying again does not help. Run agentgit fsck; if it finds "
-        "nothing, this is a defect: please report it."
+        f"{where} refused a statement of agentgit: {text}. Retrying does not help. Run agentgit fsck; if it finds "
+        "nothing, this is a bug: please report it."
     )
 
 
 def _by_state(state: str, text: str, where: str) -> AgentGitError | None:
     """Return what a server's state means; None if that depends on the connection."""
     if state == DENIED:
-        return NotAllowed(f"{where} refused it: {text}. Ask its owner for: agentgit db grant ROLE")
+        return NotAllowed(f"{where} denied permission: {text}. Ask its owner to run: agentgit db grant ROLE")
     if state == TOO_SLOW:
-        return Unavailable(f"{where} broke a statement off: {text}. Raise its statement_timeout, then try again.")
+        return Unavailable(f"{where} canceled a statement: {text}. Raise its statement_timeout, then try again.")
     if state in FULL:
         return Unavailable(f"{where} could not be written: {text}. Free some space, then try again.")
     if state == READ_ONLY:
-        return Unavailable(f"{where} cannot be written: {text}. Open the primary server, or make it writable.")
+        return Unavailable(f"{where} cannot be written: {text}. Connect to the primary server, or make it writable.")
     if state in DAMAGED:
-        return Corrupt(f"{where} is damaged: {text}. Restore it from a copy.", row="the database")
+        return Corrupt(f"{where} is damaged: {text}. Restore it from a backup.", row="the database")
     if state in UNKNOWN_NAMES:
         return _other_schema(where, text)
     if state[:2] in BAD_VALUES:
@@ -167,7 +167,7 @@ def _by_state(state: str, text: str, where: str) -> AgentGitError | None:
 
 
 def _bad_value(where: str, text: str) -> AgentGitError:
-    return InvalidInput(f"{where} cannot store a value: {text}. Give a smaller one, or one without NUL characters.")
+    return InvalidInput(f"{where} cannot store a value: {text}. Use a smaller one, or one without NUL characters.")
 
 
 def _other_schema(where: str, text: str) -> AgentGitError:
@@ -179,17 +179,17 @@ def _of_a_file(error: Exception, text: str, where: str) -> AgentGitError | None:
     name = getattr(error, "sqlite_errorname", None) or ""
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         # Not again: SQLite has waited for that long already.
-        return Unavailable(f"{where} stayed locked for {BUSY_SECONDS} s. Close what holds it, then try again.")
+        return Unavailable(f"{where} was locked for {BUSY_SECONDS} s. Close the program that uses it, then try again.")
     if name.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")):
-        return Unavailable(f"{where} cannot be written. Give this user the right to write the file and its folder.")
+        return Unavailable(f"{where} cannot be written. Give this user write permission for the file and its folder.")
     if name.startswith("SQLITE_CANTOPEN"):
-        return Unavailable(f"{where} cannot be opened. Does its folder exist, and may this user write there?")
+        return Unavailable(f"{where} cannot be opened. Check that its folder exists and this user can write to it.")
     if name.startswith("SQLITE_CORRUPT"):
         return Corrupt(
-            f"{where} is damaged: {text}. Restore it from a copy; agentgit fsck tells more.", row="the database file"
+            f"{where} is damaged: {text}. Restore it from a backup. Details: agentgit fsck", row="the database file"
         )
     if name == "SQLITE_NOTADB":
-        return SchemaMismatch(f"{where} is not a SQLite database. Give another path; this file was not touched.")
+        return SchemaMismatch(f"{where} is not a SQLite database. Use another path; this file was not changed.")
     if name.startswith(("SQLITE_IOERR", "SQLITE_FULL", "SQLITE_NOMEM")):
         return Unavailable(f"{where} could not be written: {text}. Free some space, then try again.")
     if name in ("SQLITE_TOOBIG", "SQLITE_MISMATCH", "SQLITE_RANGE"):
@@ -207,8 +207,8 @@ def missing_row(kind: str, row_id: object) -> NotFound:
         row_id: The id of the row.
     """
     return NotFound(
-        f"There is no {kind} {row_id} in this database. If its session was not deleted, the row is lost: agentgit fsck "
-        "tells which others need it."
+        f"There is no {kind} {row_id} in this database. If its session was not deleted, the row is lost. To find the "
+        "rows that need it, run: agentgit fsck"
     )
 
 

@@ -70,7 +70,7 @@ class Seal:
         try:
             return import_module("cryptography.hazmat.primitives.ciphers.aead")
         except ModuleNotFoundError as error:
-            raise Unavailable('Encryption needs its library. Run: pip install "agentgit[encryption]"') from error
+            raise Unavailable('Encryption needs an extra package. Run: pip install "agentgit[encryption]"') from error
 
     def seal(self, place: str, value: bytes | memoryview, key: str | None = None) -> bytes:
         """Seal a value.
@@ -100,8 +100,8 @@ class Seal:
             plain: bytes = self._cipher(name).decrypt(nonce, rest, self._about(place))
         except (self._invalid, ValueError) as error:
             raise Corrupt(
-                f"A value in {place} does not open with the key {name}: it was changed or moved, or this is another "
-                "key of that name. Run: agentgit fsck, which names the row; then restore the database from a copy.",
+                f"A value in {place} does not decrypt with the key {name}: it was changed or moved, or this is another "
+                "key of that name. Run: agentgit fsck, which names the row; then restore the database from a backup.",
                 row=place,
             ) from error
         return plain
@@ -152,7 +152,7 @@ def _head(name: str) -> bytes:
 def missing(name: str) -> KeyMissing:
     """Make the failure that says which key is needed."""
     return KeyMissing(
-        f"This database is encrypted with the key {name}, which was not given. Give it: "
+        f"This database is encrypted with the key {name}, which is missing. Pass it: "
         f"agentgit.open(..., keyring=Keyring({{{name!r}: ...}})), or ${ENVIRONMENT}=NAME:BASE64,...",
         key_id=name,
     )
@@ -205,8 +205,8 @@ def is_refused(seal: Seal | None, data: bytes) -> bool:
 def in_clear(place: str) -> InClear:
     """Make the failure that says so."""
     return InClear(
-        f"A value in {place} is in clear, and everything in this database is encrypted: somebody without the key put "
-        "it there. Run: agentgit fsck, which names the row; then restore the database from a copy.",
+        f"A value in {place} is not encrypted, although this database is: somebody without the key wrote "
+        "it. Run: agentgit fsck, which names the row; then restore the database from a backup.",
         row=place,
     )
 

@@ -57,9 +57,9 @@ def nested(stage: Stage, name: str, *, has_one_connection: bool) -> Iterator[Non
     for one in around:
         if one.place == stage.place and (has_one_connection or (stage.writes and one.writes)):
             raise Conflict(
-                f"This is called from inside a transaction of {name}, for example as the progress callback of gc or "
-                f"import_. It cannot {'write' if stage.writes else 'read'} there now, because it would wait for its "
-                "own caller. Do it when that call has returned."
+                f"This was called inside a transaction of {name}, for example in the progress callback of gc or "
+                f"import_. It cannot {'write' if stage.writes else 'read'} there, because it would wait for its "
+                "own caller. Call it after that call has returned."
             )
     _open.set((*around, stage))
     try:
@@ -82,8 +82,8 @@ class Turns:
     def __enter__(self) -> None:
         if not self._lock.acquire(timeout=WAITING_SECONDS):
             raise Unavailable(
-                f"Another thread of this program has written for {WAITING_SECONDS} s. If that is a gc or an import and "
-                "its progress callback waits for this one, do this when that call has returned; else try again."
+                f"Another thread of this program has been writing for {WAITING_SECONDS} s. If it runs gc or an import "
+                "whose progress callback waits for this call, call this afterwards. Otherwise, try again."
             )
 
     def __exit__(self, *_: object) -> None:

@@ -117,7 +117,7 @@ def server(url: URL, pool_size: int) -> Engine:
         Unavailable: The driver is missing.
     """
     if pool_size < 1:
-        raise InvalidInput(f"pool_size={pool_size} leaves no connection; give 1 or more.")
+        raise InvalidInput(f"pool_size must be 1 or more, not {pool_size}.")
     try:
         engine = create_engine(without_ours(url), **settings(pool_size))
     except ModuleNotFoundError as error:
@@ -189,7 +189,7 @@ def _wanted(url: URL) -> int | None:
         return 0
     if isinstance(said, str) and said.isascii() and said.isdigit() and int(said):
         return int(said)
-    raise InvalidInput(f"{THRESHOLD}={said} cannot be meant: give `none`, or after how many runs to prepare.")
+    raise InvalidInput(f"{THRESHOLD}={said} is not valid: use `none` or the number of runs before preparing.")
 
 
 def _is_pooled(raw: Any, connection: Any) -> bool:

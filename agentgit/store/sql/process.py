@@ -175,9 +175,7 @@ class Leases:
         self, write: Callable[[int, Callable[[Connection], None]], None], seconds: float = LEASE_SECONDS
     ) -> None:
         if not seconds >= SHORTEST:
-            raise InvalidInput(
-                f"lease_seconds={seconds} is too short to be renewed in time; give {SHORTEST:g} or more."
-            )
+            raise InvalidInput(f"lease_seconds={seconds} is too short to be renewed in time. Use {SHORTEST:g} or more.")
         self.seconds = seconds
         self._write = write
         self._changed = threading.Condition()

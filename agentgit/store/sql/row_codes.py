@@ -208,8 +208,8 @@ def _require_authentic(seal: Seal, table: Table, row: Any) -> None:
     if not is_authentic(seal, table, row):
         name = "/".join(str(getattr(row, key.name)) for key in list(table.primary_key)[1:])
         raise Corrupt(
-            f"The row {table.name} {name} was changed by somebody without the key of this database. Run: agentgit "
-            "fsck, which names all such rows; then restore the database from a copy.",
+            f"The row {table.name} {name} was modified without the key of this database. Run: agentgit "
+            "fsck, which names all such rows; then restore the database from a backup.",
             row=f"{table.name} {name}",
         )
 

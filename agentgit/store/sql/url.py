@@ -32,7 +32,7 @@ def parse_url(where: str | Path | URL) -> URL:
     if url.drivername in ("postgresql", "postgres"):
         url = url.set(drivername="postgresql+psycopg")
     if url.get_backend_name() not in ("sqlite", "postgresql"):
-        raise InvalidInput(f"agentgit keeps its data in SQLite or PostgreSQL, not in {url.get_backend_name()}.")
+        raise InvalidInput(f"agentgit supports SQLite and PostgreSQL, not {url.get_backend_name()}.")
     return url
 
 
@@ -45,20 +45,20 @@ def read_url(text: str) -> URL:
     Example:
         >>> read_url("postgresql://me:p@ss@host/db")
         Traceback (most recent call last):
-        agentgit.errors.InvalidInput: This URL has more than one @. Write the one of a password or name as %40, ...
+        agentgit.errors.InvalidInput: This URL has more than one @. In a name or password, write @ as %40 ...
     """
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
         kind = text.partition("://")[0] if "://" in text else ""
         raise InvalidInput(
-            f"{kind}://… is no database URL. Give a path, or write sqlite:///agentgit.db or "
-            "postgresql://user:password@host:5432/name; in a password, what has a meaning in URLs is written with %."
+            f"{kind}://… is not a valid database URL. Use a path, sqlite:///agentgit.db or "
+            "postgresql://user:password@host:5432/name. Percent-encode the password, for example @ as %40."
         ) from None
     if url.get_backend_name() != "sqlite" and "@" in f"{url.host or ''}{url.database or ''}":
         raise InvalidInput(
-            "This URL has more than one @. Write the one of a password or name as %40, and a % as %25. It is not shown "
-            "here, as it may have a part of the password."
+            "This URL has more than one @. In a name or password, write @ as %40 and % as %25. The URL is not shown, "
+            "because it may contain part of the password."
         )
     return url
 

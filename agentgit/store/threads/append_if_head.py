@@ -50,7 +50,7 @@ def refuse_gone(place: GraphKey) -> NoReturn:
     """
     raise Conflict(
         f"Thread {place.thread!r} was deleted while a run was writing to it (checkpoint {place.checkpoint_id!r} is "
-        "gone). Nothing was stored. Start the run again to begin the thread anew."
+        "gone). Nothing was stored. Run again to start a new thread."
     )
 
 
@@ -68,9 +68,9 @@ def refuse_second_run(place: GraphKey, parent_id: str | None, newest: Found | No
     at = newest.place.checkpoint_id if newest else None
     if at != parent_id:
         raise Conflict(
-            f"Two runs are on thread {place.thread!r}: this one continues {parent_id or 'an empty thread'}, but "
-            f"meanwhile the thread moved to {at or 'nothing: it was deleted'}. Nothing was stored. Run the turn again "
-            "on what the thread holds now, or give each run its own thread."
+            f"Two runs use thread {place.thread!r}: this one continues {parent_id or 'an empty thread'}, but "
+            f"the thread has since moved to {at or 'nothing: it was deleted'}. Nothing was stored. Run the turn again "
+            "from its current state, or give each run its own thread."
         )
 
 

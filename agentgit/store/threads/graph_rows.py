@@ -210,7 +210,7 @@ def found(row: Any) -> Found:
         key = "/".join(place)
         raise Corrupt(
             f"The row {key} in table graph_checkpoint cannot be read. Run: agentgit fsck; then restore the database "
-            "from a copy.",
+            "from a backup.",
             row=f"graph_checkpoint {key}",
         ) from error
 

@@ -446,4 +446,4 @@ def _head(row: Any) -> Head:
 
 
 def _missing(thread: str, checkpoint_id: str) -> NotFound:
-    return NotFound(f"Thread {thread!r} has no graph checkpoint {checkpoint_id!r}; was it pruned or deleted?")
+    return NotFound(f"Thread {thread!r} has no graph checkpoint {checkpoint_id!r}. It may have been pruned or deleted.")

@@ -43,7 +43,7 @@ def must_be_new(connection: Connection, tenant_id: int, thread: str) -> None:
         Conflict: It has.
     """
     if exists_already(connection, tenant_id, thread):
-        raise Conflict(f"Thread {thread!r} has checkpoints already. Copy into a new thread, or delete this one first.")
+        raise Conflict(f"Thread {thread!r} already has checkpoints. Copy into a new thread, or delete this one first.")
 
 
 def copy(connection: Connection, tenant_id: int, source: str, target: str) -> None:

@@ -126,7 +126,7 @@ def unpack(data: bytes | None, row: str) -> list[PendingAt] | None:
         ]
     except (ValueError, TypeError) as error:
         raise Corrupt(
-            f"What waited at {row} cannot be read. Run: agentgit fsck; then restore the database from a copy.", row=row
+            f"{row} has damaged pending writes. Run: agentgit fsck; then restore the database from a backup.", row=row
         ) from error
 
 

@@ -36,7 +36,7 @@ ELSEWHERE = "elsewhere"
 MADE_UP = 2**53 - 1
 """The id in an export of what is not in the database that it comes from; it is newer than everything else."""
 
-NOT_ON_THE_PATH = "it was made on another branch or later, and stands in the world that the export comes from"
+NOT_ON_THE_PATH = "it was made on another branch or later, and still exists in the original world"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,7 +259,7 @@ class _Path(_Export):
         states = {(row.graph_checkpoint_id, row.state_hash) for row in points}
         if len(states) > len({graph_checkpoint_id for graph_checkpoint_id, _ in states}):
             raise Conflict(
-                "The calls of this branch ran again while a question of it waited, so that one graph checkpoint of its "
+                "The calls of this branch ran again while it waited for an answer, so one graph checkpoint of its "
                 "path has two states. Export the whole session."
             )
         return points

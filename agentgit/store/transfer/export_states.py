@@ -123,7 +123,7 @@ class ValueWriter:
 
     def _leaf(self, value: Leaf) -> None:
         if len(value.data) > LARGEST:
-            raise InvalidInput(f"The value {value.hash.hex()} has {len(value.data)} bytes, and cannot be exported.")
+            raise InvalidInput(f"The value {value.hash.hex()} has {len(value.data)} bytes and cannot be exported.")
         record = {"record": "value", "id": value.hash.hex(), "type": value.type}
         for part in with_contents(record, value.data, is_text=value.type in READERS):
             self.write(part)
@@ -251,7 +251,7 @@ class StateWriter:
         start = self._one(thread, checkpoint_id)
         if start is None:
             raise Corrupt(
-                f"The graph checkpoint {checkpoint_id} of thread {thread} is gone, and a branch begins there. Run: "
+                f"The graph checkpoint {checkpoint_id} of thread {thread} is missing, and a branch begins there. Run: "
                 "agentgit fsck",
                 row=f"graph_checkpoint {thread}//{checkpoint_id}",
             )

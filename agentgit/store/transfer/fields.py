@@ -34,7 +34,7 @@ def number(least: int = 0, most: int = MOST) -> Check:
 
     def check(value: Any) -> int:
         if type(value) is not int or not least <= value <= most:
-            raise ValueError(f"is no whole number from {least} to {most}")
+            raise ValueError(f"is not a whole number from {least} to {most}")
         return value
 
     return check
@@ -54,7 +54,7 @@ def flag(value: Any) -> bool:
 def text(value: Any) -> str:
     """Take any text."""
     if type(value) is not str or len(value) > LONGEST_TEXT:
-        raise ValueError("is no text")
+        raise ValueError("is not text")
     return value
 
 
@@ -68,7 +68,7 @@ def key(value: Any) -> str:
 def label(value: Any) -> str:
     """Take what a person called something: 1 to 200 characters, not all of them blank."""
     if not text(value).strip() or len(value) > LONGEST_LABEL:
-        raise ValueError(f"is no text of 1 to {LONGEST_LABEL} characters")
+        raise ValueError(f"is not text of 1 to {LONGEST_LABEL} characters")
     return text(value)
 
 
@@ -77,7 +77,7 @@ def word(most: int) -> Check:
 
     def check(value: Any) -> str:
         if type(value) is not str or not 0 < len(value) <= most or not value.isprintable():
-            raise ValueError(f"is no text of 1 to {most} printable characters")
+            raise ValueError(f"is not text of 1 to {most} printable characters")
         return value
 
     return check
@@ -88,7 +88,7 @@ def one_of(*words: str) -> Check:
 
     def check(value: Any) -> str:
         if type(value) is not str or value not in words:
-            raise ValueError(f"is none of {', '.join(words)}")
+            raise ValueError(f"is not one of {', '.join(words)}")
         return value
 
     return check
@@ -98,7 +98,7 @@ def time(value: Any) -> datetime:
     """Take a time with its zone."""
     found = datetime.fromisoformat(value) if type(value) is str else None
     if found is None or found.tzinfo is None or not 1970 < found.year < 9000:
-        raise ValueError("is no time with a zone")
+        raise ValueError("is not a time with a time zone")
     return found.astimezone(UTC)
 
 
@@ -106,7 +106,7 @@ def digest(value: Any) -> bytes:
     """Take a hash in hexadecimal form."""
     found = bytes.fromhex(value) if type(value) is str else b""
     if len(found) != 32 or found.hex() != value:
-        raise ValueError("is no hash")
+        raise ValueError("is not a hash")
     return found
 
 
@@ -120,7 +120,7 @@ def many(check: Check) -> Check:
 
     def of_all(value: Any) -> list[Any]:
         if type(value) is not list:
-            raise ValueError("is no list")
+            raise ValueError("is not a list")
         return [check(item) for item in value]
 
     return of_all
@@ -138,7 +138,7 @@ def named(check: Check) -> Check:
 def thing(value: Any) -> dict[str, Any]:
     """Take any object; that it can be stored is made sure of."""
     if type(value) is not dict:
-        raise ValueError("is no object")
+        raise ValueError("is not an object")
     return dict(plain(value))
 
 
@@ -170,7 +170,7 @@ def _slowly(value: Any) -> bytes:
     try:
         return write_slowly(value)
     except RecursionError as error:
-        raise ValueError("is too deep") from error
+        raise ValueError("is nested too deeply") from error
 
 
 def shaped(**checks: Check) -> Check:

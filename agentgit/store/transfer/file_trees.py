@@ -20,7 +20,7 @@ Record = Mapping[str, Any]
 OWN = "its environment alone can read it"
 GONE = "it is no longer stored"
 NOT_KNOWN = "nobody there has opened its storage"
-NOT_WANTED = "no workspace was named to put them into"
+NOT_WANTED = "no workspace was given to restore them into"
 REASONS = (OWN, GONE, NOT_KNOWN)
 """The reasons for which an export may lack a snapshot that a checkpoint has."""
 
@@ -82,7 +82,7 @@ class FileTree:
             ValueError: That cannot be; the tree is as before.
         """
         if path in self._touched or (item is None and path not in self._items):
-            raise ValueError(f"{_shown(path)} is there a second time, or goes though nothing is there")
+            raise ValueError(f"{_shown(path)} occurs twice, or is deleted although it does not exist")
         if item is not None and (why := self.problem(path, item)):
             raise ValueError(f"{_shown(path)} {why}")
         before = self._remove(path)
@@ -118,12 +118,12 @@ class FileTree:
 
     def _problem(self, path: bytes, item: TreeItem) -> str:
         if len(self._items) >= MOST_PATHS:
-            return f"is one of more than {MOST_PATHS} of one tree"
+            return f"is one of more than {MOST_PATHS} paths of one tree"
         if item.link is not None and (why := link_problem(path, item.link)):
             return why
         above = [self._items.get(one) for one in _above(path)]
         if (not item.is_folder and self._used[path]) or not all(one is None or one.is_folder for one in above):
-            return "is what no directory is, and something is below it; or it is below such"
+            return "is not a directory but has paths below it, or is below such a path"
         for one in (path, *_above(path)):
             if (other := self._spelled.get(_same(one), one)) != one:
                 return f"is the same as {_shown(other)} on some systems"
@@ -178,9 +178,9 @@ class FileChecker:
             ValueError: It is none, or does not match its hash.
         """
         if sum(record[name] is not None for name in ("text", "data", "parts")) != 1:
-            raise ValueError("has not one of text, data, parts")
+            raise ValueError("must have exactly one of text, data and parts")
         if record["id"] in self._sizes:
-            raise ValueError(f"is a second file {record['id'].hex()}")
+            raise ValueError(f"is a duplicate of file {record['id'].hex()}")
         self._hash, self._size, self._parts, self._open = sha256(), 0, 0, record
         if record["parts"] is not None:
             if record["parts"] != -(-record["size"] // PART_BYTES) or record["parts"] < 2:
@@ -213,7 +213,7 @@ class FileChecker:
     def _close(self) -> None:
         assert self._open is not None  # noqa: S101  # it was just read
         if self._size != self._open["size"] or self._hash.digest() != self._open["id"]:
-            raise ValueError("does not match its hash, or its size")
+            raise ValueError("does not match its hash or its size")
         self._sizes[self._open["id"]] = self._size
         self._carried += self._size
         if self._keeps is not None:
@@ -247,14 +247,14 @@ class FileChecker:
         """
         path, why = record["path"], record["why"]
         if self._tree is None or self._has_paths or (why is None and path not in self._left):
-            raise ValueError("is of no tree, or comes too late, or was not left out before")
+            raise ValueError("belongs to no tree, comes too late, or was not left out before")
         if why is None:
             self._left.remove(path)
         else:
             self._left.add(path)
             self.left_paths[path] = why
         if len(self._left) > MOST_PATHS:
-            raise ValueError(f"is one of more than {MOST_PATHS} of one tree")
+            raise ValueError(f"is one of more than {MOST_PATHS} paths of one tree")
         if self._keeps is not None:
             self._keeps.left(path, why)
 
@@ -265,19 +265,19 @@ class FileChecker:
             ValueError: No system, or not every one, could have it; or it is too much.
         """
         if self._tree is None:
-            raise ValueError("is of no tree")
+            raise ValueError("belongs to no tree")
         item = None if record["mode"] is None else TreeItem(record["mode"], record["file"], record["link"])
         if item is None and (record["file"] is not None or record["link"] is not None):
             raise ValueError("has no mode")
         if item is not None and item.file is not None and (item.link is not None or item.file not in self._sizes):
-            raise ValueError("is a file and a link, or names a file that did not come before it")
+            raise ValueError("is both a file and a link, or refers to a file that did not come before it")
         if item is not None and record["path"] in self._left:
-            raise ValueError("is carried and left out at once")
+            raise ValueError("is both included and left out")
         self._has_paths = True
         before = self._tree.change(record["path"], item)
         self._unpacked += self._weight(item) - self._weight(before)
         if self._unpacked > max(MUCH, AT_MOST * self._carried):
-            raise ValueError(f"is of a tree that unpacks to more than {AT_MOST} times what the export has of files")
+            raise ValueError(f"belongs to a tree that unpacks to more than {AT_MOST} times the files of the export")
         if self._keeps is not None:
             self._keeps.change(record["path"], item)
 
@@ -291,13 +291,13 @@ class FileChecker:
             ValueError: Its tree did not come, or a checkpoint has another one.
         """
         if (record["tree"] is None) != (record["why"] is not None) or (record["tree"] or 0) > self._last:
-            raise ValueError("is of no tree that came before it, or does not say why")
+            raise ValueError("refers to no earlier tree, or has no reason")
         if record["why"] is not None:
             self.left[record["why"]] += 1
             return
         for id in record["checkpoints"]:
             if self.snapshots.setdefault(id, record["id"]) != record["id"]:
-                raise ValueError(f"is a second one of checkpoint {id}")
+                raise ValueError(f"is a second snapshot of checkpoint {id}")
 
 
 def unbased(data: str) -> bytes:
@@ -309,7 +309,7 @@ def unbased(data: str) -> bytes:
     try:
         return base64.b64decode(data, validate=True)
     except binascii.Error as error:
-        raise ValueError(f"has data that is no base64 ({error})") from error
+        raise ValueError(f"has data that is not base64 ({error})") from error
 
 
 def _above(path: bytes) -> Iterator[bytes]:

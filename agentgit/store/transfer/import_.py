@@ -79,8 +79,8 @@ def records(stream: LineReader, checker: Checker) -> Iterator[tuple[str, dict[st
         require_header(None)
     if not checker.is_whole:
         raise Corrupt(
-            f"The export ends with line {number}, and its end is missing: it was cut off. Nothing was imported. Export "
-            "it once more where it comes from.",
+            f"The export ends with line {number}, and its end is missing: it is truncated. Nothing was imported. "
+            "Export the session again.",
             row=f"line {number}",
         )
 
@@ -173,13 +173,13 @@ class Import:
         taken = set(self.store.sessions.names(connection, self.user_id))
         if self.name is not None:
             if self.name in taken:
-                raise Conflict(f"There is a session {self.name!r} already. Import it under another name.")
+                raise Conflict(f"Session {self.name!r} already exists. Import it under another name.")
             return self.name
         return free_name(own, taken)
 
 
 def _changed() -> Corrupt:
-    return Corrupt("The export was changed while it was read. Nothing was imported. Import it once more.")
+    return Corrupt("The export was changed while it was read. Nothing was imported. Import it again.")
 
 
 class _ValueImport:

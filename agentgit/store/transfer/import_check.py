@@ -129,10 +129,10 @@ class Checker:
             ValueError: It does not fit to what came before.
         """
         if (kind == "part") != (self._values.is_open or self.files.is_open):
-            raise ValueError("is not where a part of a value or of a file should be")
+            raise ValueError("is a part that belongs to nothing, or comes where a part is missing")
         rank, once = _RANK.get(kind, self._rank), kind in (HEADER, "session", "end")
         if rank < self._rank or (once and self.counts[kind]) or (rank > 1 and not self.session):
-            raise ValueError(f"is a {kind} where none should be")
+            raise ValueError(f"is a misplaced {kind}")
         self._rank = rank
         self._takes[kind](record)
         self.counts[kind] += 1
@@ -150,22 +150,22 @@ class Checker:
 
     def _new(self, kind: str, id: int) -> None:
         if id in self.ids[kind]:
-            raise ValueError(f"is a second {kind} {id}")
+            raise ValueError(f"is a duplicate of {kind} {id}")
         self.ids[kind].add(id)
 
     def _expect(self, kind: str, *ids: int | None) -> None:
         for id in ids:
             if id is not None and id not in self.ids[kind]:
-                raise ValueError(f"names a {kind} {id} that is not there")
+                raise ValueError(f"refers to {kind} {id}, which is missing")
 
     def _take_branch(self, record: Record) -> None:
         json_checks.checked_metadata(record["meta"])
         if any(one.record["name"] == record["name"] for one in self._branches.values()):
-            raise ValueError(f"is a second branch {record['name']!r}")
+            raise ValueError(f"is a duplicate of branch {record['name']!r}")
         if (record["parent"] is None) != (not self._branches) or (record["parent"] is None) != (
             record["point"] is None
         ):
-            raise ValueError("is not the first branch, and leaves from nowhere; or the other way round")
+            raise ValueError("lacks a parent or branch point, or is the first branch and has one")
         self._expect("branch", record["parent"])
         self._new("branch", record["id"])
         self._branches[record["id"]] = _Branch(record)
@@ -219,7 +219,7 @@ class Checker:
 
     def _new_value(self, key: bytes, weight: int) -> None:
         if key in self._weights:
-            raise ValueError(f"is a second value {key.hex()}")
+            raise ValueError(f"is a duplicate of value {key.hex()}")
         self._weights[key] = weight
 
     def _weight(self, keys: Iterable[bytes]) -> int:
@@ -230,13 +230,13 @@ class Checker:
         """
         weight = sum(map(self._weights.__getitem__, keys))
         if weight > max(MUCH, AT_MOST * self._carried):
-            raise ValueError(f"unpacks to more than {AT_MOST} times what the export has of values")
+            raise ValueError(f"unpacks to more than {AT_MOST} times the values of the export")
         return weight
 
     def _require_values(self, *keys: bytes) -> None:
         for key in keys:
             if key not in self._weights:
-                raise ValueError(f"names a value {key.hex()} that did not come before it")
+                raise ValueError(f"refers to value {key.hex()}, which did not come before it")
 
     # -- graph checkpoints
 
@@ -246,7 +246,7 @@ class Checker:
         self._weight(channels.values())
         header = record["header"]
         if not set(header.get("folded", [])) <= channels.keys():
-            raise ValueError("has folded values that are not there")
+            raise ValueError("has folded values that are missing")
         if record["root"] is not None and "" not in (record["meta"].get("parents") or {}):
             raise ValueError("belongs to a graph checkpoint that it does not name")
         digests = {name: bytes.fromhex(digest) for name, digest in header.get("digests", {}).items()}
@@ -255,7 +255,7 @@ class Checker:
         self._require_messages(record)
         key = record["ns"], record["id"]
         if key in branch.keys or record["seq"] <= branch.seqs.get(record["ns"], 0):
-            raise ValueError("is there a second time, or out of order")
+            raise ValueError("is a duplicate, or out of order")
         branch.keys.add(key)
         branch.seqs[record["ns"]] = record["seq"]
         if not record["ns"]:
@@ -266,9 +266,9 @@ class Checker:
         counts = record["header"]["counts"]
         for name, count in counts.items():
             if self._conversations.get(record["channels"].get(name, b"")) != count:
-                raise ValueError(f"counts {count} messages in {name!r}, which has others")
+                raise ValueError(f"counts {count} messages in {name!r}, which has a different number")
         if record["messages"] != counts.get(conversation(counts) or "", 0):
-            raise ValueError(f"counts {record['messages']} messages, and has others")
+            raise ValueError(f"counts {record['messages']} messages, but has a different number")
 
     def _take_write(self, record: Record) -> None:
         branch = self._of(record)
@@ -277,7 +277,7 @@ class Checker:
             raise ValueError("belongs to no graph checkpoint, or has no value")
         key = tuple(record[name] for name in ("branch", "ns", "state", "task", "idx"))
         if key in self._writes:
-            raise ValueError("is there a second time")
+            raise ValueError("is a duplicate")
         self._writes.add(key)
 
     # -- checkpoints, calls, operations, the world log
@@ -287,7 +287,7 @@ class Checker:
         places = record["pending"] or ()
         writes = [(at["ns"], write["task"], write["idx"]) for at in places for write in at["writes"]]
         if len(set(writes)) < len(writes) or len({at["ns"] for at in places}) < len(places):
-            raise ValueError("has a write or a namespace a second time")
+            raise ValueError("has a duplicate write or namespace")
         for at in places:
             if (at["ns"], at["state"]) not in branch.keys or (not at["ns"] and at["state"] != record["state"]):
                 raise ValueError("keeps pending writes of a graph checkpoint that is not its own")
@@ -301,7 +301,7 @@ class Checker:
         self._require_pending(branch, record)
         self._new("checkpoint", record["id"])
         if record["number"] in branch.numbers:
-            raise ValueError(f"is a second checkpoint {record['number']} of its branch")
+            raise ValueError(f"is a duplicate of checkpoint {record['number']} of its branch")
         there = (b"", 0) if record["state"] is None else branch.states.get(record["state"])
         if there != (record["state_hash"] or b"", record["messages"]):
             raise ValueError("has no graph checkpoint, or one with another state")
@@ -312,7 +312,7 @@ class Checker:
         self._expect("checkpoint", record["checkpoint"])
         names = {one.record["name"] for one in self._branches.values()}
         if record["name"] in self._tags | names:
-            raise ValueError(f"is a second tag {record['name']!r}, or is called as a branch is")
+            raise ValueError(f"is a duplicate of tag {record['name']!r}, or has the name of a branch")
         self._tags.add(record["name"])
 
     def _take_snapshot(self, record: Record) -> None:
@@ -325,9 +325,9 @@ class Checker:
         branch = self._of(record)
         self._new("call", record["id"])
         if record["arrival"] in branch.arrivals:
-            raise ValueError(f"is a second call {record['arrival']} of its branch")
+            raise ValueError(f"is a duplicate of call {record['arrival']} of its branch")
         if len(record["result"]) > 1 or (record["kind"] != CALL and record["replay_of"] is None):
-            raise ValueError("has two results, or stands for no other call")
+            raise ValueError("has two results, or does not say which call it replays")
         branch.arrivals.add(record["arrival"])
         self._statuses[record["id"]] = record["status"]
         branch.counted += record["status"] != PAUSED and record["kind"] != REDO
@@ -341,7 +341,7 @@ class Checker:
         for items in record["report"].values():
             self._expect("call", *(item["invocation"] for item in items))
         if record["request_id"] in self._requests:
-            raise ValueError(f"is a second operation {record['request_id']!r}")
+            raise ValueError(f"is a duplicate of operation {record['request_id']!r}")
         self._requests.add(record["request_id"])
 
     def _take_log(self, record: Record) -> None:
@@ -357,16 +357,16 @@ class Checker:
     def _take_end(self, record: Record) -> None:
         counts = {kind: self.counts[kind] for kind in COUNTED}
         if record["counts"] != counts:
-            raise ValueError(f"counts {record['counts']}, and there are {counts}")
+            raise ValueError(f"counts {record['counts']}, but there are {counts}")
         self._expect("branch", self.session["current"])
         for id, replay_of in self._replays:
             self._expect("call", replay_of)
             if id == replay_of:
-                raise ValueError(f"comes after a call {id} that stands for itself")
+                raise ValueError(f"comes after a call {id} that replays itself")
         for id, action in self._logged.items():
             status = self._statuses[id]
             if action not in LAST_LOGGED.get(status, ()):
-                raise ValueError(f"comes after a call {id} that is {status}, and was last logged as {action}")
+                raise ValueError(f"comes after a call {id} that is {status} but was last logged as {action}")
         for branch in self._branches.values():
             self._require_fits(branch)
 
@@ -377,15 +377,15 @@ class Checker:
         if record["point"] is not None:
             point = self._branches[record["parent"]].points.get(record["point"])
             if point is None:
-                raise ValueError(f"comes after a branch {name!r} that leaves from no checkpoint of its parent")
+                raise ValueError(f"comes after a branch {name!r} that starts from no checkpoint of its parent")
             begins = point["position"]
         if record["inherited"] not in (0, begins):  # 0: its calls ran again, and all of its track is its own
-            raise ValueError(f"comes after a branch {name!r} that does not begin where it leaves its parent")
+            raise ValueError(f"comes after a branch {name!r} that does not begin at its branch point")
         begins = record["inherited"]
         if (record["head"] is None) != (not positions) or (positions and record["head"] not in branch.points):
-            raise ValueError(f"comes after a branch {name!r} whose head is no checkpoint of its own")
+            raise ValueError(f"comes after a branch {name!r} whose head is not one of its checkpoints")
         if positions and not begins <= min(positions) <= max(positions) <= begins + branch.counted:
-            raise ValueError(f"comes after a branch {name!r} with a checkpoint behind the end of its tool track")
+            raise ValueError(f"comes after a branch {name!r} with a checkpoint beyond the end of its tool track")
         json_checks.moved_metadata(
             json_checks.checked_metadata(record["meta"]),
             {kind: dict.fromkeys(ids, 0) for kind, ids in self.ids.items()},

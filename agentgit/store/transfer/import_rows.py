@@ -70,7 +70,7 @@ class ValueReader:
             ValueError: It is none, or does not match its hash.
         """
         if sum(fields[name] is not None for name in ("text", "data", "parts")) != 1:
-            raise ValueError("has not one of text, data, parts")
+            raise ValueError("must have exactly one of text, data and parts")
         if fields["parts"] is not None:
             if not 1 < fields["parts"] <= LARGEST // PART_BYTES:
                 raise ValueError(f"cannot have {fields['parts']} parts")
@@ -100,7 +100,7 @@ class ValueReader:
         """
         base = self._recent.get(fields["base"]) if fields["base"] is not None else ()
         if base is None or fields["keep"] > len(base):
-            raise ValueError("leans on a list that did not come shortly before it")
+            raise ValueError("continues a list that did not come shortly before it")
         items = (*base[: fields["keep"]], *fields["items"])
         if list_hash(items) != fields["id"]:
             raise ValueError("does not match its hash")
@@ -112,7 +112,7 @@ def _leaf(fields: Mapping[str, Any], data: bytes) -> Leaf:
     if fields["type"] in (LIST, CHUNK) or fields["type"] not in TYPES:
         raise ValueError(f"has type {fields['type']!r}, which agentgit does not write")
     if fields["type"] == SEALED and data.partition(b"\0")[0] == PICKLE:
-        raise ValueError("is a pickle, which may do anything where it is read, and is not carried")
+        raise ValueError("is a pickle, which is not imported because reading it can run any code")
     found = leaf(fields["type"], data)
     if found.hash != fields["id"]:
         raise ValueError("does not match its hash")
@@ -128,13 +128,13 @@ def require_readable(value: Leaf) -> None:
     try:
         if value.type == RECORD:
             if not all(type(name) is str for name in unpack(value.data)):
-                raise ValueError("has a name that is no text")
+                raise ValueError("has a name that is not text")
             return
         shown = show(value)
         if value.type in READERS:
             require_flat(shown)
         if value.type in RUNS and type(shown) is not list:
-            raise ValueError("is no list")
+            raise ValueError("is not a list")
         if value.type in MESSAGES:
             stored_message(structure(value.data) if value.type == MESSAGE_MSGPACK else shown)
     except Exception as error:  # its bytes may lead to anything

@@ -31,7 +31,7 @@ from agentgit.store.transfer.fields import (
 def _score(value: Any) -> Any:
     """Take what `float` reads: a number, or what JSON has no number for."""
     if value not in ("inf", "-inf", "nan") and (type(value) not in (int, float) or abs(value) > GREATEST):
-        raise ValueError("is no number")
+        raise ValueError("is not a number")
     return value
 
 
@@ -90,7 +90,7 @@ def moved_metadata(meta: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
         found["template"] = {**began, "checkpoint": None}
     if mark := meta.get("exploration"):
         if mark["of"] not in ids["branch"]:
-            raise ValueError(f"was explored from a branch {mark['of']} that is not there")
+            raise ValueError(f"was explored from branch {mark['of']}, which is missing")
         moved_mark = {**mark, "of": ids["branch"][mark["of"]]}
         moved_mark["end"] = ids["checkpoint"].get(mark["end"])
         found["exploration"] = moved_mark
@@ -103,7 +103,7 @@ def moved_metadata(meta: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
 def _some(mark: Any, checks: Mapping[str, Check], needed: tuple[str, ...]) -> dict[str, Any]:
     """Check an object that has some of these fields, and all that are needed."""
     if type(mark) is not dict:
-        raise ValueError("is no object")
+        raise ValueError("is not an object")
     return fields(mark, {name: check for name, check in checks.items() if name in mark or name in needed})
 
 
@@ -153,7 +153,7 @@ def _kind(version: Any) -> str | None:
 def _tokens(value: Any) -> list[int]:
     found: list[int] = many(number(most=2**62))(value)
     if len(found) != len(UsedTokens._fields):
-        raise ValueError("is no count of tokens")
+        raise ValueError("is not a number of tokens")
     return found
 
 
@@ -197,7 +197,7 @@ def stored_message(value: Any) -> dict[str, Any]:
         >>> stored_message({"type": "human", "data": {"content": 7}})
         Traceback (most recent call last):
             ...
-        ValueError: data content is neither a text nor a list of texts and objects
+        ValueError: data content is neither a string nor a list of strings and objects
     """
     made: dict[str, Any] = fields(value if type(value) is dict else {}, {"type": one_of(*ROLES), "data": _same})
     fields(made, {"type": _same, "data": _data(made["type"])})
@@ -208,7 +208,7 @@ def stored_message(value: Any) -> dict[str, Any]:
 def _data(kind: str) -> Check:
     def check(value: Any) -> Any:
         if type(value) is not dict or not all(type(name) is str for name in value):
-            raise ValueError("is no object")
+            raise ValueError("is not an object")
         if odd := [name for name in _RESERVED if name in value]:
             raise ValueError(f"has a field {odd[0]!r}")
         known = _FIELDS | _OF_KIND.get(kind, {}) | {"type": one_of(kind)}
@@ -255,13 +255,13 @@ def _same(value: Any) -> Any:
 
 def _content(value: Any) -> Any:
     if type(value) is not str and not (type(value) is list and all(type(block) in (str, dict) for block in value)):
-        raise ValueError("is neither a text nor a list of texts and objects")
+        raise ValueError("is neither a string nor a list of strings and objects")
     return value
 
 
 def _object(value: Any) -> Any:
     if type(value) is not dict:
-        raise ValueError("is no object")
+        raise ValueError("is not an object")
     return value
 
 

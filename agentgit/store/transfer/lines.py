@@ -58,7 +58,7 @@ class Sealer:
         """
         body = _json(record)[:-1]
         if len(body) + _TAIL > LONGEST:
-            raise Corrupt(f"A record of type {record.get('record')} is longer than {LONGEST} bytes, and not exported.")
+            raise Corrupt(f"A record of type {record.get('record')} is longer than {LONGEST} bytes: not exported.")
         self._chain = sha256(self._chain + body).digest()
         return body + _tail(self._chain)
 
@@ -110,11 +110,11 @@ def read(stream: LineReader) -> Iterator[ExportLine]:
         if len(line) > LONGEST:
             raise damaged(number, f"is longer than {LONGEST} bytes")
         if not line.endswith(b"\n"):
-            raise damaged(number, "is cut off")
+            raise damaged(number, "is truncated")
         body = line[:-_TAIL]
         chain = sha256(chain + body).digest()
         if line[-_TAIL:] != _tail(chain):
-            raise damaged(number, "does not match its hash: it was changed, or a line before it is missing or doubled")
+            raise damaged(number, "does not match its hash: it was changed, or an earlier line is missing or repeated")
         yield ExportLine(number, _record(number, body), chain)
 
 
@@ -126,7 +126,7 @@ def damaged(number: int, what: str) -> Corrupt:
         what: The problem with the line.
     """
     return Corrupt(
-        f"Line {number} of the export {what}. Nothing was imported. Export it once more where it comes from.",
+        f"Line {number} of the export {what}. Nothing was imported. Export the session again.",
         row=f"line {number}",
     )
 
@@ -150,9 +150,9 @@ def _record(number: int, body: bytes) -> dict[str, Any]:
     try:
         found = from_json(body + b"}")
     except (ValueError, RecursionError) as error:
-        raise damaged(number, f"is no JSON ({error})") from error
+        raise damaged(number, f"is not valid JSON ({error})") from error
     if not isinstance(found, dict):
-        raise damaged(number, "is no JSON object")
+        raise damaged(number, "is not a JSON object")
     return found
 
 

@@ -113,13 +113,13 @@ def text_of(found: bytes) -> str:
 
 def _bytes(value: Any, *, controls: bool = False) -> bytes:
     if type(value) is not str:
-        raise ValueError("is no text")
+        raise ValueError("is not text")
     try:
         found = value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
-        raise ValueError(f"{_named(value)} is no path of any system") from error
+        raise ValueError(f"{_named(value)} is not a path on any system") from error
     if not 0 < len(found) <= LONGEST_PATH:
-        raise ValueError(f"is no text of 1 to {LONGEST_PATH} bytes")
+        raise ValueError(f"is not text of 1 to {LONGEST_PATH} bytes")
     if not controls and _has_controls(value):
         raise ValueError(f"{_named(value)} {CONTROLS}")
     return found
@@ -141,7 +141,7 @@ def _problem(name: str) -> str:
         return f"has a name of more than {LONGEST_NAME} bytes"
     plain = _plain(name)
     if plain in REPOSITORY:
-        return "is of a git repository"
+        return "is in a git repository"
     if plain.partition(".")[0].rstrip() in DEVICES or "\\" in name:
         return "is a device or another path on some systems"
     return ""

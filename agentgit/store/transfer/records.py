@@ -230,11 +230,11 @@ def checked(record: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     kind = record.get("record")
     shape = _SHAPES.get(kind) if isinstance(kind, str) else None
     if shape is None or not isinstance(kind, str):
-        raise ValueError("is no record that an export has")
+        raise ValueError("is not a known kind of record")
     try:
         return kind, fields({name: value for name, value in record.items() if name != "record"}, shape)
     except ValueError as error:
-        raise ValueError(f"is no {kind}: {error}") from error
+        raise ValueError(f"is not a valid {kind}: {error}") from error
 
 
 def require_header(record: Mapping[str, Any] | None) -> None:
@@ -247,7 +247,7 @@ def require_header(record: Mapping[str, Any] | None) -> None:
         InvalidInput: The file is not an export, or has another format.
     """
     if record is None or record.get("record") != HEADER:
-        raise InvalidInput("This is no export of agentgit. Give a file that `agentgit export` has written.")
+        raise InvalidInput("This is not an agentgit export. Use a file that `agentgit export` has written.")
     if record.get("format") != FORMAT:
         raise InvalidInput(
             f"This export has format {record.get('format')!r}, and this version of agentgit reads format {FORMAT}. "

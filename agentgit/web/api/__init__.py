@@ -84,7 +84,7 @@ def _refused(request: Request, error: Exception) -> Response:
     told = str(error.detail)
     if told == HTTPStatus(error.status_code).phrase:  # nobody of ours said more
         described = f"{request.scope.get('root_path', '')}/openapi.json"
-        told = f"There is nothing for {request.method} {request.url.path} here. {described} lists what there is."
+        told = f"There is no endpoint {request.method} {request.url.path}. {described} lists the endpoints."
     return problems.answer(problems.problem(error.status_code, told), dict(error.headers or {}))
 
 

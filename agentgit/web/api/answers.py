@@ -94,10 +94,10 @@ class Me(BaseModel):
 
 
 Session = described("Session", ExternalSession)
-Sessions = listing("Sessions", Session, "A page of sessions, the one that moved last first.", next=str | None)
+Sessions = listing("Sessions", Session, "A page of sessions, the most recently updated first.", next=str | None)
 Erased = described("Erased", reports.Erased, but={"left": list[str]})
 Branch = described("Branch", InternalSession, without=InternalSession.CONTENT)
-Branches = listing("Branches", Branch, "The branches of a session, in the order they were made.")
+Branches = listing("Branches", Branch, "The branches of a session, oldest first.")
 Point = described("Point", tree.Point)
 TreeBranch = described("TreeBranch", tree.Branch, without=("children",), but={"points": many(Point)})
 Tree = described("Tree", tree.Tree, without=("roots",), branches=many(TreeBranch))
@@ -112,7 +112,7 @@ class CheckpointAnswer(BaseModel):
     created_at: datetime | None
     internal_session_id: int
     user_id: int | None
-    reference: str = Field(description="How a person calls it, like `main#7`.")
+    reference: str = Field(description="A readable reference, like `main#7`.")
     branch: str
     number: int
     kind: str
@@ -160,7 +160,7 @@ FileChanges = described("FileChanges", files.FileChanges, but={"changes": many(F
 
 CheckpointFiles = answer(
     "CheckpointFiles",
-    "The files of a checkpoint: what its turn changed, and what bringing them back now would do.",
+    "The files of a checkpoint: what its turn changed, and what restoring them now would do.",
     snapshot=int | None,
     before=str | None,
     added_files=list[str],
@@ -176,11 +176,11 @@ Tags = listing("Tags", Tag, "The tags of a session, the newest first.")
 Hit = described("Hit", queries.Hit, but={"marks": list[list[int]]})
 
 
-HitsPage = answer("HitsPage", "A page of what was found.", hits=many(Hit), next=str | None, complete=bool)
+HitsPage = answer("HitsPage", "A page of search results.", hits=many(Hit), next=str | None, complete=bool)
 
 
 Event = described("Event", events.Event)
-Events = listing("Events", Event, "The newest events, the oldest of these first.")
+Events = listing("Events", Event, "The newest events, oldest first.")
 
 Change = described("Change", diff.Change)
 Tokens = described("Tokens", diff.Tokens)

@@ -26,15 +26,15 @@ Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]
 HOW_TO_COME_IN = "Send the header Authorization: Bearer agit_… with an API key. agentgit keys create NAME makes one."
 
 Id = Annotated[int, Path(ge=1, le=LARGEST_ID)]
-Limit = Annotated[int, Query(ge=1, le=1_000, description="How many at most.")]
-Offset = Annotated[int, Query(ge=0, le=LARGEST_ID, description="How many to leave out.")]
+Limit = Annotated[int, Query(ge=1, le=1_000, description="The maximum number of results.")]
+Offset = Annotated[int, Query(ge=0, le=LARGEST_ID, description="The number of results to skip.")]
 After = Annotated[
-    str | None, Query(max_length=100, description="The `next` of the page before.", pattern=r"^[0-9A-Za-z_-]+$")
+    str | None, Query(max_length=100, description="The `next` of the previous page.", pattern=r"^[0-9A-Za-z_-]+$")
 ]
 Place = Annotated[
-    str, Query(min_length=1, max_length=300, description="A checkpoint: like `main#3`, `HEAD~1`, a name, a tag, an id.")
+    str, Query(min_length=1, max_length=300, description="A checkpoint: `main#3`, `HEAD~1`, a name, a tag or an id.")
 ]
-BranchName = Annotated[str | None, Query(max_length=300, description="Its name; the current one if left out.")]
+BranchName = Annotated[str | None, Query(max_length=300, description="The branch; by default the current one.")]
 
 
 def bearer_of(request: Request, bearer: Bearer) -> str:
@@ -47,7 +47,7 @@ def bearer_of(request: Request, bearer: Bearer) -> str:
         return bearer.credentials
     cookie = request.cookies.get(cookie_name(request)) if request.method in SAFE else None
     if cookie is None:
-        raise Unknown(f"Nobody knows who asks. {HOW_TO_COME_IN}")
+        raise Unknown(f"Not authenticated. {HOW_TO_COME_IN}")
     return cookie
 
 
@@ -83,16 +83,16 @@ def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Describe the problems that an operation may answer with, besides those of all of them."""
     said = {
         400: "The request cannot be read.",
-        401: "Nobody knows who asks.",
-        403: "You may not.",
-        404: "Nothing that you can see is called so.",
-        408: "The request took too long to come.",
-        409: "Something stands in the way; nothing was changed unless there is a report.",
+        401: "Not authenticated.",
+        403: "Not allowed.",
+        404: "Not found, or not visible to you.",
+        408: "The request took too long to arrive.",
+        409: "A conflict. Nothing was changed, unless the problem has a report.",
         413: "The request is too large.",
-        422: "Something in the request cannot be meant.",
-        429: "Too many at once; try again later.",
-        500: "Something is damaged, or went wrong here.",
-        503: "The database is out of reach.",
+        422: "The request is not valid.",
+        429: "Too many requests; try again later.",
+        500: "An internal error, or damaged data.",
+        503: "The database is unavailable.",
     }
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     every = (400, 401, 403, 404, 408, 413, 422, 500, 503)

@@ -21,9 +21,9 @@ from agentgit.web.site import Site, site_of
 router = APIRouter(tags=["events"])
 
 OfSession = Annotated[
-    int | None, Query(ge=1, le=LARGEST_ID, description="Only this session; all of yours if left out.")
+    int | None, Query(ge=1, le=LARGEST_ID, description="Only events of this session; by default of all yours.")
 ]
-Kinds = Annotated[list[str] | None, Query(max_length=40, description="Like `rollback.*`; may be repeated.")]
+Kinds = Annotated[list[str] | None, Query(max_length=40, description="A kind, like `rollback.*`; repeatable.")]
 
 
 @router.get("/events", response_model=answers.Events, responses=failures())
@@ -49,7 +49,7 @@ def follow_events(
     caller: Caller,
     credential: Credential,
     session: OfSession = None,
-    after: Annotated[int | None, Query(ge=0, le=LARGEST_ID, description="The last event that you have.")] = None,
+    after: Annotated[int | None, Query(ge=0, le=LARGEST_ID, description="The last event that you received.")] = None,
     last_event_id: Annotated[str | None, Header(max_length=20, pattern=r"^\d*$")] = None,
 ) -> StreamingResponse:
     """Stream events as they happen. Each event has its id; with `Last-Event-ID` a feed goes on where it was cut."""
@@ -73,7 +73,7 @@ def live(
     try:
         site.seats.take(repo.user.id)
     except Full as error:
-        told = f"You have {site.limits.feeds} live feeds open, and one may have no more. Close one, and try again."
+        told = f"You have {site.limits.feeds} live feeds open, which is the limit. Close one, and try again."
         raise HTTPException(429, told, {"retry-after": "5"}) from error
 
     return Feed(feed(looking, is_over), lambda: site.seats.leave(repo.user.id))

@@ -98,7 +98,7 @@ class NewSession(RequestBody):
     """A session to be made."""
 
     name: str = Field(min_length=1, max_length=200)
-    template: str | int | None = Field(None, description="The checkpoint that it begins as, like `support-42@main#3`.")
+    template: str | int | None = Field(None, description="The checkpoint to start from, like `support-42@main#3`.")
 
 
 class NewTag(RequestBody):
@@ -114,7 +114,7 @@ def list_sessions(
     caller: Caller,
     limit: Limit = 50,
     after: After = None,
-    name: Annotated[str | None, Query(max_length=200, description="Only those with this in their name.")] = None,
+    name: Annotated[str | None, Query(max_length=200, description="Only sessions whose name contains this.")] = None,
 ) -> Answer:
     """List the sessions that you can see, the one that moved last first."""
     page, following = page_of(caller, limit, after, name)

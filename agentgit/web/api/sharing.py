@@ -19,20 +19,20 @@ from agentgit.web.api.asking import Caller, Id, RequestBody, failures
 router = APIRouter(tags=["sharing"])
 
 LONGEST_SECONDS = 100 * 366 * 86_400
-Seconds = Annotated[int | None, Field(ge=1, le=LONGEST_SECONDS, description="For how long; null is for ever.")]
+Seconds = Annotated[int | None, Field(ge=1, le=LONGEST_SECONDS, description="Seconds until expiry; null is never.")]
 Role = Literal["viewer", "forker", "editor", "owner"]
 
 
 MemberAnswer = described("Member", Member)
 Members = listing("Members", MemberAnswer, "The users who have a role in a session, besides its owner.")
 LinkAnswer = described("Link", ShareLink)
-Links = listing("Links", LinkAnswer, "The links of a session, also those that have ended.")
+Links = listing("Links", LinkAnswer, "The links of a session, including those that have ended.")
 
 
 class Share(RequestBody):
     """A role to be given."""
 
-    user: str = Field(min_length=1, max_length=300, description="Their name.")
+    user: str = Field(min_length=1, max_length=300, description="The name of the user.")
     role: Role = "viewer"
     expires_in: Seconds = None
 

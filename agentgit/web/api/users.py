@@ -34,7 +34,7 @@ class Login(RequestBody):
 class LoggedIn(BaseModel):
     """A key to go on with."""
 
-    key: str = Field(description="Send it as `Authorization: Bearer …`; it holds for 12 hours.")
+    key: str = Field(description="Send it as `Authorization: Bearer …`; it is valid for 12 hours.")
 
 
 @account_router.get("/me", response_model=Me, responses=failures())
@@ -52,7 +52,7 @@ def login(request: Request, wanted: Login) -> Answer:
     """Return a key for a name and a password."""
     entrance = site_of(request).entrance
     if not isinstance(entrance, Accounts):
-        raise NotAllowed("Here are no passwords. An API key lets a program in: agentgit keys create NAME")
+        raise NotAllowed("This server has no passwords. Create an API key instead: agentgit keys create NAME")
     try:
         key = log_in(request, entrance, wanted.name, wanted.password).key
     except NotAllowed as error:
@@ -70,7 +70,7 @@ def logout(request: Request, caller: Caller, credential: Credential) -> Response
 router = APIRouter(tags=["people"])
 
 Scope = Literal["read", "fork", "write", "admin"]
-PASSWORD = Field(None, max_length=1_000, description="Null is an account that only API keys lead to.")
+PASSWORD = Field(None, max_length=1_000, description="With null, the account can be used only with API keys.")
 
 
 UserAnswer = described("User", User)
@@ -147,7 +147,7 @@ def delete_user(caller: Caller, user_id: Id) -> Answer:
 
 @router.get("/keys", response_model=KeyList, responses=failures())
 def list_keys(
-    caller: Caller, user: Annotated[str | None, Query(max_length=300, description="Whose; for admins.")] = None
+    caller: Caller, user: Annotated[str | None, Query(max_length=300, description="The owner; for admins.")] = None
 ) -> Answer:
     """List API keys: yours, or those of a user."""
     return Answer({"items": [plain(key) for key in caller.keys.all(user)]})

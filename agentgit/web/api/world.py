@@ -17,24 +17,24 @@ router = APIRouter(tags=["world"])
 Tools = Literal["reverse", "keep", "require_clean"]
 Replay = Literal["record", "redo", "execute"]
 OnTrouble = Literal["stop", "continue"]
-REF = Field(min_length=1, max_length=300, description="A checkpoint: like `main#3`, `HEAD~1`, a name, a tag, an id.")
+REF = Field(min_length=1, max_length=300, description="A checkpoint: `main#3`, `HEAD~1`, a name, a tag or an id.")
 
 
 class Rollback(RequestBody):
     """A rollback to be done; see `Session.rollback`."""
 
     to: str = REF
-    branch: str | None = Field(None, max_length=300, description="Which branch is left; null is the current one.")
+    branch: str | None = Field(None, max_length=300, description="The branch to roll back; null is the current one.")
     tools: Tools = "reverse"
     files: bool = True
     conversation: bool = True
     replay: Replay = "record"
-    name: str | None = Field(None, min_length=1, max_length=200, description="What the new branch is called.")
-    force: bool = Field(False, description="True to leave in the world what stands in the way.")
+    name: str | None = Field(None, min_length=1, max_length=200, description="The name of the new branch.")
+    force: bool = Field(False, description="True to keep what cannot be reversed.")
     on_error: OnTrouble = "stop"
     on_drift: OnTrouble = "stop"
     request_id: str | None = Field(
-        None, min_length=1, max_length=200, description="Your own name for it: sent again, it is not done again."
+        None, min_length=1, max_length=200, description="Your id for it; used again, it returns the same branch."
     )
 
 
@@ -58,14 +58,14 @@ class Switch(RequestBody):
 class Resume(RequestBody):
     """The options for resuming an operation."""
 
-    force: bool = Field(False, description="True to give up what still cannot be done.")
+    force: bool = Field(False, description="True to finish without the steps that still fail.")
 
 
 class Resolve(RequestBody):
     """The outcome that a person saw."""
 
     outcome: Literal["happened", "did_not_happen"]
-    result: Any = Field(None, description="What a call that happened has returned.")
+    result: Any = Field(None, description="The result of the call, if it happened.")
 
 
 @router.get("/sessions/{session_id}/plan", response_model=answers.Plan, responses=failures(409))

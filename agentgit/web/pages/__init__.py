@@ -35,12 +35,12 @@ def _failed(request: Request, error: Exception) -> Response:
 def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101  # it is registered for these
     told = "; ".join(f"{one['loc'][-1]}: {one['msg']}" for one in error.errors()[:5])
-    return _page(request, problems.problem(422, f"{told}. Go back, and change it."))
+    return _page(request, problems.problem(422, f"{told}. Go back and correct it."))
 
 
 def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101  # it is registered for these
-    told = "There is no such page." if error.status_code == 404 else str(error.detail)
+    told = "This page does not exist." if error.status_code == 404 else str(error.detail)
     return _page(request, problems.problem(error.status_code, told), dict(error.headers or {}))
 
 

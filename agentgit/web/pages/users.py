@@ -40,7 +40,7 @@ def enter(request: Request, token: Annotated[str, Query(max_length=200)]) -> Res
     """Come in by the link that was shown where the server was started."""
     entrance = site_of(request).entrance
     if not isinstance(entrance, OwnerLink):
-        raise NotAllowed("Here one comes in with a name and a password.")
+        raise NotAllowed("Log in with a name and a password.")
     root = request.scope.get("root_path", "")
     return let_in(request, RedirectResponse(f"{root}/", 303), entrance.enter(token))
 
@@ -77,7 +77,7 @@ def login(
     """Come in with a name and a password."""
     entrance = site_of(request).entrance
     if not isinstance(entrance, Accounts):
-        raise NotAllowed("Here one comes in by the link that agentgit serve has shown.")
+        raise NotAllowed("Log in with the link that agentgit serve printed.")
     try:
         device = request.cookies.get(device_cookie(request, name))
         entered = log_in(request, entrance, name, password, device)

@@ -52,7 +52,7 @@ def visitor_of(request: Request) -> Visitor:
     """
     entrance, credential = site_of(request).entrance, request.cookies.get(cookie_name(request))
     if credential is None:
-        raise Unknown("You are not in.")
+        raise Unknown("Not logged in.")
     try:
         repo = entrance.repository(credential)
     except NotAllowed as error:

@@ -82,8 +82,8 @@ def _require_seen(seen: str, plan: RollbackPlan) -> None:
     """
     if seen != _seen(plan):
         raise Conflict(
-            "Nothing was done: since you looked, something happened, and the plan is another one. Go back, "
-            "reload, and look again."
+            "Nothing was changed: the plan is different now, because something happened in the meantime. Go back, "
+            "reload, and check the plan."
         )
 
 
@@ -213,4 +213,4 @@ def _json(text: str) -> Any:
     try:
         return json.loads(text) if text.strip() else None
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f'The result is no JSON: {error}. Write text in quotes, like "sent".') from error
+        raise InvalidInput(f'The result is not valid JSON: {error}. Write text in quotes, like "sent".') from error

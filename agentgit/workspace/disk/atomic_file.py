@@ -184,7 +184,7 @@ PRIVATE, OLD = b".agentgit-", b"-old"
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-FREE, PERMIT = "Free some space", "Give the permission"
+FREE, PERMIT = "Free some space", "Grant the permission"
 TO_DO = {errno.ENOSPC: FREE, errno.EDQUOT: FREE, errno.EACCES: PERMIT, errno.EPERM: PERMIT, errno.EROFS: PERMIT}
 
 
@@ -200,8 +200,8 @@ def told(path: bytes) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             raise InvalidInput(f"{os.fsdecode(path)!r} is too long for the name of a file.") from error
-        what = TO_DO.get(error.errno or 0, "See what is wrong there")
-        raise Unavailable(f"{shown(path)}: {error.strerror or error}. {what}, then do the same again.") from error
+        what = TO_DO.get(error.errno or 0, "Fix the cause")
+        raise Unavailable(f"{shown(path)}: {error.strerror or error}. {what}, then try again.") from error
 
 
 @contextmanager

@@ -123,7 +123,7 @@ def _copy_folder(parent: int, name: bytes, path: bytes, to: bytes, mode: int) ->
 def _copy_file(parent: int, name: bytes, to: bytes, mode: int) -> None:
     with regular(parent, name) as opened:
         if opened is None:
-            raise OSError(errno.EAGAIN, "it changes while it is moved")
+            raise OSError(errno.EAGAIN, "it changed while it was being moved")
         file, found = opened
         with open(os.open(to, CREATE, 0o600), "wb") as copy:
             copy.writelines(iter(partial(file.read, CHUNK), b""))

@@ -257,7 +257,7 @@ class SingleFiles:
             full = os.path.join(os.path.realpath(parent), name)
             if name in (b"", b".", b"..") or b"\0" in at or not full.startswith(self.root.rstrip(b"/") + b"/"):
                 raise InvalidInput(
-                    f"{os.fsdecode(path)!r} is no file inside of the workspace {os.fsdecode(self.root)}."
+                    f"{os.fsdecode(path)!r} is not a file inside the workspace {os.fsdecode(self.root)}."
                 )
             found.append(os.path.relpath(full, self.root))
             if not os.path.islink(full):

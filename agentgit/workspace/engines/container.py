@@ -69,7 +69,7 @@ class ContainerEnvironment:
 
     def __init__(self, container: str, *, engine: str | Sequence[str] | None = None, timeout: float = 600) -> None:
         if not re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*", container):
-            raise InvalidInput(f"{container!r} is no name of a container; give the name that `docker ps` shows.")
+            raise InvalidInput(f"{container!r} is not the name of a container. Use the name that `docker ps` shows.")
         self.container = container
         self._timeout = timeout
         self._engine = _words(engine) if engine else self._find_engine()
@@ -149,7 +149,7 @@ class ContainerEnvironment:
         except Unavailable as error:
             if not IN_USE.search(str(error)):
                 raise
-            raise Conflict(f"A container is made of the snapshot {id}; restore another snapshot first.") from error
+            raise Conflict(f"A container uses the snapshot {id}. Restore another snapshot first.") from error
 
     def gc(self, keep: int = 100) -> tuple[str, ...]:
         """Remove the oldest snapshots but some; give the ids of those that are gone.
@@ -282,7 +282,7 @@ class ContainerEnvironment:
 
     def _known(self, id: str) -> ContainerSnapshot:
         if (found := self.get(id)) is None:
-            raise NotFound(f"The container {self.container} has no snapshot {id}; list() shows those that it has.")
+            raise NotFound(f"The container {self.container} has no snapshot {id}. List its snapshots with list().")
         return found
 
     # -- the engine
@@ -290,7 +290,7 @@ class ContainerEnvironment:
     def _container(self, name: str) -> Inspected:
         found = self._inspect(name)
         if found is None:
-            raise NotFound(f"{self._engine[0]} has no container {name}; make it first, with `{self._engine[0]} run`.")
+            raise NotFound(f"{self._engine[0]} has no container {name}. Create it first, with `{self._engine[0]} run`.")
         return found
 
     def _inspect(self, name: str) -> Inspected | None:
@@ -305,11 +305,11 @@ class ContainerEnvironment:
     def _find_engine(self) -> tuple[str, ...]:
         answers = {name: self._call((name,), "ps", "--quiet") for name in ENGINES if shutil.which(name)}
         if not answers:
-            raise Unavailable("Neither docker nor podman is on PATH; install one of them, or give its path as engine=.")
+            raise Unavailable("Neither docker nor podman is on PATH. Install one of them, or pass its path as engine=.")
         working = [name for name, done in answers.items() if done.returncode == 0]
         if not working:
             said = "; ".join(f"{name}: {_last_line(done.stderr)}" for name, done in answers.items())
-            raise Unavailable(f"No container engine answers. {said}. Start it, or give another one as engine=.")
+            raise Unavailable(f"No container engine responds. {said}. Start one, or pass another one as engine=.")
         look = ("container", "inspect", self.container)
         return next(((name,) for name in working if not self._call((name,), *look).returncode), (working[0],))
 
@@ -327,11 +327,11 @@ class ContainerEnvironment:
             )
         except FileNotFoundError as error:
             raise Unavailable(
-                f"The container engine {engine[0]} is not on PATH; install it, or give its path."
+                f"The container engine {engine[0]} is not on PATH. Install it, or pass its path."
             ) from error
         except subprocess.TimeoutExpired as error:
             raise Unavailable(
-                f"{engine[0]} {words[0]} took longer than {self._timeout:g} s; give a longer timeout=."
+                f"{engine[0]} {words[0]} took longer than {self._timeout:g} s. Pass a longer timeout=."
             ) from error
 
     def _failed(self, verb: str, said: str) -> Unavailable:

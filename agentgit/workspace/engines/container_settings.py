@@ -73,19 +73,19 @@ class ContainerRestored:
     @property
     def left(self) -> tuple[tuple[str, str], ...]:
         """The paths that stay as they are, each with the reason."""
-        return tuple((path, "a volume or a mount, which no image holds") for path in self.not_included)
+        return tuple((path, "a volume or a mount, which is not part of an image") for path in self.not_included)
 
     @property
     def missing(self) -> tuple[tuple[str, str], ...]:
         """The paths that cannot be restored, each with the reason."""
-        return tuple((path, "a volume or a mount that the container does not have now") for path in self.not_mounted)
+        return tuple((path, "a volume or a mount that the container no longer has") for path in self.not_mounted)
 
     def __str__(self) -> str:
         lines = [f"restored {self.snapshot}"]
-        lines += [f"{self.safety} is how it was before"] if self.safety else []
+        lines += [f"{self.safety} holds the previous state"] if self.safety else []
         lines += [f"missing: {shown(path)} was {why}" for path, why in self.missing]
-        lines += [f"left as it is: {shown(path)} is {why}" for path, why in self.left]
-        return "\n".join(lines + [f"not the same as before: {name}" for name in self.not_kept])
+        lines += [f"unchanged: {shown(path)} is {why}" for path, why in self.left]
+        return "\n".join(lines + [f"setting changed: {name}" for name in self.not_kept])
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON-like values."""

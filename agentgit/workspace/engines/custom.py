@@ -26,7 +26,7 @@ class Own:
 
     def __init__(self, environment: Environment, catalog: Catalog) -> None:
         if not isinstance(environment, Environment):
-            raise InvalidInput(f"{environment!r} is no environment: it needs checkpoint() -> id and restore(id).")
+            raise InvalidInput(f"{environment!r} is not an environment: it needs checkpoint() -> id and restore(id).")
         self._environment, self._catalog = environment, catalog
 
     def snapshot(
@@ -122,4 +122,4 @@ class Own:
 
     def _refuse(self, what: str) -> NoReturn:
         name = type(self._environment).__name__
-        raise InvalidInput(f'{name} takes and restores snapshots and no more; {what} needs "git" or "directory".')
+        raise InvalidInput(f'{name} can only take and restore snapshots; {what} needs "git" or "directory".')

@@ -76,9 +76,9 @@ class Copies:
         except FileNotFoundError as error:
             raise NotFound(f"There is no snapshot {key} in {self._folder}.") from error
         except ValueError as error:
-            raise Corrupt(f"{path} is damaged: {error}. Delete this snapshot; others are whole.", row=key) from error
+            raise Corrupt(f"{path} is damaged: {error}. Delete this snapshot; others are intact.", row=key) from error
         except OSError as error:
-            raise Unavailable(f"{path} cannot be read: {error.strerror}. Give the permission.") from error
+            raise Unavailable(f"{path} cannot be read: {error.strerror}. Grant the permission.") from error
 
     def directories(self, key: str) -> dict[bytes, TreeEntry]:
         """Return the directories that a snapshot names.
@@ -112,9 +112,9 @@ class Copies:
             try:
                 data = os.readlink(at) if entry.is_link else _read(at)
             except OSError as error:
-                raise Corrupt(f"{shown(at)} is gone: {error.strerror}.", row=key) from error
+                raise Corrupt(f"{shown(at)} is missing: {error.strerror}.", row=key) from error
             if digest_of(parts(data), len(data)) != entry.oid:
-                raise Corrupt(f"{shown(at)} is not what was written; somebody has changed it.", row=key)
+                raise Corrupt(f"{shown(at)} was modified after it was written.", row=key)
             yield path, entry, data
 
     def collect(self, keep: Collection[str]) -> int:
@@ -246,4 +246,4 @@ def _told(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         where = shown(error.filename if error.filename else str(path))
-        raise Unavailable(f"{where}: {error.strerror}. Free some space or give the permission.") from error
+        raise Unavailable(f"{where}: {error.strerror}. Free some space or grant the permission.") from error

@@ -291,7 +291,7 @@ class Files:
             more = f" and {len(both) - NAMED} more" if len(both) > NAMED else ""
             raise WorkspaceChanged(
                 f"Changed since {target.expected.name}: {', '.join(map(shown, both[:NAMED]))}{more}. "
-                "Nothing was touched. Save them first, or restore with force=True: a safety snapshot holds them then."
+                "Nothing was changed. Save them first, or restore with force=True to keep them in a safety snapshot."
             )
 
     def _run(self, restoring: Restoring, progress: Progress | None, *, again: bool = False) -> Restored:

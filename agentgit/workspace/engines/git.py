@@ -263,7 +263,7 @@ def _told(folder: str) -> Iterator[None]:
         yield
     except OSError as error:
         where = shown(error.filename if error.filename else folder)
-        raise Unavailable(f"{where}: {error.strerror}. Give the permission, or name another storage_dir.") from error
+        raise Unavailable(f"{where}: {error.strerror}. Grant the permission, or use another storage_dir.") from error
 
 
 def _isolated(folder: str) -> dict[str, str]:

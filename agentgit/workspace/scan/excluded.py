@@ -302,7 +302,7 @@ def of_left_out(
     found = compare(then, now, root)
     missing = {path: f"left out of the snapshot ({why})" for path, why in found.missing.items() if among(path)}
     left = {path: f"changed since; left out of the snapshot ({why})" for path, why in found.changed.items()}
-    left |= {path: f"came since; left out ({why})" for path, why in found.new.items() if not _holds(has, path)}
+    left |= {path: f"added since; left out ({why})" for path, why in found.new.items() if not _holds(has, path)}
     return Named(_pairs(missing), _pairs({path: why for path, why in left.items() if among(path)}))
 
 

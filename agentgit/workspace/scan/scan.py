@@ -132,7 +132,7 @@ class Scan:
             stamp = self._stamp(path)
             if stamp is None or not stat.S_ISDIR(stamp[4]):
                 if not path:
-                    raise Unavailable(f"The workspace {shown(self._at)} is not there. Make it, then try again.")
+                    raise Unavailable(f"The workspace {shown(self._at)} does not exist. Create it, then try again.")
                 lost.add(path)
                 continue
             self._enter(path, stamp)
@@ -254,7 +254,7 @@ class Scan:
         except OSError as error:
             if not folder:
                 raise Unavailable(
-                    f"The workspace {shown(self._at)} cannot be read: {error.strerror}. Give the permission."
+                    f"The workspace {shown(self._at)} cannot be read: {error.strerror}. Grant the permission."
                 ) from error
             del self._known.folders[folder]
             self._skip(folder, _why(error), self._stamp(folder) or NO_STAMP)

@@ -16,7 +16,7 @@ from agentgit.values import shown
 from agentgit.workspace.disk.single_file import ABSENT, FILE, LINK, OTHER, FileState, SingleFiles
 from agentgit.workspace.undo.storage import REDO, SAFETY, UNDO, StoredEntry, UndoStorage
 
-CHANGED = "it was changed meanwhile"
+CHANGED = "it was changed during the undo"
 
 
 class Whole(Protocol):
@@ -147,7 +147,7 @@ class UndoStack:
         whole: Whole | None = None,
     ) -> None:
         if max_snapshots < 1:
-            raise InvalidInput(f"max_snapshots={max_snapshots}; an undo stack keeps at least one.")
+            raise InvalidInput(f"max_snapshots must be 1 or more, not {max_snapshots}.")
         self._files = SingleFiles(workspace_dir, Path(storage_dir) / "aside")
         self._rows = UndoStorage(Path(storage_dir) / "undo.db")
         self._max_snapshots = max_snapshots
@@ -234,7 +234,7 @@ class UndoStack:
             Unavailable: A file cannot be written; the next use of the stack goes on from there.
         """
         if n < 1:
-            raise InvalidInput(f"undo({n}); it takes the number of entries to undo, one or more.")
+            raise InvalidInput(f"undo() takes the number of entries to undo, 1 or more, not {n}.")
         done = Undone()
         with self._alone():
             done += self._finish(UNDO)
@@ -262,7 +262,7 @@ class UndoStack:
                 return done
             entry = self._rows.newest(REDO) if id is None else self._rows.get(id)
             if id is not None and id not in self._rows.ids(REDO, SAFETY):
-                raise NotFound(f"There is no undo {id} to take back; `safety` lists those that there are.")
+                raise NotFound(f"There is no undo {id} to redo. Use an id from `safety` of the result of undo().")
             return self._swap(entry, UNDO) if entry else Undone()
 
     def _swap(self, entry: StoredEntry, onto: str) -> Undone:
@@ -294,7 +294,7 @@ class UndoStack:
         for path, wanted in entry.states.items():
             known = (one for one in (wanted, kept.states[path]) if one.kind in (FILE, LINK))
             if (to := self._files.recover(path, *known)) is not None:
-                left.append((os.fsdecode(path), f"{CHANGED}; that is now at {os.fsdecode(to)}"))
+                left.append((os.fsdecode(path), f"{CHANGED}; that version is now at {os.fsdecode(to)}"))
         return Undone(left=tuple(left))
 
     def _go_on(self, entry: StoredEntry, kept: StoredEntry) -> Undone:
@@ -334,7 +334,7 @@ class UndoStack:
         if now == wanted:
             return Undone()
         if now.kind == OTHER:
-            return Undone(left=((name, "what stands there is no file"),))
+            return Undone(left=((name, "it is no longer a file"),))
         if now != known or not self._files.put(path, wanted, self._rows.part, known):  # also between look and change
             return Undone(left=((name, CHANGED),))
         return Undone(deleted=(name,)) if wanted.kind == ABSENT else Undone(restored=(name,))
@@ -346,7 +346,7 @@ class UndoStack:
             states = {path: self._files.look(path, self._rows.keep) for path in dict.fromkeys(paths)}
             for path, state in states.items():
                 if state.kind == OTHER and not any_kind:
-                    raise InvalidInput(f"{shown(path)} is no file; the undo stack keeps files only.")
+                    raise InvalidInput(f"{shown(path)} is not a file; the undo stack keeps files only.")
             missing = dict.fromkeys(folder for path in states for folder in self._files.missing_folders(path))
             return self._rows.add(stack, label, states, list(missing))
 
@@ -356,7 +356,7 @@ class UndoStack:
 
     def _needed(self) -> Whole:
         if self._whole is None:
-            raise InvalidInput("Name the paths; this stack has nothing that takes snapshots of the whole workspace.")
+            raise InvalidInput("Name the paths: this stack cannot take snapshots of the whole workspace.")
         return self._whole
 
     @contextmanager

@@ -290,5 +290,5 @@ def _told(path: Path) -> Iterator[None]:
         yield
     except (sqlite3.Error, OSError) as error:
         raise Unavailable(
-            f"The undo stack {path} cannot be used: {error}. Free some space or give the permission."
+            f"The undo stack {path} cannot be used: {error}. Free some space or grant the permission."
         ) from error

@@ -70,9 +70,9 @@ class _Kind(NamedTuple):
 
 
 _KINDS: Sequence[tuple[type, _Kind]] = (
-    (DateTime, _Kind("time", (str,), FIRST)),
-    (Boolean, _Kind("truth value", (int, bool), False)),
-    (Integer, _Kind("whole number", (int,), 0)),
+    (DateTime, _Kind("a time", (str,), FIRST)),
+    (Boolean, _Kind("a Boolean", (int, bool), False)),
+    (Integer, _Kind("a whole number", (int,), 0)),
     (String, _Kind("text", (str,), "")),
     (LargeBinary, _Kind("bytes", (bytes, memoryview), b"")),
 )
@@ -199,17 +199,17 @@ class _Cell(NamedTuple):
         """
         if value is None:
             if not self.may_be_null:
-                raise ValueError(f"its {self.name} is no {self.kind.what if self.kind else 'value'}")
+                raise ValueError(f"its {self.name} is not {self.kind.what if self.kind else 'a value'}")
             return None
         kind = self.kind
         if self.is_sqlite and kind is not None and not self._fits(kind, value):
-            raise ValueError(f"its {self.name} is {shown(value)}, which is no {kind.what}")
+            raise ValueError(f"its {self.name} is {shown(value)}, which is not {kind.what}")
         try:
             return self.convert(value) if self.convert is not None else value
         except InClear as error:
-            raise ValueError(f"its {self.name} is in clear, where everything is encrypted") from error
+            raise ValueError(f"its {self.name} is not encrypted, although this database is") from error
         except (KeyMissing, Corrupt) as error:
-            raise ValueError(f"its {self.name} does not open with its key") from error
+            raise ValueError(f"its {self.name} cannot be decrypted with its key") from error
         except Exception as error:  # whatever a type raises about what it did not write
             raise ValueError(f"its {self.name} is {shown(value)}, which cannot be read") from error
 
@@ -219,7 +219,7 @@ class _Cell(NamedTuple):
         if isinstance(value, str):
             is_text = value.isascii() or not any("\udc80" <= c <= "\udcff" for c in value)
             return is_text and (kind.what != "time" or _TIME.fullmatch(value) is not None)
-        return kind.what != "truth value" or value in (0, 1)
+        return kind.what != "a Boolean" or value in (0, 1)
 
 
 def shown(value: Any) -> str:

@@ -67,7 +67,7 @@ def _check(connection: Connection, store: Store, level: int, report: _Counting) 
     if level >= HASHES and store.database.is_sqlite:
         for (said,) in connection.execute(text("PRAGMA quick_check(20)")):
             if said != "ok":
-                report.add("the database file", f"SQLite says: {said}", RESTORE)
+                report.add("the database file", f"SQLite reports: {said}", RESTORE)
     if level >= HASHES:
         for row, what in Rotation(store.database, store.tenant_id).damaged(connection, store.database.seal):
             report.add(row, what, RESTORE)
@@ -99,7 +99,7 @@ def _check_macs(connection: Connection, store: Store, report: FsckReport) -> Non
         for page in Cells(connection, select(table).where(table.c.tenant_id == store.tenant_id)).pages():
             for one in page:
                 if not one.wrong and not row_codes.is_authentic(seal, table, one.row):
-                    report.add(one.name, "it was changed by somebody without the key", RESTORE)
+                    report.add(one.name, "it was modified without the key", RESTORE)
 
 
 def _check_stored(connection: Connection, store: Store, level: int, report: FsckReport) -> None:

@@ -36,7 +36,7 @@ from agentgit.store.sql.tables import (
 from agentgit.store.store import Store
 from agentgit.values import from_json
 
-LOST = "Restore the database from a copy, or delete the session: what belongs to this row cannot be found."
+LOST = "Restore the database from a backup, or delete the session: other rows that belong to this one are missing."
 BRANCH_STATUSES = (OPEN, RUNNING, REPLAYING, PARTIAL)
 CHECKPOINT_KINDS = ("before", "after", "tools", "branch", "named")
 TEXT_KINDS = (MESSAGE, CALL, NAMED)
@@ -101,19 +101,19 @@ class RowCheck:
     def one_of(self, row: str, column: str, value: Any, known: Collection[str]) -> None:
         """Check that a word is one that means something."""
         if value not in known:
-            self.report.add(row, f"its {column} is {value!r}, which means nothing", RESTORE)
+            self.report.add(row, f"its {column} is {value!r}, which is unknown", RESTORE)
 
     def refers(self, row: str, what: str, id: int | None, known: Collection[int], todo: str = LOST) -> None:
         """Check that what a row refers to is there."""
         if id is not None and id not in known:
-            self.report.add(row, f"its {what} {id} is not there", todo)
+            self.report.add(row, f"its {what} {id} is missing", todo)
 
     def same_session(self, row: str, what: str, branch_id: int | None, session_id: int) -> None:
         """Check that a branch which a row refers to is there, and of the same session."""
         self.refers(row, what, branch_id, self.of_branch)
         owner = self.of_branch.get(branch_id or 0)
         if owner is not None and owner.session_id != session_id:
-            self.report.add(row, f"its session {session_id} is not that of its {what}", RESTORE)
+            self.report.add(row, f"its session {session_id} is not the session of its {what}", RESTORE)
 
     def json(self, row: str, **columns: bytes | None) -> None:
         """Check that JSON can be read; not at the first level."""
@@ -181,15 +181,15 @@ class RowCheck:
             if row.inherited not in begins and (point or not row.branch_point_id):
                 self.report.add(
                     name,
-                    f"it says that its track begins with {row.inherited} calls, and its branch "
-                    f"point {point.position if point else 0}",
+                    f"it records {row.inherited} inherited calls, but its branch point has "
+                    f"{point.position if point else 0}",
                     RESTORE,
                 )
             self.json(name, meta=row.meta)
         for session_id, branch_id in self.current.items():
             if branch_id not in self.of_branch or self.of_branch[branch_id].session_id != session_id:
                 todo = "Continue on another branch: agentgit switch SESSION BRANCH."
-                self.report.add(f"external_session {session_id}", f"its branch {branch_id} is not there", todo)
+                self.report.add(f"external_session {session_id}", f"its branch {branch_id} is missing", todo)
 
     def _point(self, name: str, what: str, checkpoint_id: int | None, branch_id: int | None) -> None:
         self.refers(name, what, checkpoint_id, self.of_checkpoint)
@@ -212,24 +212,24 @@ class RowCheck:
             name = f"checkpoint {row.id}"
             self.refers(name, "branch", row.internal_session_id, self.of_branch)
             self.one_of(name, "kind", row.kind, CHECKPOINT_KINDS)
-            todo = "Its files cannot be brought back; its conversation can, with files=False."
+            todo = "Its files cannot be restored. Roll back with files=False to restore only its conversation."
             self.refers(name, "snapshot of files", row.workspace_snapshot_id, self.snapshot_ids, todo)
             self.refers(name, "user", row.user_id, self.authors)
             if bool(row.is_auto) is (row.kind == "named"):
-                self.report.add(name, f"its kind is {row.kind}, and its is_auto {bool(row.is_auto)}", RESTORE)
+                self.report.add(name, f"its kind is {row.kind}, but its is_auto is {bool(row.is_auto)}", RESTORE)
             branch = self.of_branch.get(row.internal_session_id)
             if branch is not None and not branch.inherited <= row.position <= branch.calls:
-                said = f"its position is {row.position}, and its branch has {branch.inherited} to {branch.calls} calls"
+                said = f"its position is {row.position}, but its branch has {branch.inherited} to {branch.calls} calls"
                 self.report.add(name, said, RESTORE)
             if row.data is not None:
                 self.json(name, data=row.data)
             if row.thread_id is None:  # its branch is not there, and that was told
                 continue
             if row.graph_checkpoint_id is not None and row.hash_there is None:
-                todo = "Delete it with session.delete_checkpoint(id), or restore the database from a copy."
-                self.report.add(name, f"its graph checkpoint {row.graph_checkpoint_id} is not there", todo)
+                todo = "Delete it with session.delete_checkpoint(id), or restore the database from a backup."
+                self.report.add(name, f"its graph checkpoint {row.graph_checkpoint_id} is missing", todo)
             elif self.hashes and (row.state_hash, row.message_count) != (row.hash_there or b"", row.count_there or 0):
-                self.report.add(name, "its state_hash or message_count is not that of its graph checkpoint", RESTORE)
+                self.report.add(name, "its state_hash or message_count does not match its graph checkpoint", RESTORE)
 
     def tags(self) -> None:
         """Check the tags: their session, who made them, and their checkpoint."""
@@ -262,7 +262,7 @@ class RowCheck:
                 torn = and_(column.is_not(None), func.datetime(column).is_(None))
                 for _, *key in self.connection.execute(select(*table.primary_key).where(mine, torn)).all():
                     name = f"{table.name} {'/'.join(map(str, key))}"
-                    self.report.add(name, f"its {column.name} is no time", RESTORE)
+                    self.report.add(name, f"its {column.name} is not a time", RESTORE)
 
 
 def _with_state(tenant_id: int) -> Any:
@@ -316,7 +316,7 @@ def in_circles(parents: Mapping[int, int | None]) -> set[int]:
     return circles
 
 
-REVOKE = "It gives nobody a right; delete the row."
+REVOKE = "It grants no access. Delete the row."
 
 
 def check_rights(check: RowCheck) -> None:
@@ -349,4 +349,4 @@ def _sharing(check: RowCheck) -> None:
         check.refers(name, "link", row.link_id, links, REVOKE)
         check.one_of(name, "role", row.role, ROLES)
         if links.get(row.link_id, 0) not in (0, row.external_session_id):
-            check.report.add(name, "its link is of another session", REVOKE)
+            check.report.add(name, "its link is for another session", REVOKE)

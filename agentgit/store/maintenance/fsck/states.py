@@ -45,15 +45,15 @@ def _check(connection: Connection, store: Store, branch: Found, report: FsckRepo
     head = heads[0] if heads else None  # that it is not there was told already
     if newest is None:
         if head is not None and head.graph_checkpoint_id is not None:
-            report.add(name, f"the thread of branch {branch.name} is empty, and its head has a state", RESTORE)
+            report.add(name, f"the thread of branch {branch.name} is empty, but its head has a state", RESTORE)
         return
     if _made(connection, store, newest) != newest.state_hash:
-        report.add(name, f"the state of branch {branch.name} is another one than was recorded", RESTORE)
+        report.add(name, f"the state of branch {branch.name} differs from the recorded state", RESTORE)
     store.state(connection, branch.thread_id, newest.place.checkpoint_id)
     if head is not None and head.graph_checkpoint_id not in (None, newest.place.checkpoint_id):
         at = store.graphs.find(connection, newest.place._replace(checkpoint_id=head.graph_checkpoint_id))
         if at is not None and _made(connection, store, at) != head.state_hash:
-            report.add(name, f"the state of the head of branch {branch.name} is another one than was recorded", RESTORE)
+            report.add(name, f"the state of the head of branch {branch.name} differs from the recorded state", RESTORE)
 
 
 def _made(connection: Connection, store: Store, at: At) -> bytes:
@@ -141,12 +141,12 @@ def check_pending(connection: Connection, tenant_id: int, there: set[bytes], rep
             report.add(name, "its pending writes cannot be read", RESTORE)
             continue
         if missing := [key for key in pending_writes.hashes(data, name) if key not in there]:
-            report.add(name, f"a pending write's value {missing[0].hex()} is not there", RESTORE)
+            report.add(name, f"the value {missing[0].hex()} of a pending write is missing", RESTORE)
         for at in found:
             key = (tenant_id, thread, at.ns, at.checkpoint_id)
             same = (GRAPH_CHECKPOINT.c[column] == value for column, value in zip(KEY, key, strict=True))
             if at.ns and connection.execute(select(GRAPH_CHECKPOINT.c.seq).where(*same)).first() is None:
-                report.add(name, f"the graph checkpoint {at.checkpoint_id} below it is not there", RESTORE)
+                report.add(name, f"the checkpoint {at.checkpoint_id} of its pending writes is missing", RESTORE)
 
 
 class _States:
@@ -202,17 +202,17 @@ class _States:
             parts = [part for name, at in shape.shown for part in (name, channels[at : at + HASH_BYTES])]
             made = sha256(b"".join(parts)).digest()
         if made != state_hash:
-            self._wrong(place, "its state_hash is not that of its values")
+            self._wrong(place, "its state_hash does not match its values")
         counts = told["counts"]
         count = counts.get(conversation(counts) or "", 0)
         if count != messages:
-            self._wrong(place, f"it says {messages} messages, and its header {count}")
+            self._wrong(place, f"it records {messages} messages, but its header {count}")
 
     def write(self, place: Sequence[Any], value: Any) -> None:
         """Check a pending write: its values are stored. Its checkpoint may still be on its way."""
         missing = [held for held in split_hashes(value) if held not in self.there] if isinstance(value, bytes) else []
         if missing or not isinstance(value, bytes):
-            said = f"its value {missing[0].hex()} is not there" if missing else "its value is no bytes"
+            said = f"its value {missing[0].hex()} is missing" if missing else "its value is not bytes"
             self.report.add(f"graph_write {'/'.join(map(shown, place))}", said, RESTORE)
 
     def _wrong(self, place: Sequence[str], what: str) -> None:
@@ -233,7 +233,7 @@ def _check_ways(connection: Connection, tenant_id: int, report: FsckReport) -> N
     )
     for thread, ns, id in connection.execute(odd).all():
         if _returns(connection, tenant_id, thread, ns, id):
-            said = "its way back leads in a circle"
+            said = "it is its own ancestor"
             report.add(f"graph_checkpoint {thread}/{ns}/{id}", said, RESTORE)
 
 

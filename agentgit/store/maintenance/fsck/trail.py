@@ -15,7 +15,7 @@ from agentgit.store.objects.packing import HASH_BYTES
 from agentgit.store.sql.tables import AUDIT_EVENT, ERASURE, SESSION, WEBHOOK, WEBHOOK_DELIVERY
 from agentgit.values import as_object
 
-LOST = "Somebody changed the trail past its triggers. Compare it with a copy of the database; nothing can mend it."
+LOST = "The trail was modified despite its triggers. Compare it with a backup of the database; it cannot be repaired."
 
 
 class Ends(NamedTuple):
@@ -93,11 +93,11 @@ class _Chains:
             return  # nobody knows which chain it belongs to
         before = self.tips.get(session_id, Tip(session_id=session_id, number=0, hash=""))
         if row.seq <= before.number:
-            self._wrong(one, f"its number does not follow {before.number}, that of the event before it")
+            self._wrong(one, f"its number does not follow {before.number}, the number of the previous event")
             return
         is_whole = self._is_whole(one, before)
         if is_whole and row.id <= self._last_ids.get(session_id, 0):
-            self._wrong(one, "its id is not greater than that of the event before it")
+            self._wrong(one, "its id is not greater than the id of the previous event")
         if session_id in self.erased:
             self._wrong(one, "its session was erased, with its trail")
         if row.kind == "session.erased" and session_id == NOWHERE and is_whole:
@@ -115,12 +115,12 @@ class _Chains:
         """Return whether a row is as it was written, as far as that can be seen."""
         row = one.row
         if row.seq != before.number + 1:
-            self._wrong(one, f"the events from {before.number + 1} to {row.seq - 1} before it are not there")
+            self._wrong(one, f"the events from {before.number + 1} to {row.seq - 1} before it are missing")
             return not one.wrong
         if one.wrong or not self.hashes or row.external_session_id in self._unsure:
             return not one.wrong
         if hash_of(bytes.fromhex(before.hash), row._asdict()) != row.hash:
-            self._wrong(one, "its hash does not match it and the event before it")
+            self._wrong(one, "its hash does not match its contents and the previous event")
             return False
         return True
 
@@ -148,9 +148,9 @@ def _check_known(
     for tip in known:
         name, found = f"audit_event {tip.session_id}/{tip.number}", met.get((tip.session_id, tip.number))
         if found is None and not (tip.session_id in erased and tip.number < erased[tip.session_id].number):
-            report.add(name, "it was there when these tips were written down, and is not there now", LOST)
+            report.add(name, "it existed when these tips were recorded, and is missing now", LOST)
         elif found not in (None, tip.hash):
-            report.add(name, "it had another hash when these tips were written down", LOST)
+            report.add(name, "it had another hash when these tips were recorded", LOST)
 
 
 def _check_erased(
@@ -159,11 +159,11 @@ def _check_erased(
     """Check that the trail tells of each erasure, and that what was erased is gone."""
     for session_id in gone:
         if session_id not in erased:
-            report.add(f"erasure {session_id}", "the trail does not tell that this session was erased so", LOST)
+            report.add(f"erasure {session_id}", "the trail does not record this erasure", LOST)
     query = select(SESSION.c.id).where(SESSION.c.tenant_id == tenant_id)
     for (session_id,) in rows(connection, query, report, counted=False):
         if session_id in gone:
-            report.add(f"erasure {session_id}", "this session is still there", "Run session.delete() again.")
+            report.add(f"erasure {session_id}", "this session still exists", "Run session.delete() again.")
 
 
 def _columns(table: Table, connection: Connection) -> list[Any]:
@@ -188,6 +188,6 @@ def check_outbox(connection: Connection, tenant_id: int, report: FsckReport) -> 
     )
     for row in rows(connection, query, report):
         if row.webhook_id not in hooks:
-            report.add(f"webhook_delivery {row.id}", f"its webhook {row.webhook_id} is not there", RESTORE)
+            report.add(f"webhook_delivery {row.id}", f"its webhook {row.webhook_id} is missing", RESTORE)
         if row.seq is None:
             report.add(f"webhook_delivery {row.id}", "its event is not in the trail", LOST)

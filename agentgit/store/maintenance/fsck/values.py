@@ -20,7 +20,7 @@ from agentgit.store.sql.encryption import as_given, seal_of
 from agentgit.store.sql.tables import BLOB, LIST
 from agentgit.store.store import Store
 
-RESTORE = "Restore the database from a copy."
+RESTORE = "Restore the database from a backup."
 
 
 class FsckReport(Protocol):
@@ -77,7 +77,7 @@ def check_values(connection: Connection, store: Store, report: FsckReport, *, ha
     for row in raw_rows(connection, query, report):
         key, type_, codec, size, stored = row
         if [type(cell) for cell in row] != [bytes, str, int, int, bytes]:
-            report.add(f"blob {shown(key)}", "its columns hold values of other types", RESTORE)
+            report.add(f"blob {shown(key)}", "its columns hold values of the wrong type", RESTORE)
             continue
         with check.opening(key):
             check.value(key, type_, codec, size, stored if type_ == LIST else as_given(seal, "blob.data", stored))
@@ -117,8 +117,8 @@ class _ValueCheck:
         elif codec not in (RAW, ZLIB, ZSTD):
             self._wrong(
                 key,
-                f"it is packed in a way ({codec}) that this release does not know",
-                "Update agentgit, or restore the database from a copy.",
+                f"it has the compression {codec}, which this release does not know",
+                "Update agentgit, or restore the database from a backup.",
             )
         elif self.hashes or type_ == RECORD:
             self._hash(key, type_, codec, size, data)
@@ -140,7 +140,7 @@ class _ValueCheck:
         if sha256(b"%b\0%b" % (type_.encode(), value)).digest() != key:
             self._wrong(key, "does not match its bytes")
         elif len(value) != size:
-            self._wrong(key, f"it says that it has {size} bytes, and it has {len(value)}")
+            self._wrong(key, f"its recorded size is {size} bytes, but it has {len(value)}")
         if type_ == RECORD:
             try:
                 self._refers(key, unpack(value).values(), "its part")
@@ -151,21 +151,21 @@ class _ValueCheck:
         link = link_of(data)
         own = link.own if link is not None else data[1:]
         if (link is None and data[:1] != FULL) or len(own) % HASH_BYTES or codec != RAW:
-            self._wrong(key, "it is no list of hashes")
+            self._wrong(key, "it is not a list of hashes")
             return
         count = len(own) // HASH_BYTES + (link.kept if link is not None else 0)
         if count != size:
-            self._wrong(key, f"it says that it has {size} items, and it has {count}")
+            self._wrong(key, f"its recorded size is {size} items, but it has {count}")
         if self.hashes:
             self._lists[key] = data
         if link is not None and link.base not in self.there:
-            self._wrong(key, f"the list {link.base.hex()} that it continues is not there")
+            self._wrong(key, f"the list {link.base.hex()} that it continues is missing")
         self._refers(key, split_hashes(own), "its item")
 
     def _refers(self, key: bytes, others: Collection[bytes], what: str) -> None:
         if not self.there.issuperset(others):
             missing = [other for other in others if other not in self.there]
-            self._wrong(key, f"{what} {missing[0].hex()} is not there" + _and_others(len(missing) - 1))
+            self._wrong(key, f"{what} {missing[0].hex()} is missing" + _and_others(len(missing) - 1))
 
     def _wrong(self, key: bytes, what: str, todo: str = RESTORE) -> None:
         self.report.add(f"blob {key.hex()}", what, todo)
@@ -179,7 +179,7 @@ class _ValueCheck:
 
 
 def _and_others(count: int) -> str:
-    return f", nor are {count} others" if count else ""
+    return f", and so are {count} others" if count else ""
 
 
 def missing_from(there: set[bytes], named: Mapping[str, bytes]) -> str:
@@ -187,4 +187,4 @@ def missing_from(there: set[bytes], named: Mapping[str, bytes]) -> str:
     missing = [name for name, key in named.items() if key not in there]
     if not missing:
         return ""
-    return f"its value {missing[0]!r} ({named[missing[0]].hex()}) is not there" + _and_others(len(missing) - 1)
+    return f"its value {missing[0]!r} ({named[missing[0]].hex()}) is missing" + _and_others(len(missing) - 1)

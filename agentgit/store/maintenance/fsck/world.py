@@ -100,7 +100,7 @@ def _told_last(check: RowCheck) -> None:
     )
     for id, status, action in check.connection.execute(query):
         if status in CALL_STATUSES and action in LOGGED and action not in LAST_LOGGED.get(status, ()):
-            said = f"its status is {status}, and the world log told last that it is {action}"
+            said = f"its status is {status}, but its last entry in the world log is {action}"
             check.report.add(f"tool_invocation {id}", said, RESTORE)
 
 
@@ -112,5 +112,5 @@ def _seen(check: RowCheck) -> None:
     beyond = BRANCH.c.world_seen > func.coalesce(last.correlate(BRANCH).scalar_subquery(), 0)
     query = select(BRANCH.c.id, BRANCH.c.world_seen).where(BRANCH.c.tenant_id == check.store.tenant_id, beyond)
     for id, seen in check.connection.execute(query):
-        said = f"it has seen {seen} entries of the world log, and there are not so many"
+        said = f"it has seen {seen} entries of the world log, which has fewer"
         check.report.add(f"internal_session {id}", said, RESTORE)
