@@ -80,7 +80,7 @@ def test_a_second_run_on_a_thread_is_found(saver, durability, begun):
         durability=durability,
     )
     assert [type(error) for error in raised] == [Conflict]
-    assert "Two runs are on thread 't'" in str(raised[0])
+    assert "Two runs use thread 't'" in str(raised[0])
     assert [m.content for m in other.get_state(on("t")).values["messages"]][-2:] == ["quick", "one"]
 
 

@@ -430,7 +430,7 @@ async def test_a_form_is_answered_by_json():
         with agentgit.open(":memory:") as repo:
             agent = repo.wrap(tool_node_graph(scripted(asked, "fine"), world.tools()), "s")
             assert (await heard(chat_turn.say(agent, "go")))[-1] == chat_turn.AskedQuestion({"add": "a"})
-            with pytest.raises(InvalidInput, match="waits for an answer"):
+            with pytest.raises(InvalidInput, match="waiting for an answer"):
                 await heard(chat_turn.go_on(agent))
             await heard(chat_turn.say(agent, answer))
             assert world.items == added
@@ -568,7 +568,7 @@ def test_c7_ctrl_c_breaks_off_the_turn_and_not_the_chat(folder):
         until(folder.path.joinpath("waits").exists)  # else what is broken off may be the line
         there.process.send_signal(signal.SIGINT)  # once: what a second one breaks off is the answer to the first
         there.until("Interrupted.")
-        there.until("/undo takes it back.")
+        there.until("/undo rolls it back.")
         there.until("main> ")
         there.type("/undo\n")
         there.until("main-2> ")
@@ -628,7 +628,7 @@ def test_w9_a_chat_searches_and_tags(folder):
     assert lines.count("the beginning  main#1  <time>") == 3
     assert "Rollback done: branch main-2, 1 tool call replayed from the record." in lines
     assert "main#2 no longer has that tag" in lines
-    whys = ("not a cursor", "Usage: /search TEXT...", "a branch main", "no tag 'nothing'", "nowhere")
+    whys = ("not a cursor", "Usage: /search TEXT...", "A branch is already called main", "no tag 'nothing'", "nowhere")
     assert len(err.splitlines()) == len(whys)
     for line, why in zip(err.splitlines(), whys, strict=True):
         assert why in line

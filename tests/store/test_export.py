@@ -107,7 +107,7 @@ def test_b8_a_name_that_is_taken_is_refused(repo):
     lived(repo)
     with pytest.raises(Conflict, match="another name"):
         carried(repo, "s", repo, "s")
-    with pytest.raises(InvalidInput, match="must have 1 to"):
+    with pytest.raises(InvalidInput, match="needs a name of 1 to"):
         carried(repo, "s", repo, " ")
     assert carried(repo, "s", repo, "copy").session.session_name == "copy"
 

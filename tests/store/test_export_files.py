@@ -486,7 +486,7 @@ LIES = {
     ),
     "a doubled snapshot": (
         lambda found: found.insert(found.index(of(found, "snapshot")[0]), dict(of(found, "snapshot")[0])),
-        "second snapshot",
+        "duplicate of snapshot",
     ),
     "a place to write to": (change("snapshot", 0, settings={"storage": "/"}), "unknown field 'settings'"),
 }  # fmt: skip

@@ -251,7 +251,7 @@ LIES = {
     ),
     "a pending write of a value that is not there": (
         pending(writes=[{"task": "t", "idx": 0, "path": "", "channel": "c", "value": ["0" * 64]}]),
-        "names a value",
+        "refers to value",
     ),
     "a value that lies about its hash": (change("value", text="other", data=None), "does not match its hash"),
     "a value of another type": (change("value", type="json"), "does not match its hash"),

@@ -85,5 +85,5 @@ def test_d5_a_divided_database_is_migrated_like_any_other(divided, second):
 
 def test_what_cannot_be_divided_is_refused(database):
     """Bad input: SQLite, and a count that cannot be meant."""
-    with pytest.raises(InvalidInput, match="SQLite" if database.is_sqlite else "parts"):
+    with pytest.raises(InvalidInput, match="SQLite" if database.is_sqlite else "partitions"):
         partitioning.partition(database, 1)

@@ -80,7 +80,7 @@ def test_w9_a_tag_is_unique_in_its_session(repo, agent):
     """W9: the same tag on the same checkpoint is no change, on another one it is refused; sessions do not mix."""
     first = repo.session().tag("main#1", "v1")
     assert repo.session().tag("main#1", "v1") == first
-    with pytest.raises(Conflict, match="main#1 has the tag"):
+    with pytest.raises(Conflict, match="main#1 already has the tag"):
         repo.session().tag("main#2", "v1")
     other = repo.wrap(tool_node_graph(scripted("a"), []), "other")
     other.run("hi")

@@ -65,7 +65,7 @@ def test_w11_wrapped_again_the_session_goes_on(repo, agent, world):
     wrapped(repo, world, template="old@before").run("note hello")
     assert len(wrapped(repo, world, template="old@before").history()) == 9
     assert len(wrapped(repo, world).history()) == 9
-    with pytest.raises(Conflict, match=r"from old@main#3, and not from old@main#5"):
+    with pytest.raises(Conflict, match=r"from old@main#3, not from old@main#5"):
         wrapped(repo, world, template="old")
     with pytest.raises(Conflict, match="without a template"):
         wrapped(repo, world, "old", template="new")
@@ -127,7 +127,7 @@ def test_w11_an_imported_session_knows_its_template(repo, agent, world, tmp_path
     repo.session("new").export(tmp_path / "new.jsonl")
     repo.import_(tmp_path / "new.jsonl", session="again")
     assert len(wrapped(repo, world, "again", template="old@before").history()) == 9
-    with pytest.raises(Conflict, match="from old@main#3, and not from old@main#5"):
+    with pytest.raises(Conflict, match="from old@main#3, not from old@main#5"):
         wrapped(repo, world, "again", template="old")
     with agentgit.open(tmp_path / "other.db") as other:
         other.import_(tmp_path / "new.jsonl")

@@ -137,7 +137,7 @@ def _outcome(call: Mapping[str, Any]) -> str:
     error = call.get("error_message")
     said = f"failed: {error}" if error else f"→ {call.get('result')!r}"
     runs = call.get("runs", 1)
-    again = f", began {runs} times" if isinstance(runs, int) and runs > 1 else ""
+    again = f", started {runs} times" if isinstance(runs, int) and runs > 1 else ""
     return f"{said}{again}, from the record" if call.get("kind") == REPLAY else said + again
 
 
@@ -181,7 +181,7 @@ def effect(call: ToolInvocation) -> Span:
 
 def status(call: ToolInvocation) -> Span:
     """Return the status of a call, as a span."""
-    again = f", began {call.runs} times" if call.runs > 1 else ""
+    again = f", started {call.runs} times" if call.runs > 1 else ""
     return Span(clean(call.status) + again, "bad" if call.status in DECISIONS else "dim")
 
 
