@@ -138,16 +138,18 @@ def rooms() -> str:
     shapes, y = list[str](), 34
     for layer in layers[1:]:  # without __main__, which is nothing but a door
         names = sorted(layer.split(" | "))
-        shapes += _layer(names, y, PURE if pure.issuperset(f"agentgit.{name}" for name in names) else OTHER)
+        shapes += _layer(names, y, {name for name in names if f"agentgit.{name}" in pure})
         y += LINE * len(names) + 18
     return _picture("\n".join(shapes), y)
 
 
-def _layer(names: list[str], y: int, colour: str) -> Iterator[str]:
+def _layer(names: list[str], y: int, pure: set[str]) -> Iterator[str]:
     height = LINE * len(names) + 12
-    yield f'<rect x="40" y="{y}" width="{WIDTH - 60}" height="{height}" rx="5" fill="{colour}" stroke="#c3c8d1"/>'
+    yield f'<rect x="40" y="{y}" width="{WIDTH - 60}" height="{height}" rx="5" fill="{OTHER}" stroke="#c3c8d1"/>'
     for line, name in enumerate(names):
         text = y + 20 + line * LINE
+        if name in pure:
+            yield f'<rect x="42" y="{text - 16}" width="{WIDTH - 64}" height="{LINE + 4}" rx="4" fill="{PURE}"/>'
         shown = name if _file(name).stem == name else f"{name}/"
         yield f'<text x="54" y="{text}" font-family="monospace" font-weight="bold" fill="#222">{shown}</text>'
         yield f'<text x="236" y="{text}" font-size="13" fill="#333">{escape(_what(name))}</text>'

@@ -238,3 +238,55 @@ class Freed:
 def when(nanoseconds: int) -> datetime:
     """Return a moment, in nanoseconds since 1970, as UTC."""
     return datetime.fromtimestamp(nanoseconds / 1_000_000_000, UTC)
+
+
+@dataclass(frozen=True)
+class Undone:
+    """The result of an undo. It is true if the undo did anything.
+
+    Args:
+        labels: The labels of the entries, in the order in which they were undone.
+        restored: Paths of restored files.
+        deleted: Paths of deleted files and directories, which did not exist before.
+        left: Paths left unchanged, each with the reason.
+        wholes: The ids of the restored snapshots of the whole workspace.
+        safety: The ids of the entries that hold the files replaced by the undo; pass one to `redo`.
+    """
+
+    labels: tuple[str, ...] = ()
+    restored: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()
+    left: tuple[tuple[str, str], ...] = ()
+    wholes: tuple[str, ...] = ()
+    safety: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.labels)
+
+    def __add__(self, later: Undone) -> Undone:
+        return Undone(
+            self.labels + later.labels,
+            self.restored + later.restored,
+            self.deleted + later.deleted,
+            self.left + later.left,
+            self.wholes + later.wholes,
+            self.safety + later.safety,
+        )
+
+    def __str__(self) -> str:
+        lines = [f"restored: {shown(path)}" for path in self.restored]
+        lines += [f"deleted: {shown(path)}" for path in self.deleted]
+        lines += [f"restored: the workspace, to {id}" for id in self.wholes]
+        lines += [f"left: {shown(path)} ({why})" for path, why in self.left]
+        return "\n".join(lines) or "nothing to undo"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON-like values."""
+        return {
+            "labels": list(self.labels),
+            "restored": list(self.restored),
+            "deleted": list(self.deleted),
+            "left": [list(one) for one in self.left],
+            "wholes": list(self.wholes),
+            "safety": list(self.safety),
+        }

@@ -24,7 +24,8 @@ from agentgit.workspace.disk.atomic_file import CHUNK
 from agentgit.workspace.disk.single_file import SingleFiles
 from agentgit.workspace.locations import exclusive
 from agentgit.workspace.undo import storage
-from agentgit.workspace.undo.stack import Undone, UndoStack
+from agentgit.workspace.undo.stack import UndoStack
+from agentgit.workspace.values import Undone
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ from datetime import UTC, datetime
 
 from agentgit.render.text import plain
 from agentgit.render.views import files
-from agentgit.workspace.undo.stack import Undone
-from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, WorkspaceDiff
+from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, Undone, WorkspaceDiff
 
 WILD = "\x1b[31mred\n\u202e.txt"
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)

@@ -12,8 +12,7 @@ from agentgit.values import shown
 from agentgit.workspace.values import EVERYTHING
 
 if TYPE_CHECKING:
-    from agentgit.workspace.undo.stack import Undone
-    from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, WorkspaceDiff
+    from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, Undone, WorkspaceDiff
 
 SHORT = 10
 """The number of characters of an id that a list shows."""

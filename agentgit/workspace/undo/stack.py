@@ -15,6 +15,7 @@ from agentgit.errors import InvalidInput, NotFound, Unavailable, WorkspaceChange
 from agentgit.values import shown
 from agentgit.workspace.disk.single_file import ABSENT, FILE, LINK, OTHER, FileState, SingleFiles
 from agentgit.workspace.undo.storage import REDO, SAFETY, UNDO, StoredEntry, UndoStorage
+from agentgit.workspace.values import Undone
 
 CHANGED = "it was changed during the undo"
 
@@ -58,58 +59,6 @@ class UndoEntry:
             "created_at": self.created_at.isoformat(),
             "paths": list(self.paths),
             "whole": self.whole,
-        }
-
-
-@dataclass(frozen=True)
-class Undone:
-    """The result of an undo. It is true if the undo did anything.
-
-    Args:
-        labels: The labels of the entries, in the order in which they were undone.
-        restored: Paths of files that are again as they were.
-        deleted: Paths of files and directories that were not there before, and are gone again.
-        left: Paths that were left as they are, each with the reason.
-        wholes: The ids of the restored snapshots of the whole workspace.
-        safety: The ids of the entries with what stood before; `redo` takes them.
-    """
-
-    labels: tuple[str, ...] = ()
-    restored: tuple[str, ...] = ()
-    deleted: tuple[str, ...] = ()
-    left: tuple[tuple[str, str], ...] = ()
-    wholes: tuple[str, ...] = ()
-    safety: tuple[int, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.labels)
-
-    def __add__(self, later: Undone) -> Undone:
-        return Undone(
-            self.labels + later.labels,
-            self.restored + later.restored,
-            self.deleted + later.deleted,
-            self.left + later.left,
-            self.wholes + later.wholes,
-            self.safety + later.safety,
-        )
-
-    def __str__(self) -> str:
-        lines = [f"restored: {shown(path)}" for path in self.restored]
-        lines += [f"deleted: {shown(path)}" for path in self.deleted]
-        lines += [f"restored: the workspace, to {id}" for id in self.wholes]
-        lines += [f"left: {shown(path)} ({why})" for path, why in self.left]
-        return "\n".join(lines) or "nothing to undo"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON-like values."""
-        return {
-            "labels": list(self.labels),
-            "restored": list(self.restored),
-            "deleted": list(self.deleted),
-            "left": [list(one) for one in self.left],
-            "wholes": list(self.wholes),
-            "safety": list(self.safety),
         }
 
 
