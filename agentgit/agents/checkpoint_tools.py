@@ -1,4 +1,4 @@
-"""Tools with which an agent manages its own history (row A7). They are no part of the tool track.
+"""Tools with which an agent manages its own history. They are no part of the tool track.
 
 Inside a turn they act on the agent that runs it. A checkpoint never lies between a tool call and its result, so one
 that a tool asks for is made when its batch of calls is whole, and a rollback when the turn has ended.

@@ -1,4 +1,4 @@
-"""The Checkpoint: one saved point of a branch, as a plain value without IO (rows A1 to A5)."""
+"""The Checkpoint: one saved point of a branch, as a plain value without IO."""
 
 from __future__ import annotations
 

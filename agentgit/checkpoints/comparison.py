@@ -1,4 +1,4 @@
-"""Two branches side by side, aligned where they part (row W6). Pure, no IO."""
+"""Two branches side by side, aligned where they diverge. Pure, no IO."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The difference of two checkpoints: state, messages, tool calls, files (rows W6 and P3). Pure, no IO."""
+"""The difference of two checkpoints: state, messages, tool calls, files. Pure, no IO."""
 
 from __future__ import annotations
 

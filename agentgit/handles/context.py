@@ -20,7 +20,7 @@ from agentgit.rollback import RollbackEngine, settle_here
 from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.store.database import Database
 from agentgit.store.queries.lookup import CheckpointRef, Lookup
-from agentgit.store.queries.read_models import Views
+from agentgit.store.queries.read_models import ReadModels
 from agentgit.store.records.sessions import Found
 from agentgit.store.store import Store
 
@@ -71,7 +71,7 @@ class Context:
         self.store = store.of(principal)
         self.principal = principal
         self.lookup = Lookup(self.store, principal)
-        self.views = Views(self.store, self.lookup.admit)
+        self.views = ReadModels(self.store, self.lookup.admit)
         self.effects = effects or {}
         self.registry = registry or Registry(self.effects)
         self.entered = {} if entered is None else entered

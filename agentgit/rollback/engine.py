@@ -21,7 +21,7 @@ from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorkspaceChanged
 from agentgit.rollback import notes
 from agentgit.rollback.crash_recovery import refuse_busy
-from agentgit.rollback.executor import Executed, Executor
+from agentgit.rollback.executor import Executor, RerunTrack
 from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.finish import Finisher
 from agentgit.rollback.planner import Cannot, Planner
@@ -64,7 +64,7 @@ class RollbackEngine:
         self.resumption = Resumption(store, self.planner, self.executor, admit)
         self.files = RollbackFiles(store, registry)
         self.starter = Starter(store, self.planner, self.files, admit)
-        executed = Executed(store, self.planner.past, self.executor)
+        executed = RerunTrack(store, self.planner.past, self.executor)
         self.finisher = Finisher(store, self.reports, self.resumption, self.files, executed)
 
     # -- plan

@@ -31,7 +31,7 @@ from agentgit.tracing import span, tool_span
 from agentgit.values import as_object, portable, told
 
 
-class Executed:
+class RerunTrack:
     """Gives a branch what the tools of its path returned when they ran again.
 
     Args:

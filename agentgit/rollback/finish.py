@@ -11,7 +11,7 @@ from agentgit.effects.files import FileChanges, FilesAt
 from agentgit.effects.plan import ANSWER, GONE, KEEP, REVERSE, ROLLBACK, SWITCH
 from agentgit.effects.report import ReportItem
 from agentgit.rollback import notes
-from agentgit.rollback.executor import Executed, stops_at
+from agentgit.rollback.executor import RerunTrack, stops_at
 from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.report import Reports
 from agentgit.rollback.resume import Resumption
@@ -35,7 +35,7 @@ class Finisher:
     """
 
     def __init__(
-        self, store: Store, reports: Reports, stopped: Resumption, files: RollbackFiles, executed: Executed
+        self, store: Store, reports: Reports, stopped: Resumption, files: RollbackFiles, executed: RerunTrack
     ) -> None:
         self.store = store
         self.reports = reports

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from sqlalchemy import Connection
 
-from agentgit.store.threads.append_if_head import Fence
+from agentgit.store.threads.append_if_head import BranchHold
 from agentgit.store.threads.graph_rows import GraphKey
 
 After = Callable[[], None]
@@ -27,7 +27,7 @@ class Beside(NamedTuple):
 
     before: Before
     is_alone: bool = False
-    fence: Fence | None = None
+    fence: BranchHold | None = None
 
 
 class RecordedTurn(Protocol):

@@ -1,4 +1,4 @@
-"""The saver: a LangGraph checkpointer on SQL, sync and async in one class (row W14)."""
+"""The saver: a LangGraph checkpointer on SQL, sync and async in one class."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from agentgit.store.records.encryption_keys import unlock
 from agentgit.store.schema import schema
 from agentgit.store.schema.tenants import ensure_tenant
 from agentgit.store.sql.encryption import keyring_from
-from agentgit.store.threads.append_if_head import Fence
+from agentgit.store.threads.append_if_head import BranchHold
 from agentgit.store.threads.graph_store import Draft, Found, GraphKey, GraphStore, Pending, Task
 from agentgit.values import from_json
 
@@ -350,7 +350,7 @@ class SQLModelSaver(AsyncTwins):
         store.seen.add(place)
         return config_of(place)
 
-    def _put_after_known(self, place: GraphKey, draft: Draft, fence: Fence | None, *, carried: bool) -> bool:
+    def _put_after_known(self, place: GraphKey, draft: Draft, fence: BranchHold | None, *, carried: bool) -> bool:
         """Store a checkpoint on a server that goes on from one that is known, if nobody has overtaken that."""
         store = self.store
         parent = store.newest_known.parent(place.thread, place.ns, draft.parent_id)

@@ -22,14 +22,14 @@ from agentgit.store.database import Database
 from agentgit.store.records.checkpoints import CheckpointStore, Snapshot, TagStore
 from agentgit.store.records.journal import Journal, TrackPart
 from agentgit.store.records.log import LogStore
-from agentgit.store.records.login_attempts import Failures
+from agentgit.store.records.login_attempts import LoginAttempts
 from agentgit.store.records.operations import OperationStore
-from agentgit.store.records.recorded_calls import Fences
+from agentgit.store.records.recorded_calls import RecordedCalls
 from agentgit.store.records.session_access import MemberStore, Visible
 from agentgit.store.records.sessions import Found, SessionStore
 from agentgit.store.records.users import ApiKeyStore, UserStore
 from agentgit.store.records.workspace_snapshots import Snapshots
-from agentgit.store.records.world_log import World
+from agentgit.store.records.world_log import WorldLog
 from agentgit.store.search.index import Texts
 from agentgit.store.search.query import Search
 from agentgit.store.sql import process
@@ -84,14 +84,14 @@ class Store:
         self.webhook_hosts = webhook_hosts
         self.users = UserStore(tenant_id)
         self.keys = ApiKeyStore(tenant_id)
-        self.failures = Failures(tenant_id)
+        self.failures = LoginAttempts(tenant_id)
         self.members = MemberStore(tenant_id)
         self.visible = Visible(tenant_id)
         self.sessions = SessionStore(tenant_id, database.leases)
         self.checkpoints = CheckpointStore(tenant_id)
         self.journal = Journal(tenant_id)
-        self.world = World(tenant_id, self.journal)
-        self.fences = Fences(tenant_id, self.journal, self.world)
+        self.world = WorldLog(tenant_id, self.journal)
+        self.fences = RecordedCalls(tenant_id, self.journal, self.world)
         self.operations = OperationStore(tenant_id, database.leases)
         self.snapshots = Snapshots(tenant_id)
         self.graphs = GraphStore(tenant_id, compression)

@@ -80,6 +80,7 @@ def test_w1_the_track_has_the_order_of_the_calls_whenever_they_were_written(repo
     assert [step.position for step in agent.tool_track()] == list(range(7))
 
 
+@pytest.mark.long
 def test_w1_no_more_than_a_few_calls_wait(repo, world):
     """W1: within one long step, no more than so many calls wait to be written down."""
     times, seen = 3 * MOST_WAITING, []

@@ -56,6 +56,7 @@ def test_a7_a_model_saves_a_point_and_goes_back_to_it(kind, repo, world):
     assert agent.history() == point.conversation_history
 
 
+@pytest.mark.long
 def test_a7_these_tools_are_never_on_the_track(repo, world):
     """A7: calls of the checkpoint tools are not recorded, so they are never reversed or replayed."""
     agent = managed(
@@ -108,6 +109,7 @@ def test_a7_deleting_and_cleaning_up(repo, world):
     assert cleaned == "Deleted 4 automatic checkpoints."
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["tool_node", "create_agent"])
 def test_a7_what_was_asked_beside_a_question_happens_after_the_answer(kind, repo, world):
     """A7: a point, or a rollback, asked for in the same message as a call that waits, is not lost and not too early."""

@@ -50,6 +50,7 @@ def agents(repo):
     return agent, retry
 
 
+@pytest.mark.long
 def test_w6_a_folded_diff_is_the_diff_of_the_values(repo, agents):
     """W6: what session.diff finds by hashes and columns is exactly what agentgit.diff finds in the loaded values."""
     agent, retry = agents
@@ -182,6 +183,7 @@ def test_w6_a_list_that_grew_in_front_is_one_change():
         assert [(c.path, c.kind) for c in added] == [(path, "added")]
 
 
+@pytest.mark.long
 def test_w6_the_shared_beginning_is_not_loaded(repo, monkeypatch):
     """W6: a diff of two branches reads as many messages and calls at message 400 as at message 20."""
     agent = repo.wrap(noting(), "s", auto_checkpoint="off")
@@ -202,6 +204,7 @@ def test_w6_the_shared_beginning_is_not_loaded(repo, monkeypatch):
         assert (len(found.removed_messages), len(found.added_messages)) == (2, 2)
 
 
+@pytest.mark.long
 def test_w6_a_page_of_a_diff_obeys_nobody(repo):
     """W6: in a notebook a diff and a comparison are HTML in which nothing from the data is markup."""
     a = Checkpoint(metadata={"reference": HOSTILE}, session_state={HOSTILE: HOSTILE})
@@ -237,6 +240,7 @@ def test_w6_a_page_of_a_large_difference_is_small():
     assert "/key4999 " in str(found)
 
 
+@pytest.mark.long
 def test_p3_files_are_compared_where_both_have_them(repo, tmp_path, monkeypatch):
     """P3, W6: a diff and a comparison tell added, changed and deleted files, with their difference in lines."""
     monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))
@@ -254,6 +258,7 @@ def test_p3_files_are_compared_where_both_have_them(repo, tmp_path, monkeypatch)
     assert "file differences" in both._repr_html_()
 
 
+@pytest.mark.long
 def test_w6_the_command_line_writes_pages_and_patches(tmp_path, monkeypatch, capsys):
     """W6, P3: `agentgit diff` shows the files' difference with --patch, and it and `compare` write HTML with --html."""
     from agentgit import cli

@@ -135,7 +135,7 @@ def test_w3_a_tool_of_the_graph_is_not_taken_for_another_one_of_its_name(repo):
         ({"charge": effect("irreversible", identity_args=["amont"])}, InvalidInput, "no argument amont; it has amount"),
         ({"charge": reversible("no.such:undo")}, NotFound, r"charge.*no\.such:undo"),
         ({"charge": reversible("agentgit:nothing")}, NotFound, "charge.*agentgit:nothing"),
-        ({"charge": reversible("agentgit:__version__")}, InvalidInput, "charge.*no function"),
+        ({"charge": reversible("agentgit:__version__")}, InvalidInput, "charge.*not a function"),
         ({"charge": reversible(f"{__name__}:was_made")}, InvalidInput, "charge.*args, result"),
         ({"charge": reversible(undo, verify="no.such:look")}, NotFound, r"verify"),
         ({"charge": reversible(undo, precheck="no.such:look")}, NotFound, r"precheck"),

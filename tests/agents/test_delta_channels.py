@@ -105,6 +105,7 @@ def test_any_conversation_is_the_same_with_a_delta_channel(changes, every, durab
             expect_true(retry)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_branches_of_a_delta_channel_go_on_rightly(repo, durability):
     """After a rollback, an undo and a fork the value goes on from there, and the branch that was left stays."""
@@ -269,6 +270,7 @@ def test_a_reducer_that_fails_does_not_break_the_run(repo):
     assert "n" in agent.head.session_state
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_list_is_encoded_the_same_from_any_earlier_one(data):

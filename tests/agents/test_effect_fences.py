@@ -54,6 +54,7 @@ def test_w4_no_payment_is_made_twice_in_many_rollbacks(repo, bank):
     assert len(bank.ledger) == 1
 
 
+@pytest.mark.long
 def test_w4_an_answer_from_the_record_has_its_own_place_on_the_track(repo, bank):
     """W4: it names what it stands for, holds its result, and stands for nothing in the world itself."""
     agent = paid_and_back(repo, bank, pay(), "paid")
@@ -153,6 +154,7 @@ def test_w4_what_was_compensated_is_done_anew(repo, bank):
     assert [call.kind for call in retry.tool_track()] == ["call"]
 
 
+@pytest.mark.long
 def test_w4_a_restart_forgets_nothing(repo, bank):
     """W4: another repository object on the same database answers from the record too."""
     paid_and_back(repo, bank)
@@ -255,6 +257,7 @@ def test_w4_what_is_being_done_is_not_done_beside_it(repo, bank):
     assert [entry[0] for entry in bank.ledger] == ["Ann", "Bob"]
 
 
+@pytest.mark.long
 def test_w4_of_many_branches_at_once_one_pays(repo, bank):
     """W4: looking and writing down is one step, also between processes: of four that pay at once, one does."""
     agent = paid_and_back(repo, bank)
@@ -373,6 +376,7 @@ def test_w4_what_cannot_be_given_back_rightly_is_refused(repo):
     assert sent == ["x"]
 
 
+@pytest.mark.long
 def test_w4_what_a_tool_called_is_taken_over_with_it(repo, bank):
     """W4: the payment inside of an order stands behind the order's answer, and is not made by anybody again."""
     paying = bank.tools()[0]

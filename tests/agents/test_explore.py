@@ -157,6 +157,7 @@ def test_w10_each_way_is_gone_in_its_own_world_and_the_session_stays(repo):
     assert agent.run("add lamp") == "did add lamp"
 
 
+@pytest.mark.long
 def test_w10_promote_continues_on_a_leaf_and_brings_its_world(repo):
     """W10: the chosen branch becomes the current one, what its tools did is in the world again, and it runs on."""
     world, counting = World(), Counting()
@@ -326,6 +327,7 @@ def test_w10_a_turn_that_raises_is_a_leaf_and_is_tried_again(repo):
     assert [len(leaf.messages) for leaf in found.leaves] == [4] * 4
 
 
+@pytest.mark.long
 def test_w10_what_was_broken_off_goes_on_and_no_finished_turn_runs_again(repo):
     """W10: after an interruption the same call goes on with the unfinished turns only, also in another handle."""
     world, counting = World(), Counting()
@@ -381,6 +383,7 @@ def shelf_agent(repo, path, counting):
     return repo.wrap(tool_node_graph(counting.model(), [put]), "s", effects={"put": reversible(take)})
 
 
+@pytest.mark.long
 def test_w10_a_killed_process_leaves_an_exploration_that_goes_on(tmp_path):
     """W10: after a kill every branch is there, the session is on its branch, and the same call finishes the rest."""
     shelf, database = tmp_path / "shelf", tmp_path / "agentgit.db"

@@ -394,6 +394,7 @@ agent.rollback("before")
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["before the restore", "in the restore", "after the restore"])
 def test_w1_a_rollback_killed_in_its_file_restore_is_finished_once(repo, desk, point):
     """W1: kill -9 around and in the restore of files; the old branch is as before, and resume brings all of it back."""

@@ -46,6 +46,7 @@ def test_w1_a_step_whose_calls_fail_leaves_all_of_it_or_nothing(tmp_path):
     assert found["none"][2] > 0
 
 
+@pytest.mark.long
 def test_w1_what_a_tool_that_cannot_look_left_is_told(tmp_path):
     """W1: without `verify` nobody knows what a call did that raised; it stays, and no plan is silent about it."""
     world = World(0.3, seed=1)

@@ -243,6 +243,7 @@ def test_w7_a_branch_that_began_later_is_no_newer_base(pair):
     assert len(late.history()) == len({message["id"] for message in late.history()}) == 8
 
 
+@pytest.mark.long
 def test_w7_branches_that_merged_each_other_agree_or_clash(pair):
     """W7: of several newest common points none is taken alone: what they do not agree about is a conflict."""
     agent, retry = pair
@@ -362,6 +363,7 @@ def shop(repo):
     return world, agent, retry
 
 
+@pytest.mark.long
 def test_w7_a_merged_tool_call_is_history_and_no_effect(repo, shop):
     """W7: no tool runs, nothing goes on the track or into the world log, and a branch behind the world says so."""
     world, agent, _ = shop
@@ -732,6 +734,7 @@ agentgit.open(sys.argv[1]).wrap(state_graph(), "s", branch="main").merge("retry"
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["written", "staged", "moved"])
 def test_w7_a_killed_process_leaves_the_branch_as_it_was(repo, pair, point):
     """W7: kill -9 before the merge is published: nothing of it is seen, and the next merge brings everything once."""

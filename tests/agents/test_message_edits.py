@@ -75,6 +75,7 @@ def states(graph, config):
 numbers = count()
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(edits)
 def test_every_edit_gives_the_states_of_the_saver_in_memory(database, edits):

@@ -83,6 +83,7 @@ async def test_u2_a_message_is_edited_without_blocking(agent, world):
     assert (edited.branch.name, world.items) == ("rather a lamp", ["chair", "lamp"])
 
 
+@pytest.mark.long
 def test_d2_an_agent_whose_session_has_moved_on_warns_once(repo):
     """D2: no verb changes the branch of an agent; one that runs on after a rollback says where the session is, once."""
     agent = repo.wrap(tool_node_graph(obedient(), []), "s")

@@ -299,6 +299,7 @@ def test_t8_a_plain_graph_and_a_session_do_not_answer_for_each_other(repo, shop)
     assert tracked(agent) == ["chair-2", "chair-3"]
 
 
+@pytest.mark.long
 def test_t8_a_cache_of_a_graph_that_a_tool_calls_is_asked_in_the_same_way(repo, shop):
     """T8: a tool runs a cached graph of its own: after a rollback that graph orders again."""
     inner = two_nodes(shop, InMemoryCache())

@@ -471,6 +471,7 @@ def test_w2_no_point_is_named_that_is_blocked_by_what_would_run_again(repo, worl
     assert caught.value.nearest is None
 
 
+@pytest.mark.long
 def test_a_turn_that_was_taken_over_does_nothing_more(repo, world):
     """Fencing: a turn whose branch somebody took over can neither call tools nor save; what it did is recorded."""
     agent = wrapped(repo, world)

@@ -363,6 +363,7 @@ def test_t7_a_collection_keeps_what_a_checkpoint_needs(repo, kind):
     assert seen(agent.rollback(point)) == view
 
 
+@pytest.mark.long
 def test_t7_calls_of_a_half_answered_batch_stay_with_their_moment(repo):
     """T7: with one task for each tool call, the track of a moment has the calls that were done then, and keeps them."""
     world = World()
@@ -410,6 +411,7 @@ with agentgit.open(sys.argv[1]) as repo:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dies", ["b", "c"])
 def test_t7_a_moment_outlives_the_process_that_went_on(dies, tmp_path):
     """T7: killed while it takes the next answers, a rollback restores the moment before them."""

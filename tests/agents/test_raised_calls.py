@@ -261,6 +261,7 @@ def test_t4_a_retried_node_does_not_make_a_raised_call_again(repo, effect_kind, 
     assert agent.history()[2]["content"] == '{"charged": 5}'
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_t4_a_retried_node_goes_on_if_verify_clears_the_call(here, when):
     """T4: a call that did not happen is made again, one that did is answered, and nobody has to be asked."""
@@ -297,6 +298,7 @@ async def test_t4_middleware_cannot_repeat_a_raised_call(here, is_async):
     assert (till.ledger, statuses(agent)) == ([5], ["unknown"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("effect_kind", ["idempotent", "reversible", "irreversible"])
 def test_t4_what_may_happen_only_once_is_not_repeated_after_an_error(here, effect_kind):
     """T4: `once=True` counts a call that raised, whatever its effect, in the same turn and in every later one."""
@@ -336,6 +338,7 @@ def test_t4_not_done_is_handled_by_a_tool_that_handles_its_errors(here):
     assert (agent.history()[2]["content"], statuses(agent)) == ("declined", ["failed"])
 
 
+@pytest.mark.long
 def test_t4_a_call_that_raised_not_done_is_made_again_by_a_retry(here):
     """T4: where it is known that nothing happened, a retry runs as in plain LangGraph."""
     till = Till(("before", NotDone("busy")))
@@ -653,6 +656,7 @@ def test_t4_every_declaration_takes_failed_on():
 # -- every face
 
 
+@pytest.mark.long
 def test_t4_the_command_line_settles_a_raised_call(tmp_path, monkeypatch, capsys):
     """T4: a failure names the command, `agentgit track` the id, and `resolve --result` tells what the call returned."""
 
@@ -694,6 +698,7 @@ def test_t4_the_chat_settles_a_raised_call():
     assert till.ledger == []
 
 
+@pytest.mark.long
 def test_t4_programs_and_pages_settle_a_raised_call(tmp_path):
     """T4: by HTTP with its result; on the web from the plan that it blocks, and only by who may change the session."""
     till = Till(("after", LOST), ("after", LOST))

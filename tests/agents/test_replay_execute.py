@@ -41,6 +41,7 @@ def ids(calls):
     return [one.id for one in calls]
 
 
+@pytest.mark.long
 def test_t2_what_stands_is_reversed_before_the_path_runs_again(repo, shop, agent):
     """T2: nothing is in the world twice, reversals come first and newest first, and the branch that was left stays."""
     before = agent.history(), ids(agent.tool_track())
@@ -115,6 +116,7 @@ def test_t2_later_rollbacks_undo_the_new_effects(repo, shop, agent):
     assert repo.maintenance.fsck().is_sound
 
 
+@pytest.mark.long
 def test_t2_switch_undo_and_redo_lead_between_the_old_and_the_new_branch(repo, shop, agent):
     """T2: the world follows a switch to the branch that was left and back; each effect stands once."""
     fresh = agent.rollback("here", replay="execute", on_drift="continue")
@@ -314,6 +316,7 @@ def test_t2_what_failed_is_not_made_to_fail_again(repo):
     assert world.items == ["chair"]
 
 
+@pytest.mark.long
 def test_t2_an_idempotent_call_simply_runs_again(repo):
     """T2: it is not reversed, and nothing blocks."""
     world = World()
@@ -457,6 +460,7 @@ def test_t2_a_fresh_world_is_a_new_session_from_a_template(repo, shop, agent, tm
     assert repo.maintenance.fsck().is_sound
 
 
+@pytest.mark.long
 def test_t2_a_template_with_a_call_that_must_not_run_again_makes_no_session(repo, shop):
     """T2: it blocks before anything, a session included; force answers it from the record."""
     agent = wrapped(repo, shop)

@@ -82,6 +82,7 @@ def order_a_chair(repo, graph, effects) -> None:
     repo.wrap(graph, "s", effects=effects).run("a chair, please")
 
 
+@pytest.mark.long
 def test_t3_another_script_does_not_run_its_own_function_of_that_name(repo, tmp_path):
     """T3: what a script recorded as its `undo` is not undone by the `undo` of another script, wrapped or not."""
     mine, other = "LEDGER.remove(args['item'])", "RAN.append('the other undo')"
@@ -610,6 +611,7 @@ def test_t3_the_environment_names_trusted_modules(repo, shop, monkeypatch):
     assert LEDGER == []
 
 
+@pytest.mark.long
 def test_t3_commands_that_undo_nothing_import_no_trusted_module(repo, shop, monkeypatch):
     """T3: `agentgit log` needs no module; `agentgit rollback` takes `--trust`, or the environment's."""
     where = backend.address(repo)

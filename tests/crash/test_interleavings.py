@@ -169,6 +169,7 @@ def test_two_last_admins_do_not_erase_each_other(repo, before):
         assert [user.name for user in repo.context.store.users.all(connection) if user.is_admin] == ["bob"]
 
 
+@pytest.mark.long
 @on_postgresql
 def test_a_webhook_of_a_session_that_is_erased_meanwhile_goes_with_it(repo, before):
     """No webhook of a session and no event of it stay when somebody erases that session at the same moment."""
@@ -285,6 +286,7 @@ def test_d5_who_joins_while_they_are_taken_out_cannot_come_again_by_that_link(re
         bob.accept(link.token)
 
 
+@pytest.mark.long
 def test_rights_are_granted_twice_at_once(empty_server, monkeypatch):
     """Two who give roles what they need at the same time, after an upgrade, both succeed."""
     with closing(Database(empty_server)) as database:
@@ -322,6 +324,7 @@ def test_a_database_that_a_newer_program_upgrades_meanwhile_is_refused(empty, be
         assert other.ends() is None
 
 
+@pytest.mark.long
 @on_postgresql
 @pytest.mark.parametrize("step", [(templates, "begin"), (trail, "_next")])
 def test_d5_no_word_of_a_template_that_is_erased_meanwhile_stays(repo, before, step):

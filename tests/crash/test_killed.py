@@ -245,6 +245,7 @@ def test_t2_a_path_that_is_made_again_is_finished_once(point, repo, shop, agent,
         assert shop.standing == {}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", POINTS["fresh"])
 def test_t2_a_fresh_world_is_finished_once(point, repo, shop, agent, verify, kill, tmp_path, monkeypatch):
     """T2: killed while a new session makes the calls of its template, the same call of wrap, or resume, finishes it."""

@@ -19,6 +19,7 @@ def ids(states):
     return [state.config["configurable"]["checkpoint_id"] for state in states]
 
 
+@pytest.mark.long
 async def test_threads_and_an_event_loop_share_one_saver(database):
     """One saver serves eight threads and six tasks of an event loop at once; every conversation is whole."""
     saver = SQLModelSaver(database)
@@ -123,6 +124,7 @@ def test_eight_processes_write_one_database(database):
     run_processes(full(database.url), 3)
 
 
+@pytest.mark.long
 def test_eight_processes_may_begin_one_file(tmp_path):
     """Eight processes that open a file which is not there yet make it together, and lose nothing."""
     run_processes(f"sqlite:///{tmp_path / 'new.db'}", 1)

@@ -387,6 +387,7 @@ def edit(root, kind, name, data, mode):
         link(name, os.fsdecode(data))(root)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["git", "directory"])
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rounds=st.lists(st.lists(EDITS, max_size=6), min_size=2, max_size=4), order=st.randoms())

@@ -49,6 +49,7 @@ def test_a_quick_run_prints_sizes_with_ratios(measured: tuple[str, dict[str, Any
         assert all(line["ratios"]["SqliteSaver"] > 0 for line in sizes if line["what"] == name)
 
 
+@pytest.mark.long
 def test_w13_storage_grows_with_new_data_only(measured: tuple[str, dict[str, Any], Path]):
     """W13: three times the turns add about three times the bytes, which is a count and no time."""
     _, found, _ = measured
@@ -111,6 +112,7 @@ def test_without_a_server_its_contenders_are_left_out_and_the_output_says_so(tmp
     assert "PostgresSaver" not in printed
 
 
+@pytest.mark.long
 def test_a_scratch_database_is_dropped(postgres_url: object):
     """What is measured on a server leaves no database behind there."""
     with postgres.scratch() as url:

@@ -187,6 +187,7 @@ def test_hostile_text_reaches_no_terminal(at, monkeypatch):
         assert r"\x1b[31mred[bold]x[/bold]" in re.sub(r"\x1b\[[0-9;]*m", "", at("log").out)
 
 
+@pytest.mark.long
 def test_json_is_ascii(at):
     """JSON can be printed anywhere: nothing outside ASCII, no control characters but line ends."""
     for command in ("tree", "log", "show", "diff main HEAD", "sessions", "branches"):
@@ -287,6 +288,7 @@ def test_the_schema_is_made_and_checked(agentgit, tmp_path):
 # -- the demo
 
 
+@pytest.mark.long
 def test_the_demo_plays_and_can_be_looked_at(agentgit, tmp_path):
     """`agentgit demo` makes a database that the other commands then show; a second run adds a second session."""
     first = agentgit("demo")
@@ -459,6 +461,7 @@ def test_b2_log_filters_and_pages(at):
     assert at("log", "--branch-only", "--all-branches").code == 2
 
 
+@pytest.mark.long
 def test_w9_tags_on_the_command_line(agentgit, story, tmp_path):
     """W9: a tag is given, listed, used as a place, told in the log, and taken away."""
     (tmp_path / "copy.db").write_bytes(story.read_bytes())

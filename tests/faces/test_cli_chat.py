@@ -151,6 +151,7 @@ look
 never said"""
 
 
+@pytest.mark.long
 def test_c7_a_conversation_through_a_pipe(folder):
     """C7: one line is one turn or one command; what comes back is the whole story and nothing else."""
     done = folder.chat(*STORY.splitlines(), words=("shop", "--yes"))
@@ -204,6 +205,7 @@ def test_a_turn_that_raises_is_said_and_the_chat_goes_on(folder):
     assert done.code == 1
 
 
+@pytest.mark.long
 def test_what_cannot_be_reversed_blocks_and_can_be_forced(folder):
     """C7: a rollback over a mail shows what blocks and what to write; with --force it is done."""
     blocked = folder.chat("hello", "add chair", "send mail", "/undo 2", "/checkpoint undo", "/rewind main#1")
@@ -256,6 +258,7 @@ def test_s2_s6_files_are_brought_back_in_the_chat(folder, monkeypatch):
     assert note.read_text() == "one"
 
 
+@pytest.mark.long
 def test_a_rollback_that_stops_half_way_is_resumed_in_the_chat(folder):
     """C7: an undo function that raises leaves an operation; /resume finishes it, and the chat goes on there."""
     folder.world.broken.add("chair")
@@ -422,6 +425,7 @@ async def test_an_answer_is_heard_while_it_comes():
         assert len({piece.message for piece in pieces}) == 1
 
 
+@pytest.mark.long
 async def test_a_form_is_answered_by_json():
     """C7: an answer that is a JSON object or list reaches the graph as one; anything else as text."""
     asked = calls(call("add_if_approved", item="a"))

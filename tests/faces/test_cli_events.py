@@ -78,6 +78,7 @@ def test_w12_events_are_followed(at, tmp_path):
     assert (follower.returncode, err) == (0, "")
 
 
+@pytest.mark.long
 def test_w12_the_trail_is_verified_against_what_was_kept(at, tmp_path):
     """W12: a whole trail is said to be whole; one that was cut is found by an earlier answer."""
     code, out, _ = at("audit", "verify")
@@ -95,6 +96,7 @@ def test_w12_the_trail_is_verified_against_what_was_kept(at, tmp_path):
     assert at("audit", "verify", "--tips", "nothing.json")[0] == 3
 
 
+@pytest.mark.long
 def test_w12_a_webhook_from_the_command_line(at, tmp_path, receiver, monkeypatch):  # the fixture
     """W12: added with a secret in a file, listed, delivered, retried, removed; the secret is never shown."""
     monkeypatch.setattr(outbox, "FIRST_PAUSE", timedelta(hours=1))  # until the test says otherwise

@@ -120,6 +120,7 @@ def test_bad_input_what_cannot_be_meant(at, words, code, said):
     assert err.count("\n") == 1
 
 
+@pytest.mark.long
 def test_b4_a_size_is_said_in_words_of_people(at):
     """B4: a session is held to a size; the dry run says how large it is, would be, and that it cannot be so small."""
     assert _json(at, "retention", "demo", "--max-size", "1.5MB")["retention"]["max_bytes"] == 1_500_000

@@ -147,6 +147,7 @@ def test_w1_a_rollback_from_the_command_line(folder):
     assert folder.items == ["a book", "a vase", "a lamp"]
 
 
+@pytest.mark.long
 def test_what_blocks_is_shown_and_not_asked_about(folder):
     """W2: a blocked rollback writes its plan, fails with its code, and does nothing; --force does what can be done."""
     folder.play(call("put", item="a book"), call("shout", text="hello"))
@@ -162,6 +163,7 @@ def test_what_blocks_is_shown_and_not_asked_about(folder):
     assert (len(forced["reversed"]), len(forced["kept"]), folder.items) == (1, 1, [])
 
 
+@pytest.mark.long
 def test_a_rollback_that_stopped_is_resumed(folder):
     """W1: the report is written before the failure; what was mended by hand is told, and the rest is done once."""
     folder.play(call("put", item="a book"), call("put", item="stuck"), call("put", item="a lamp"))
@@ -318,6 +320,7 @@ def test_c4_undo_and_points_from_another_process(folder):
     assert (erased.returncode, "second" in erased.stdout) == (0, True)
 
 
+@pytest.mark.long
 def test_t2_a_path_is_made_again_from_another_process(folder):
     """T2: the command line obeys the same rules: no tools here, no second run; what stands is reversed first."""
     folder.play(call("put", item="cup"), call("put", item="jug"))

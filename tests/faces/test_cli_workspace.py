@@ -121,6 +121,7 @@ def test_p4_nothing_is_restored_unasked(folder):
     assert len(json.loads(folder.run("list", "--json").out)) >= 2
 
 
+@pytest.mark.long
 def test_s6_unsaved_changes_are_not_overwritten(folder):
     """S6, P4: a file that changed since the last snapshot stops a restore; --force goes on, and it is not lost."""
     folder.write(a="one")

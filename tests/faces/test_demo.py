@@ -235,6 +235,7 @@ def test_w1_after_a_restart_the_undo_functions_are_those_of_a_trusted_module(tol
     assert read(told.shop, "SELECT status FROM payments") == [("refunded",)]
 
 
+@pytest.mark.long
 def test_the_story_can_be_told_again_on_the_same_files(told: Told):
     """Each time it makes a session of its own, shows the orders of that session only, and leaves the earlier ones."""
     before = read(told.shop, "SELECT * FROM orders")

@@ -196,6 +196,7 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_d6_the_site_builds_and_its_links_resolve(site):
     """D6: MkDocs finds every page, heading and name that a link leads to, and every page is in the navigation."""
     assert {page.stem for page in DOCS.glob("*.md")} <= {page.stem for page in site.glob("*.html")}

@@ -195,6 +195,7 @@ def is_enough(role, needs):
 CREDENTIALS = (None, "", "agit_1_2_3", "x" * 9000, "revoked", "ended", "gone", "shut", "another tenant's")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("who", CREDENTIALS, ids=str)
 def test_d5_no_route_lets_in_who_has_no_credential_that_holds(house, who):
     """D5: without a credential, or with one that is none or holds no more, every route is a 401 and changes nothing."""

@@ -68,6 +68,7 @@ def usage_error(shell, line) -> str:
     return str(raised.value)
 
 
+@pytest.mark.long
 def test_d4_magics_look(shell, world):
     """D4: every looking command gives the value that the verb gives, of the agent's session and branch."""
     agent, repo = shell.user_ns["agent"], shell.user_ns["repo"]

@@ -136,6 +136,7 @@ async def test_a7_a_client_goes_back_over_stdio(tmp_path, monkeypatch):
     sys.modules.pop("shelf")
 
 
+@pytest.mark.long
 def test_the_server_imports_no_langgraph():
     """A server starts at once: nothing of it needs LangGraph, which takes a second to import."""
     code = "import sys, agentgit.mcp.server; assert not {'langgraph', 'langchain_core'} & set(sys.modules)"

@@ -201,6 +201,7 @@ def test_d6_notebooks_are_stored_without_outputs(path):
         assert cell.get("execution_count") is None
 
 
+@pytest.mark.long
 def test_d4_marimo_shows_our_html():
     """D4: marimo's formatter shows the HTML of a value, and of a list that shows itself."""
     from marimo._output.formatting import try_format

@@ -79,6 +79,7 @@ def test_d5_a_port_that_is_taken_is_told(tmp_path, monkeypatch, capsys):
     assert (code, "--port" in said) == (13, True)
 
 
+@pytest.mark.long
 def test_d5_the_application_lives_inside_another_one(tmp_path):
     """D5: mounted below a path, all links, forms, redirects and the API stay below it."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:

@@ -57,6 +57,7 @@ def ada(repo: agentgit.Repository) -> Visitor:
     return Visitor(repo)
 
 
+@pytest.mark.long
 def test_w2_what_is_done_is_what_was_looked_at(ada, repo, tmp_path):
     """W2: if something happened since a plan was shown, its form does nothing; shown anew, it is done, and once."""
     at = f"/sessions/{repo.session('support-42').id}"

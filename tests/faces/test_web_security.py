@@ -305,6 +305,7 @@ def test_d5_a_body_that_drips_is_not_waited_for(repo):
     assert told[0].status_code == 408
 
 
+@pytest.mark.long
 def test_d5_logging_out_ends_the_feeds_of_a_browser_that_came_by_the_link(repo, monkeypatch):
     """D5: a live feed ends when the browser that has it open logs out."""
     monkeypatch.setattr("agentgit.web.event_stream.POLL_SECONDS", 0.01)

@@ -291,6 +291,7 @@ def outcome(ask):
     return None
 
 
+@pytest.mark.long
 def test_d5_a_stranger_finds_nothing(world):
     """D5: to who has no role every verb says what it says of a session that is not there, and names nothing of it."""
     eve, wrong = world.handles["eve"], {}

@@ -356,6 +356,7 @@ repo.session("never", create=True)
 """
 
 
+@pytest.mark.long
 def test_w12_a_process_that_dies_before_its_commit_tells_nothing(database):
     """W12: killed between the event and the commit, neither the session nor its event is there."""
     url = database.url.render_as_string(hide_password=False)

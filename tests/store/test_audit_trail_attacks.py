@@ -274,6 +274,7 @@ def test_q7_events_that_do_not_fit_are_named(repo, attack):
     assert {one.row for one in repo.events.verify().findings} == {finding.row, "audit_event 0/1"}
 
 
+@pytest.mark.long
 def test_q7_a_trigger_that_looks_elsewhere_is_a_changed_schema(empty_server):
     """Q7: `db check --deep` names a function of the trail that no longer looks at the tables of its own schema."""
     with closing(Database(empty_server)) as database:

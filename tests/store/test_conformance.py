@@ -118,8 +118,8 @@ def any_status(monkeypatch, path):
 
     def moving(status, columns):
         new = {name: bindparam(f"new_{name}") for name in columns}
-        changed = update(journal.INVOCATION).where(*journal._one).values(status=status, **new)
-        return CompiledStatement(changed.returning(journal.INVOCATION))
+        changed = update(journal.TOOL_INVOCATION).where(*journal._one).values(status=status, **new)
+        return CompiledStatement(changed.returning(journal.TOOL_INVOCATION))
 
     monkeypatch.setattr(journal, "_moving", moving)
 

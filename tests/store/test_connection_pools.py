@@ -381,6 +381,7 @@ def test_d5_turns_through_pgbouncer(pooled):
         assert repo.maintenance.fsck(3).is_sound
 
 
+@pytest.mark.long
 async def test_d5_turns_on_a_loop_through_pgbouncer(pooled):
     """D5: the same with tasks of an event loop."""
     with agentgit.open(pooled) as repo:

@@ -381,6 +381,7 @@ def die_before(environment, verb, again=""):
     environment._run = run
 
 
+@pytest.mark.long
 def test_what_is_missing_is_named(engine):
     """C5: no engine, one that does not answer, no such container, no such snapshot: each a typed error."""
     environment = ContainerEnvironment("nobody", engine=engine.words)
@@ -436,6 +437,7 @@ def test_a_name_with_capitals_works(engine):
     assert len(environment.list()) == 2
 
 
+@pytest.mark.long
 def test_every_failure_is_ours(engine, box):
     """C5: what the engine says no to arrives as a failure of agentgit with the engine's words."""
     engine("rename", "box", "elsewhere")

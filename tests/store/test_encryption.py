@@ -253,6 +253,7 @@ def test_d5_without_the_library_the_command_is_told(monkeypatch):
         agentgit.open(":memory:", keyring=Keyring({"a": ONE}))
 
 
+@pytest.mark.long
 def test_d5_keys_and_erasing_on_the_command_line(tmp_path, monkeypatch):
     """D5: make a key, encrypt, count, erase a session: each from the command line, as text and as JSON."""
     monkeypatch.chdir(tmp_path)

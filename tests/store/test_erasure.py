@@ -78,6 +78,7 @@ def test_d5_a_session_goes_without_a_byte_and_its_neighbour_is_whole(two):
     assert [(event.detail["erased"], event.user_id) for event in told] == [(session.id, two.user.id)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_d5_what_the_planner_knows_of_a_session_goes_with_it(repo, tmp_path):
     """D5: the values that PostgreSQL keeps to plan by have no name and no word of a session that was erased."""

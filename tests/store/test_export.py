@@ -63,6 +63,7 @@ def test_b8_a_session_is_the_same_in_another_database_and_back(repo, other):
     )
 
 
+@pytest.mark.long
 def test_b8_an_export_of_an_import_is_the_same_export(repo, other):
     """B8: but for ids and times of writing, a file that went through another database says the same."""
     lived(repo)
@@ -257,6 +258,7 @@ def test_w4_an_import_is_not_looked_for_in_the_world_of_this_program(repo, other
     assert [step.action for step in agent.plan_rollback("main#1").steps] == ["keep"]
 
 
+@pytest.mark.long
 def test_w4_what_was_consumed_stays_consumed_through_export_and_import(repo, other):
     """W4: a ticket that works once is not used again in the import, whole, as a branch, or from before its use."""
     bank = Bank()
@@ -495,6 +497,7 @@ def test_b8_an_import_belongs_to_whoever_makes_it(repo, database):
         assert everything(ann, "s") == everything(repo, "s")
 
 
+@pytest.mark.long
 def test_b8_many_imports_at_once_are_many_sessions(repo):
     """B8: each gets a name and ids of its own, however they meet."""
     lived(repo)

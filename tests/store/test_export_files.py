@@ -96,6 +96,7 @@ def test_b8_files_go_along_and_come_back_where_they_are_imported(repo, agent, ot
     assert looks(desk.root) == now
 
 
+@pytest.mark.long
 def test_b8_an_export_of_an_import_has_the_same_files(repo, agent, other, tmp_path):
     """B8: out of the importing workspace come the same contents and paths, once more."""
 
@@ -148,6 +149,7 @@ def test_b8_without_a_workspace_files_are_left_out_and_counted(repo, agent, othe
     assert other.import_(BytesIO(data), workspace=tmp_path / "there").snapshots == 3
 
 
+@pytest.mark.long
 def test_s6_files_that_are_there_are_not_touched(repo, agent, other, desk, tmp_path):
     """S6: what a person has in the directory is none of the session's: it is named, and stays unless it is forced."""
     there = tmp_path / "there"
@@ -179,6 +181,7 @@ def test_s6_also_files_that_a_workspace_has_saved_are_not_touched(repo, agent, o
     assert new.root.joinpath("a.txt").read_text() == "one"
 
 
+@pytest.mark.long
 def test_w5_no_branch_diverges_because_files_were_imported(repo, agent, other, tmp_path):
     """W5: any branch runs in the directory as it is; as soon as one has run, the others say what it changed."""
     agent.rollback("before").run("write d.txt other")
@@ -677,6 +680,7 @@ def test_b8_links_that_are_taken_lead_nowhere_else(tmp_path_factory, items):
         assert found == str(root) or found.startswith(f"{root}/")
 
 
+@pytest.mark.long
 def test_b8_files_are_carried_from_the_command_line(tmp_path, monkeypatch, capsys):
     """B8: `--files` and `--workspace`; what is left out is told, also in JSON."""
     monkeypatch.chdir(tmp_path)

@@ -398,6 +398,7 @@ def test_b8_a_line_without_end_is_not_read_whole(export, target, monkeypatch):
     assert Endless.longest == 10_001
 
 
+@pytest.mark.long
 def test_b8_a_value_in_parts_must_be_whole(target):
     """B8: parts that are missing, doubled, or come without their value are found."""
     with agentgit.open(":memory:") as repo:

@@ -223,6 +223,7 @@ def test_w13_thousands_of_findings_are_counted(lived, monkeypatch):
     assert found.to_dict()["is_sound"] is False
 
 
+@pytest.mark.long
 def test_w13_a_check_beside_running_turns_finds_nothing(repo):
     """W13: a check sees one moment, so what turns write meanwhile is no finding; it says how far it is."""
     world, over, seen = World(), threading.Event(), []

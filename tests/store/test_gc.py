@@ -140,6 +140,7 @@ def test_w13_a_thread_that_is_no_branch_keeps_all_its_steps(repo):
     assert len(list(graph.get_state_history(config))) == before
 
 
+@pytest.mark.long
 def test_w13_a_subgraph_with_memory_remembers_after_a_collection(repo):
     """W13: what a subgraph knew at a checkpoint is there in a fork made after the steps went."""
     world = World()

@@ -270,6 +270,7 @@ def target():
         yield repo
 
 
+@pytest.mark.long
 def test_b8_values_that_nobody_changed_are_read_everywhere(export, target):
     """B8: what the other tests change is taken as it is, made anew record by record."""
     assert taken(target, BytesIO(export), "as it is")

@@ -322,6 +322,7 @@ def test_memory_databases_work_whole(tmp_path):
         assert world.items == ["a"]
 
 
+@pytest.mark.long
 def test_many_threads_on_many_sessions_lose_nothing(repo):
     """D1: eight sessions at once on one database: no locked error reaches anybody, no turn is lost."""
     failures: list[BaseException] = []

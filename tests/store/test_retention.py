@@ -205,6 +205,7 @@ def references(repo):
         return [point.reference for point in retention.points(connection, repo.context.store, repo.session("s").id)]
 
 
+@pytest.mark.long
 def test_b4_a_session_is_thinned_out_by_itself_when_a_turn_ends(repo):
     """B4: a session keeps everything until somebody says otherwise; then it thins itself out as turns end."""
     agent = wrap(repo)
@@ -236,6 +237,7 @@ def test_b4_what_is_kept_is_stored_with_the_session(repo):
     assert repo.sessions()[0].metadata["retention"]["keep_last"] == 1
 
 
+@pytest.mark.long
 def test_b4_branch_points_heads_and_what_a_rollback_went_to_stay(repo):
     """B4: every branch still has its beginning, its branch point and its head, and each can be gone back to."""
     world = World()

@@ -68,6 +68,7 @@ def test_b4_w7_after_thinning_a_merge_brings_nothing_twice(repo, merged):
     assert merged.state["cart"] == ["chair", "sofa", "lamp 0", "lamp 1", "lamp 2"]
 
 
+@pytest.mark.long
 def test_b5_w7_clearing_and_deleting_leave_a_merge(repo, merged):
     """B5, W7: who clears a session or deletes a checkpoint by hand does not make the next merge wrong either."""
     for needed, why in (("merge", "it is a merge"), ("theirs#3", "was merged from it")):
@@ -151,6 +152,7 @@ def test_b4_w10_what_an_exploration_found_is_found_after_thinning(repo):
     assert agent.exploration().to_dict() == before
 
 
+@pytest.mark.long
 def test_b4_w11_a_session_that_began_as_a_template_needs_the_template_no_more(repo):
     """B4, W11: what began as a checkpoint of another session goes on when that is gone."""
     agent = working(repo)

@@ -239,6 +239,7 @@ def test_w14_delta_channels(saver, durability):
         assert found["log"] == [*expected["log"], "more", f"n{len(expected['log']) + 1}"]
 
 
+@pytest.mark.long
 async def test_w14_delta_history_is_that_of_langgraph(saver):
     """W14: the native history of a DeltaChannel equals the one that LangGraph finds by walking every checkpoint."""
 

@@ -240,6 +240,7 @@ def test_d5_the_alembic_of_an_application_leaves_ours_alone(host, empty):
             assert "invoice" in inspect(connection).get_table_names()
 
 
+@pytest.mark.long
 def test_d5_a_name_that_is_taken_is_told_with_the_way_out(empty_server):
     """D5: where the application has a table called as ours, nothing is touched; in a schema of its own it works."""
     with closing(Database(empty_server)) as database:
@@ -258,6 +259,7 @@ def test_d5_a_name_that_is_taken_is_told_with_the_way_out(empty_server):
         assert schema.current(database) is None
 
 
+@pytest.mark.long
 def test_d5_passwords_may_have_any_character(empty_server, capsys, monkeypatch):
     """D5: a role whose password has % and @ opens, upgrades and uses the command line; no text shows the password."""
     password, name = "p@ss%40w:rd/%s", f"agentgit_{uuid.uuid4().hex}"

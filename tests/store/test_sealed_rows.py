@@ -259,6 +259,7 @@ def eventful(tmp_path_factory):
     return (place / "x.db").read_bytes()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("table", [table.name for table in row_codes.tables()])
 def test_q1_a_row_that_somebody_without_the_key_changed_is_named(eventful, tmp_path, table):
     """Q1: a row of which a covered column was changed or emptied, or has another row's value, is refused and named."""
@@ -298,6 +299,7 @@ def test_q1_a_row_that_somebody_without_the_key_changed_is_named(eventful, tmp_p
     engine.dispose()
 
 
+@pytest.mark.long
 def test_q1_no_row_is_taken_from_somebody_without_the_key(url, tmp_path):
     """Q1: whoever adds, moves or empties the code of a row, of a call, a branch, a user or a key, gets Corrupt read."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
@@ -567,6 +569,7 @@ def test_q1_rows_from_before_get_their_codes_from_a_rotation(url, tmp_path):
         assert len(repo.session("s").tool_track()) > 0
 
 
+@pytest.mark.long
 def test_q1_no_row_that_has_a_code_is_written_past_it():
     """Q1: no statement elsewhere adds or changes a row of these tables, but for what no code covers."""
     package, found, signed = Path(agentgit.__file__).parent, set(), set()

@@ -301,6 +301,7 @@ def test_w9_a_database_of_an_earlier_release_is_searched_all_the_same(repo, agen
     assert texts(repo) == count
 
 
+@pytest.mark.long
 def test_w9_many_checkpoints_are_put_in_a_few_at_a_time(repo):
     """W9: a long past is put in by several transactions, whole."""
     agent = chat(repo)

@@ -24,6 +24,7 @@ CREATE FUNCTION create_distributed_table(regclass, text, colocate_with text) RET
 """Functions with the names of Citus' own, which note what they are asked for."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_d5_the_script_for_each_server_makes_every_table(kind, empty_server):
     """D5: as far as it can be looked at without those servers, each script makes our tables, keys and indexes."""

@@ -149,6 +149,7 @@ def test_w9_of_two_writers_one_gets_the_tag(repo, agent):
     assert repo.session("s").tags()[0].reference == winner
 
 
+@pytest.mark.long
 def test_w9_another_process_sees_and_keeps_a_tag(tmp_path):
     """W9: a tag that one process gave names a place in another one, and holds against its cleanup."""
     path = tmp_path / "x.db"

@@ -196,6 +196,7 @@ def test_q7_any_edit_of_the_trail_is_named_and_the_rest_is_verified(lived, data)
     assert lived.events.verify().is_sound
 
 
+@pytest.mark.long
 def test_q7_an_edited_trail_has_its_exit_code(lived):
     """Q7: the command line names each row and ends with the code of findings, whatever the row holds."""
     is_sqlite = backend.is_sqlite(lived)

@@ -99,6 +99,7 @@ def test_a_known_storage_is_opened_with_no_other_directory(place: Place) -> None
     place.expect_untouched()
 
 
+@pytest.mark.long
 def test_a_wrapped_session_takes_no_snapshot_of_a_storage_that_a_row_names(place: Place) -> None:
     place.name(workspace=str(place.folder / "gone"))
     with agentgit.open(place.folder / "a.db") as repo:

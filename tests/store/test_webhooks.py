@@ -155,6 +155,7 @@ os._exit(9)
 """
 
 
+@pytest.mark.long
 def test_w12_killed_between_commit_and_delivery(repo, receiver):
     """W12: what a process did that was killed right after its commit is sent by the next worker."""
     repo.webhooks.add(receiver.url, "session.*", SECRET)

@@ -202,6 +202,7 @@ def test_a_message_that_was_changed_is_stored_as_it_is_now():
     assert strict().decode(after).tool_calls == []
 
 
+@pytest.mark.long
 @given(messages)
 def test_a_message_is_stored_in_langchains_form(message):
     """What is stored is what `messages_to_dict` gives, so that any program can read it."""

@@ -141,6 +141,7 @@ def test_nothing_else_imports_a_private_name_of_langgraph():
     assert found == {"langgraph_internals.py"}
 
 
+@pytest.mark.long
 def test_a_langgraph_that_moved_something_is_unavailable_with_what_to_run():
     """A LangGraph without one of the names gives Unavailable, with its version, the name and what to run."""
     code = (

@@ -111,6 +111,7 @@ def test_w7_what_is_said_about_conflicts_must_mean_something():
             choice(wrong, "k")
 
 
+@pytest.mark.long
 def test_w7_a_plan_shows_anything_and_obeys_nobody():
     """W7: hostile names and huge values are written out, cut, and no markup on a page."""
     hostile = "<script>x</script>\x1b[31m\n" * 100

@@ -2,7 +2,7 @@
 
 A call that is done already is answered from the record, and its tool does not run: because the turn goes on with calls
 that were begun before, because a rollback has kept what the call would do a second time (the fence), or because the
-tool happens only once. Where nobody can tell whether it is done, nothing runs. See docs/decisions, page 11.
+tool happens only once. Where nobody can tell whether it is done, nothing runs. See docs/undo.md.
 """
 
 from __future__ import annotations

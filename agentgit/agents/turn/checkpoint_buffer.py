@@ -2,7 +2,7 @@
 
 LangGraph makes the id of a task from the graph checkpoint before it, and by default saves that checkpoint in the
 background while the task already runs. A process that dies then would come back with another task, and the call that
-was begun would not be known again. See docs/decisions, page 54.
+was begun would not be known again. See record 54 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It is a LangChain callback handler, so it sees tools wherever they are called from: a ToolNode, a subgraph, a task, a
 tool that calls tools. `intended` is on disk before a tool runs, the outcome as soon as it ended. What a call gets
-instead of running, and what its tool really returned, goes by way of `interception`.
+instead of running, and what its tool really returned, goes through `tool_hook`.
 """
 
 from __future__ import annotations

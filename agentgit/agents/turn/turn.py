@@ -35,7 +35,7 @@ from agentgit.store.records.sessions import Found
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Moment, snapshot_of
-from agentgit.store.threads.append_if_head import Fence
+from agentgit.store.threads.append_if_head import BranchHold
 from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.store.threads.pending_writes import NO_WRITES
 from agentgit.tracing import NOTHING, Traced
@@ -317,7 +317,7 @@ class Turn:
                 yield NOTHING_ELSE
             return
         makes = self.counts_calls and not place.ns
-        fence = Fence(self.branch.id, self.branch.epoch, self.branch.owner)
+        fence = BranchHold(self.branch.id, self.branch.epoch, self.branch.owner)
         with self.saves.saving(place), self.recorder.outcomes.joined() as taken:
             yield Beside(before, is_alone=not (taken.number or makes), fence=fence)
 

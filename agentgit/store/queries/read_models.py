@@ -19,7 +19,7 @@ from agentgit.store.threads import pending_writes
 from agentgit.values import as_object, from_json
 
 
-class Views:
+class ReadModels:
     """Makes the values that leave the store.
 
     Args:

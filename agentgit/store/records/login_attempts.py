@@ -49,7 +49,7 @@ def hidden(tenant_id: int, kind: str, value: str) -> bytes:
     return hashlib.sha256(f"{tenant_id}\0{kind}\0{value}".encode(errors="surrogatepass")).digest()
 
 
-class Failures:
+class LoginAttempts:
     """The failures of one tenant.
 
     Args:

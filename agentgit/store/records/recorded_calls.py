@@ -28,7 +28,7 @@ from agentgit.effects.invocation import (
 from agentgit.sessions.tree import Branch, Point
 from agentgit.store.records.journal import HAS_PLACE, IN_ORDER, WITH_BRANCH, Journal, TrackPart
 from agentgit.store.records.sessions import Found, SessionStore
-from agentgit.store.records.world_log import MADE_HERE, SUPERSEDED, World
+from agentgit.store.records.world_log import MADE_HERE, SUPERSEDED, WorldLog
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
@@ -112,7 +112,7 @@ ANSWERS = frozenset({DONE, REVERSE_FAILED})
 """The statuses of what stands and has a result."""
 
 
-class Fences:
+class RecordedCalls:
     """Looks up what a call is compared with.
 
     Args:
@@ -121,7 +121,7 @@ class Fences:
         world: The world log that they stand in.
     """
 
-    def __init__(self, tenant_id: int, journal: Journal, world: World) -> None:
+    def __init__(self, tenant_id: int, journal: Journal, world: WorldLog) -> None:
         self.tenant_id = tenant_id
         self.journal = journal
         self.world = world

@@ -33,7 +33,7 @@ from agentgit.store.sql.encryption import seal_of
 from agentgit.store.sql.tables import BRANCH, OPERATION, TOOL_INVOCATION, WORLD_LOG
 
 
-class World:
+class WorldLog:
     """The worlds of one tenant's sessions.
 
     Args:

@@ -2,7 +2,7 @@
 
 Rules (docs/architecture.md): every primary and unique key leads with `tenant_id`; no sequences; no foreign key leaves a
 tenant; no `relationship()`. Rows stay below the repository: what users get are the values of `sessions`,
-`checkpoints` and `tools`.
+`checkpoints` and `effects`.
 """
 
 from datetime import datetime

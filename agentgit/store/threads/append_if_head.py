@@ -82,7 +82,7 @@ REMEMBERED = 1_000
 """Of so many namespaces the newest graph checkpoint is remembered."""
 
 
-class Fence(NamedTuple):
+class BranchHold(NamedTuple):
     """By what a run holds its branch."""
 
     branch: int
@@ -106,7 +106,9 @@ class Newest:
         return found if found is not None and found.place.checkpoint_id == checkpoint_id else None
 
 
-def put_after(connection: Connection, values: Mapping[str, Any], parent: Found, fence: Fence | None) -> PendingResult:
+def put_after(
+    connection: Connection, values: Mapping[str, Any], parent: Found, fence: BranchHold | None
+) -> PendingResult:
     """Store a graph checkpoint if its parent is the newest one still, and the fence holds.
 
     Args:

@@ -17,7 +17,7 @@ from agentgit.store.sql.compiled_statement import PendingResult
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
 from agentgit.store.threads import fork, lifecycle, pending_writes, token_usage
 from agentgit.store.threads.append_if_head import (
-    Fence,
+    BranchHold,
     Newest,
     SeenCheckpoints,
     put_after,
@@ -100,7 +100,7 @@ class GraphStore:
         return Head(place.checkpoint_id, values["state_hash"], values["message_count"])
 
     def put_after(
-        self, connection: Connection, parent: Found, place: GraphKey, draft: Draft, fence: Fence | None
+        self, connection: Connection, parent: Found, place: GraphKey, draft: Draft, fence: BranchHold | None
     ) -> PendingResult:
         """Store a graph checkpoint on a server without looking first; see `agentgit.store.threads.append_if_head`."""
         values = self._values(connection, place, draft, parent, parent.seq + 1)
