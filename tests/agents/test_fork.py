@@ -149,7 +149,8 @@ def until_saved(saver, thread, task):
     """Wait until what a parallel task wrote is saved: LangGraph drops it if another one fails before."""
     for _ in range(1000):
         found = saver.get_tuple(on(thread))  # LangGraph may not have saved the step itself yet
-        if found and any(channel == task for _, channel, _ in found.pending_writes):
+        # The input wrote an empty value to the same channel, in the step before.
+        if found and any(channel == task and value for _, channel, value in found.pending_writes):
             return
         time.sleep(0.01)
     raise AssertionError(f"{task} was never saved")

@@ -16,6 +16,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
+import processes
 import pytest
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
@@ -105,7 +106,7 @@ class Folder:
 
     def environment(self) -> dict[str, str]:
         """Give the environment of a process of its own."""
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        paths = os.pathsep.join(processes.PATHS)
         return {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONPATH": paths, "XDG_STATE_HOME": str(self.path)}
 
 

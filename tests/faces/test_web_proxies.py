@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import re
 import shutil
 import socket
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -288,13 +289,20 @@ def serving_as_documented(program: str, folder: Path, *before: str) -> Iterator[
             server.kill()
 
 
+def free_port() -> int:
+    """Find a port that no outgoing connection takes meanwhile: below those that the system gives to them."""
+    for port in random.sample(range(20_000, 30_000), 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("a hundred ports are taken")
+
+
 @contextmanager
 def running(program: str, folder: Path, backend: str) -> Iterator[int]:
     """Run a proxy with its sample of the docs, in which only ports and paths are others; give its port."""
     if (found := shutil.which(program)) is None:
         pytest.skip(f"{program} is not installed: apt-get install {program}")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     certificate, key = certify(folder)
     sample, config = FILES[program].read_text(), folder / f"{program}.conf"
     if program == "nginx":
