@@ -174,7 +174,7 @@ def test_d5_a_user_goes_with_all_sessions(two, tmp_path):
     by_name.close()
     assert [session.session_name for session in bob.sessions()] == ["bobs", "copied", "other"]
     assert bob.session("copied").get_checkpoint("main#1").metadata["description"] == "from an erased session"
-    with pytest.raises(Conflict, match="began from an erased session"):
+    with pytest.raises(Conflict, match="created from an erased session"):
         bob.session("copied", create=True, template="other@HEAD")
     assert next(point.user_id for point in two.session("other").log()) == ann.user.id != mine.user_id
     assert [event.user_id for event in two.events.newest(session="other", kinds="tag.*")] == [ann.user.id]

@@ -247,7 +247,7 @@ LIES = {
     ),
     "a doubled pending write": (
         pending(writes=[{"task": "t", "idx": 0, "path": "", "channel": "c", "value": []}] * 2),
-        "a second time",
+        "duplicate write",
     ),
     "a pending write of a value that is not there": (
         pending(writes=[{"task": "t", "idx": 0, "path": "", "channel": "c", "value": ["0" * 64]}]),
@@ -266,7 +266,7 @@ LIES = {
     "a doubled write": (double("write"), "is a duplicate"),
     "a doubled entry of the log": (double("log"), "out of order"),
     "a log that tells other than a call": (change("log", action="unknown"), "was last logged as unknown"),
-    "no session": (drop("session"), "misplaced session"),
+    "no session": (drop("session"), "misplaced branch"),
     "two sessions": (double("session"), "misplaced session"),
     "a state that lies about its hash": (change("state", state_hash="0" * 64), "hash of its state"),
     "a count of messages that is wrong": (change("state", at=2, messages=7), "counts 7 messages"),

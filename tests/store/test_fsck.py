@@ -82,7 +82,7 @@ DAMAGES = {
     "a chunk has other bytes": (2, "UPDATE blob SET data = :junk WHERE type = 'chunk'", V, ""),
     "a value has another type": (2, "UPDATE blob SET type = 'json' WHERE {message}", V, "match"),
     "a value has another size": (2, "UPDATE blob SET size = 7777 WHERE {message}", V, "7777 bytes"),
-    "a value is packed nobody knows how": (1, "UPDATE blob SET codec = 77 WHERE {message}", V, "(77)"),
+    "a value is packed nobody knows how": (1, "UPDATE blob SET codec = 77 WHERE {message}", V, "compression 77"),
     "a list has other bytes": (1, "UPDATE blob SET data = :junk WHERE type = 'list'", V, "not a list of hashes"),
     "a list is cut": (1, "UPDATE blob SET data = substr(data, 1, 40) WHERE type = 'list' AND size = 8", V, ""),
     "a list has other items": (

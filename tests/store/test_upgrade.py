@@ -138,7 +138,7 @@ def test_d5_a_downgrade_that_loses_nothing_needs_no_yes(empty, second):
         filled(database, "0001")
         schema.upgrade(database)
         # The weight is what it was from the start.
-        with pytest.raises(NotAllowed, match=r"loses 1 row with a color in external_session\. Make"):
+        with pytest.raises(NotAllowed, match=r"loses 1 row with a color in external_session\. Back"):
             schema.downgrade(database, "0001")
         database.write(lambda c: c.exec_driver_sql("UPDATE external_session SET color = NULL"))
         assert schema.downgrade(database, "0001") == []
