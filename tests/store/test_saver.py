@@ -174,9 +174,8 @@ class Shop(TypedDict):
 STRICT = """
 import sys
 from langgraph.graph import START, StateGraph
-from agentgit.saver.saver import Beside, SQLModelSaver
-from processes import PATHS
-from puts import PutTurn, Cart, on
+from agentgit import SQLModelSaver
+from puts import Cart, on
 from test_saver import Shop
 builder = StateGraph(Shop).add_node("buy", lambda state: {"cart": Cart(["chair"]), "log": ["bought"]})
 builder.add_edge(START, "buy")
