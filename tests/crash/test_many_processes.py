@@ -33,7 +33,7 @@ def test_d5_eight_processes_of_which_three_are_killed_lose_no_turn(database):
 
 @pytest.mark.long
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize(("turns", "kill"), [(80, False), (40, True)])
+@pytest.mark.parametrize(("turns", "kill"), [(40, False), (30, True)])
 def test_d5_eight_processes_with_many_turns_each_lose_no_turn(database, turns, kill):
     """D5: the same for long."""
     run(database, turns, kill=kill)
