@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from markup import HOSTILE, Page, call
+from markup import HOSTILE, TABLE_TAGS, Page, call
 from scripted import World, obedient, tool_node_graph
 
 from agentgit import Checkpoint, InternalSession, Repository, ToolInvocation
@@ -13,23 +13,7 @@ from agentgit.render import show
 from agentgit.render.views import conversation
 from agentgit.sessions.messages import History
 
-SAFE = {
-    "div",
-    "p",
-    "b",
-    "pre",
-    "table",
-    "thead",
-    "tbody",
-    "tr",
-    "th",
-    "td",
-    "span",
-    "code",
-    "details",
-    "summary",
-    "img",
-}
+SAFE = TABLE_TAGS | {"pre", "img"}
 
 
 @pytest.fixture

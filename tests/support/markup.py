@@ -13,6 +13,12 @@ def call(id: int, name: str, effect: str, status: str = "done", **args) -> ToolI
     )
 
 
+TABLE_TAGS = frozenset(
+    ["div", "p", "b", "table", "thead", "tbody", "tr", "th", "td", "span", "code", "details", "summary"]
+)
+"""The elements of which a table is made that a notebook shows."""
+
+
 class Page(HTMLParser):
     """Collects what a page is made of."""
 

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from markup import HOSTILE, Page, call, luminance
+from markup import HOSTILE, TABLE_TAGS, Page, call, luminance
 
 from agentgit import RollbackPlan, RollbackReport, ToolInvocation
 from agentgit.effects.plan import BLOCK, GONE, KEEP, REDO, REVERSE, SWITCH, WORLD_ONLY, PlanStep
@@ -151,21 +151,7 @@ def test_w2_a_plan_in_a_notebook_is_a_table():
     assert FULL._repr_html_() == golden("plan.html")
     page = Page(FULL._repr_html_())
     assert page.open == []
-    assert set(page.tags) <= {
-        "div",
-        "p",
-        "b",
-        "table",
-        "thead",
-        "tbody",
-        "tr",
-        "th",
-        "td",
-        "span",
-        "code",
-        "details",
-        "summary",
-    }
+    assert set(page.tags) <= TABLE_TAGS
     assert page.attributes == {"style"}
     for step in FULL.steps:
         assert step.why in page.text

@@ -8,6 +8,7 @@ from datetime import UTC, tzinfo
 from typing import Any
 
 from agentgit.render.text import Line, Span, clean, clock, count, table
+from agentgit.render.views.maintenance import finding_lines
 from agentgit.sessions.events import Event, Verified
 from agentgit.sessions.webhooks import Delivered, Webhook
 
@@ -78,14 +79,7 @@ def _short(value: Any) -> str:
 
 def verified_lines(found: Verified) -> list[Line]:
     """Return lines that report whether the trail is as it was written."""
-    lines: list[Line] = [
-        line
-        for one in found.findings
-        for line in (
-            (Span(clean(one.row), "reference"), Span(f"  {clean(one.what)}", "bad")),
-            (Span(f"  {clean(one.todo)}", "dim"),),
-        )
-    ]
+    lines = finding_lines(found.findings)
     wrong = count(len(found.findings), "finding") if found.findings else "the audit trail is intact"
     looked = f"{count(found.events, 'event')} in {count(len(found.tips), 'trail')}"
     looked += f", {count(len(found.erased), 'session')} erased" if found.erased else ""

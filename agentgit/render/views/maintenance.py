@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, tzinfo
 
 from agentgit.checkpoints.retention import Retention, RetentionVerdict, Thinned
 from agentgit.render.text import Line, Span, clean, clock, count, table
-from agentgit.sessions.reports import Checked, Erased, Reclaimed, Rotated
+from agentgit.sessions.reports import Checked, Erased, Finding, Reclaimed, Rotated
 from agentgit.sessions.stats import Figures, Prices, Stats, UsedTokens, cost_of
 
 UNITS = ("bytes", "KB", "MB", "GB", "TB")
@@ -85,16 +85,21 @@ def reclaimed_lines(found: Reclaimed) -> list[Line]:
     return [*lines, (Span(took, "heading"),), *([(Span(clean(found.problem), "bad"),)] if found.problem else [])]
 
 
-def checked_lines(found: Checked) -> list[Line]:
-    """List what is wrong with a database."""
-    lines: list[Line] = [
+def finding_lines(findings: Iterable[Finding]) -> list[Line]:
+    """Return two lines for each finding: the row with what is wrong, and the remedy."""
+    return [
         line
-        for one in found.findings
+        for one in findings
         for line in (
             (Span(clean(one.row), "reference"), Span(f"  {clean(one.what)}", "bad")),
             (Span(f"  {clean(one.todo)}", "dim"),),
         )
     ]
+
+
+def checked_lines(found: Checked) -> list[Line]:
+    """List what is wrong with a database."""
+    lines = finding_lines(found.findings)
     if found.more:
         lines.append((Span(f"and {found.more} more", "bad"),))
     level = {1: "references", 2: "references and hashes", 3: "references, hashes and the state of every head"}
