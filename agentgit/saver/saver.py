@@ -90,7 +90,7 @@ class SQLModelSaver(AsyncTwins):
     ) -> None:
         super().__init__(serde=serde or JsonPlusSerializer(allowed_msgpack_modules=None))
         self._shared = _Shared(database, tenant_id, graphs, Compression(compression).name)
-        self._sessions = sessions
+        self.sessions = sessions
         self._own_serde = serde is None
         self._codec: Codec = make_codec(self.serde, own=self._own_serde)
 
@@ -145,11 +145,6 @@ class SQLModelSaver(AsyncTwins):
                 unlock(self.database, shared.tenant_id)
             shared.store = GraphStore(shared.tenant_id, shared.compression)
         return shared.store
-
-    @property
-    def sessions(self) -> bool:
-        """Whether this saver reaches the threads of sessions."""
-        return self._sessions
 
     @property
     def turn(self) -> RecordedTurn | None:

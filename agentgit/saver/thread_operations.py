@@ -18,6 +18,9 @@ from agentgit.store.threads.lifecycle import OF_SESSIONS
 class WholeThreads(BaseCheckpointSaver[float]):
     """The part of LangGraph's `BaseCheckpointSaver` that copies and deletes threads, and care for all values."""
 
+    sessions: bool
+    """True if this saver reaches the threads of sessions."""
+
     @property
     @abstractmethod
     def database(self) -> Database:
@@ -27,11 +30,6 @@ class WholeThreads(BaseCheckpointSaver[float]):
     @abstractmethod
     def store(self) -> GraphStore:
         """The graph checkpoints of this saver's tenant."""
-
-    @property
-    @abstractmethod
-    def sessions(self) -> bool:
-        """Whether this saver reaches the threads of sessions."""
 
     def _reached(self, thread_id: object) -> str:
         """Return the id of a thread that this saver may touch.

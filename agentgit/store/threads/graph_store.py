@@ -285,7 +285,7 @@ class GraphStore:
             self.newest_known.add(at)
             if any(one.newest != row.checkpoint_id for one in rows):  # a newer one came between the two
                 return at, self.writes(connection, at.place)
-        return at, pending(one for one in rows if one.channel is not None)
+        return at, pending([one for one in rows if one.channel is not None])
 
     def stand(self, connection: Connection, thread: str) -> Callable[[], tuple[Found | None, bool, bool]]:
         """Ask for the graph checkpoint of a thread that came last.
