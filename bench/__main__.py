@@ -1,4 +1,4 @@
-"""`python -m bench [--quick] [--only SUBJECT] [--where FOLDER] [--json FILE] [--page FILE]`."""
+"""`python -m bench [--quick] [--only SUBJECT] [--where FOLDER] [--json FILE]`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import orjson
 
-from bench import compare, find, fork, log, measure, page, size, start, turn, upkeep
+from bench import compare, find, fork, log, measure, size, start, turn, upkeep
 from bench.honest import explored, faults, overhead, payments
 from bench.multiuser import sessions, turns, wall
 from bench.saver import aims, forks, lists, long, puts
@@ -50,9 +50,6 @@ GROUPS = {
 }
 """Several subjects by one word."""
 
-MACHINE = "The machine"
-"""The heading over what the numbers were measured on."""
-
 
 def main() -> None:
     """Measure, and print what was found."""
@@ -62,23 +59,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.where) as folder:
         where = Path(folder)
         facts = measure.machine(where)
-        blocks = {MACHINE: measure.facts(facts)}
-        print(blocks[MACHINE], flush=True)
+        print(f"The machine\n\n{measure.facts(facts)}", flush=True)
         subjects = {}
         with Stage(where=where, scale=QUICK if options.quick else FULL) as stage:
             for name in _chosen(options.only or SUBJECTS):
                 subjects[name] = subject = SUBJECTS[name](stage)
-                blocks[subject.title] = measure.table(subject)
-                print(f"\n{subject.title}\n{subject.note}\n\n{blocks[subject.title]}", flush=True)
+                print(f"\n{subject.title}\n{subject.note}\n\n{measure.table(subject)}", flush=True)
     if reached := aims.table(subjects):
-        blocks[aims.TITLE] = reached
         print(f"\n{aims.TITLE}\n\n{reached}")
     print(f"\nAll of this took {time.monotonic() - began:.0f} s.")
     if options.json:
         found = {name: subject.to_dict() for name, subject in subjects.items()}
         options.json.write_bytes(orjson.dumps({"machine": facts, "quick": options.quick, "subjects": found}))
-    if options.page:
-        options.page.write_text(page.written(options.page.read_text("utf-8"), blocks), "utf-8")
 
 
 def _chosen(names: Iterable[str]) -> dict[str, None]:
@@ -93,9 +85,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=subjects, help="one subject; may be given several times")
     parser.add_argument("--where", type=Path, help="a folder on the disk to measure on; default: the temporary one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything as JSON")
-    parser.add_argument(
-        "--page", type=Path, metavar="FILE", help="also write the tables into this page, under their titles"
-    )
     options = parser.parse_args()
     if options.where is not None and not options.where.is_dir():
         parser.error("--where names no folder; make it first, on the disk to measure on.")

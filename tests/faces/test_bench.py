@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from bench import page, postgres
+from bench import postgres
 from bench.graphs import CHAT, TOOL, build, said, text
 from bench.measure import Subject, interleaved, lines, ratio, rotated, table
 from bench.saver import aims
@@ -76,12 +76,10 @@ def test_the_folder_is_empty_afterwards(measured: tuple[str, dict[str, Any], Pat
 
 @pytest.mark.long
 def test_a_quick_run_measures_the_savers(tmp_path: Path):
-    """Every table of the savers names ours beside LangGraph's, and goes into a page under its title."""
-    where, shown = tmp_path / "where", tmp_path / "page.md"
+    """Every table of the savers names ours beside LangGraph's."""
+    where = tmp_path / "where"
     where.mkdir()
-    told = (ROOT / "docs/benchmarks.md").read_text("utf-8")
-    shown.write_text(told, "utf-8")
-    printed = bench("--only", "saver", "--quick", "--where", where, "--page", shown, "--json", tmp_path / "found.json")
+    printed = bench("--only", "saver", "--quick", "--where", where, "--json", tmp_path / "found.json")
     found = json.loads((tmp_path / "found.json").read_text())["subjects"]
     assert list(found) == ["saver-turn", "saver-size", "saver-put", "saver-list", "saver-fork"]
     for subject in found.values():
@@ -89,14 +87,12 @@ def test_a_quick_run_measures_the_savers(tmp_path: Path):
         assert any(what.startswith("SQLModelSaver") for what in whats)
         assert any(what.startswith("SqliteSaver") for what in whats)
         assert subject["title"] in printed
-    assert shown.read_text("utf-8") != told
-    assert shown.read_text("utf-8").split("```text\n")[1].split("```")[0] in printed
     assert not list(where.iterdir())
 
 
 @pytest.mark.long
 def test_c8_a_quick_run_measures_the_undo_stack(tmp_path: Path):
-    """C8: a snapshot of known paths is measured beside a copy and beside git, under a title that the page has."""
+    """C8: a snapshot of known paths is measured beside a copy and git, and docs/benchmarks.md has its title."""
     printed = bench("--only", "workspace-undo", "--quick", "--where", tmp_path)
     assert "UndoStack.snapshot" in printed
     assert "### Files: the undo stack" in (ROOT / "docs/benchmarks.md").read_text("utf-8")
@@ -119,17 +115,6 @@ def test_a_scratch_database_is_dropped(postgres_url: object):
         assert postgres.size(url) == 0
     with pytest.raises(psycopg.OperationalError, match="does not exist"):
         postgres.size(url)
-
-
-def test_a_page_gets_the_tables_under_their_titles():
-    """Only the first text block under each title is replaced; a title that is not there is an error."""
-    old = "# Page\n\n```text\nkept\n```\n\n## A\n\nAbout a.\n\n```text\nold\n\n```\n\n### B\n\n```text\nb\n```\n"
-    new = page.written(old, {"A": r"new \1"})
-    assert new == old.replace("old\n\n", "new \\1\n")
-    with pytest.raises(ValueError, match="'C'"):
-        page.written(old, {"C": "new"})
-    with pytest.raises(ValueError, match="'Page 2'"):
-        page.written("## Page 2\n\n" + old, {"Page 2": "new"})
 
 
 def test_an_aim_is_reached_or_missed_by_what_was_measured():
