@@ -1,4 +1,4 @@
-"""Events: what happened to sessions, in the order of the audit trail. Pure values and the hash that chains them."""
+"""Events of the audit trail, and the hash that chains them. Pure values."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ KINDS: Mapping[str, str] = {
     "user.enabled": "a user was enabled again",
     "key.created": "an API key was created",
     "key.revoked": "an API key was revoked",
-    "tokens.revoked": "all tokens and keys of one user, or of all users, were revoked",
+    "tokens.revoked": "all logins and tokens of one user, or of all users, were revoked",
     "login.done": "a user logged in",
     "login.failed": "a login failed",
     "access.denied": "an action was refused for lack of permission",
@@ -68,29 +68,29 @@ KINDS: Mapping[str, str] = {
     "webhook.added": "a webhook was added",
     "webhook.removed": "a webhook was removed",
 }
-"""Every kind of event, and what it says."""
+"""The kinds of events, each with its meaning."""
 
 NOWHERE = 0
-"""The session of what belongs to none."""
+"""The session id of events that belong to no session."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One thing that happened.
+    """One event of the audit trail.
 
     Args:
-        id: The identity; a later event of the same session has a greater one.
-        kind: Like `checkpoint.created`; `agentgit.sessions.events.KINDS` has all of them.
-        number: Its place in the trail of its session, from 1, without a gap.
-        session_id: The session; None for what belongs to none.
+        id: The id; a later event of the same session has a greater one.
+        kind: The kind, like `checkpoint.created`; `agentgit.sessions.events.KINDS` lists all of them.
+        number: The position in the trail of its session, from 1, without gaps.
+        session_id: The session; None if the event belongs to none.
         session_name: The name of the session at that time.
-        branch_id: The branch, if it is about one.
+        branch_id: The branch; None if the event concerns none.
         branch_name: The name of the branch at that time.
-        owner_id: Whose session it is.
-        user_id: The id of the user who did it; None is agentgit itself.
-        created_at: The time at which it was made, aware UTC.
-        detail: Further details, JSON-like: ids, names and counts, and never the text of messages.
-        hash: The SHA-256 of the event and of the hash of the one before it, in hex.
+        owner_id: The id of the session's owner.
+        user_id: The id of the user who caused it; None is agentgit itself.
+        created_at: The time of the event, aware UTC.
+        detail: Further details, JSON-like: ids, names and counts, never the text of messages.
+        hash: The SHA-256 of the event and of the hash of the event before it, in hex.
     """
 
     id: int
@@ -107,18 +107,18 @@ class Event:
     hash: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON-like data."""
+        """Return the event as JSON-like data."""
         return {**vars(self), "created_at": self.created_at.isoformat()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tip:
-    """The last event of a trail; kept somewhere else, it shows later whether the trail was cut or written anew.
+    """The last event of a trail. A copy that is kept elsewhere shows later whether the trail was cut or rewritten.
 
     Args:
-        session_id: Whose trail it is; 0 for what belongs to no session.
+        session_id: The session of the trail; 0 for the events that belong to no session.
         number: The number of events in the trail.
-        hash: The hash of the last one, in hex.
+        hash: The hash of the last event, in hex.
     """
 
     session_id: int
@@ -133,7 +133,7 @@ class Verified:
     Args:
         events: The number of events that were checked.
         tips: The last event of each trail.
-        findings: The things that are wrong.
+        findings: The problems that were found.
         erased: The sessions that were erased, with their trails.
     """
 
@@ -144,11 +144,11 @@ class Verified:
 
     @property
     def is_sound(self) -> bool:
-        """True if nothing is wrong."""
+        """True if no problem was found."""
         return not self.findings
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON-like data."""
+        """Return the result as JSON-like data."""
         return {
             "events": self.events,
             "is_sound": self.is_sound,
@@ -159,13 +159,13 @@ class Verified:
 
 
 def tips_of(text: str) -> list[Tip]:
-    """Read the tips that were kept: a line of JSON each, as `agentgit audit tips` writes them, or an event's.
+    """Parse saved tips: one JSON object per line, as `agentgit audit tips` writes them, or events.
 
     Args:
-        text: Any number of lines; empty ones are passed over.
+        text: Any number of lines; empty lines are skipped.
 
     Raises:
-        InvalidInput: A line is no tip.
+        InvalidInput: A line is not a tip.
 
     Example:
         >>> tips_of('{"session_id": 7, "number": 2, "hash": "ab"}')
@@ -186,13 +186,13 @@ def tips_of(text: str) -> list[Tip]:
 
 
 def chosen(patterns: str | Sequence[str]) -> frozenset[str]:
-    """Return the kinds that patterns mean.
+    """Return the kinds of events that match patterns.
 
     Args:
-        patterns: A kind, or a pattern like `checkpoint.*` or `*`; or several.
+        patterns: A kind, a pattern like `checkpoint.*` or `*`, or several of them.
 
     Raises:
-        InvalidInput: One of them means no kind.
+        InvalidInput: A pattern matches no kind.
 
     Example:
         >>> sorted(chosen("tag.*"))
@@ -218,17 +218,17 @@ def chained(before: bytes, facts: Sequence[int | str | None], created_at: dateti
     """Return the hash of an event.
 
     Args:
-        before: The hash of the one before it in its trail; empty for the first.
-        facts: Its columns, in a fixed order.
-        created_at: Aware.
-        detail: As stored.
+        before: The hash of the event before it in its trail; empty for the first event.
+        facts: The columns of the event, in a fixed order.
+        created_at: The time of the event, aware.
+        detail: The details, as stored.
     """
     micros = (created_at - _EPOCH) // timedelta(microseconds=1)
     return hashlib.sha256(before + orjson.dumps([*facts, micros]) + detail).digest()
 
 
 def hash_of(before: bytes, row: Mapping[str, Any]) -> bytes:
-    """Return the hash that a row must have behind another one."""
+    """Return the hash that a row must have if the row before it has the hash `before`."""
     return chained(before, [row[name] for name in _FACTS], row["created_at"], row["detail"])
 
 

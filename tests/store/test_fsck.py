@@ -309,6 +309,7 @@ def test_w13_steps_of_an_operation_that_name_no_call_are_found(lived):
         "UPDATE checkpoint SET created_at = 'x'", "UPDATE internal_session SET created_at = 'x'",
         "UPDATE tool_invocation SET ended_at = 'x'", "UPDATE operation SET created_at = 'x'",
         "UPDATE world_log SET created_at = 'x'", "UPDATE tag SET created_at = 'x'",
+        "UPDATE checkpoint SET created_at = '2026-01-01'", "UPDATE tag SET created_at = '2026-01-01 00:00:00'",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # PostgreSQL lets nothing in that is no time

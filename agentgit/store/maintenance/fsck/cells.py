@@ -1,7 +1,7 @@
-"""Reading rows whose cells may hold anything: SQLite stores any type in any column, and an owner can drop constraints.
+"""A reader for rows whose cells may hold anything: SQLite stores any type anywhere, and an owner can drop constraints.
 
-A cell that its column cannot hold is a finding, and is read as a neutral value, so that the other cells of the row and
-the other rows are checked all the same.
+A cell with a value that its column cannot hold is a finding. It is read as a neutral value, so that the other cells of
+the row and the other rows are still checked.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}")
 """The format in which SQLAlchemy writes a time on SQLite."""
 
 _DIGITS = re.sub(r"\d", "[0-9]", "2026-01-01 00:00:00.000000")
-"""The same for SQLite itself."""
+"""The same format as a GLOB pattern for SQLite."""
 
 FIRST, LAST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
-"""The times that Python can hold; PostgreSQL has more, and `infinity`."""
+"""The range of times that Python can hold. PostgreSQL has a wider range, and `infinity`."""
 
 SHOWN = 40
 """The number of characters of a wrong value that a finding shows."""
@@ -59,9 +59,9 @@ class _Kind(NamedTuple):
     """A kind of column.
 
     Args:
-        what: The name that a person uses for it.
+        what: The name of the kind in a finding.
         types: The types that SQLite returns for it.
-        neutral: The value that stands for a cell that holds something else.
+        neutral: The value that replaces a cell which holds something else.
     """
 
     what: str
@@ -76,15 +76,15 @@ _KINDS: Sequence[tuple[type, _Kind]] = (
     (String, _Kind("text", (str,), "")),
     (LargeBinary, _Kind("bytes", (bytes, memoryview), b"")),
 )
-"""The kinds of columns, Boolean before Integer; what is none of these is not checked."""
+"""The kinds of columns, with Boolean before Integer. Columns of other types are not checked."""
 
 
 class Read(NamedTuple):
     """A row that was read.
 
     Args:
-        row: Its values, by the names of the columns.
-        wrong: What is wrong with its cells, as sentences.
+        row: The values, by the names of the columns.
+        wrong: The problems of its cells, as sentences.
         has_key: True if all cells of the key can be read.
         cells: The reader of the cells.
         raw: The values that the driver returned.
@@ -98,7 +98,7 @@ class Read(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The table and the key, as they are now."""
+        """The table and the primary key, as stored."""
         return self.cells.name_of(self.raw)
 
 
@@ -107,8 +107,8 @@ class Cells:
 
     Args:
         connection: Any open connection.
-        query: A select; what it checks are the columns of the table that its first column is of.
-        given: The parameters of a query that is asked again and again; None if it has none.
+        query: A select. The columns that belong to the table of its first column are checked.
+        given: The parameters of a query that is used repeatedly; None if it has none.
     """
 
     def __init__(self, connection: Connection, query: Any, given: Mapping[str, Any] | None = None) -> None:
@@ -126,14 +126,14 @@ class Cells:
         self._sound: set[tuple[type, ...]] = set()
 
     def pages(self) -> Iterator[list[Read]]:
-        """Read all rows, a page at a time; on SQLite inside of `any_text`."""
+        """Yield all rows, a page at a time. On SQLite, call it inside `any_text`."""
         for page in self._statement.pages(self._connection, self._given, raw=True):
             yield [self._read(raw) for raw in page]
 
     def _read(self, raw: Sequence[Any]) -> Read:
         types = tuple(map(type, raw))
         values, wrong = list(raw), dict[int, str]()
-        # Most rows are like one that was sound; of those only the cells are looked at whose type does not tell enough.
+        # Most rows have the types of an earlier sound row. Of those, check only cells whose type is not enough.
         for n in self._closer if types in self._sound else range(len(values)):
             value = raw[n]
             if type(value) is str and self._columns[n].is_plain and value.isascii() and "\\" not in value:
@@ -149,7 +149,7 @@ class Cells:
         return Read(self._make(values), [*wrong.values()], wrong.keys().isdisjoint(self._key), self, raw)
 
     def name_of(self, raw: Sequence[Any]) -> str:
-        """Name a row as findings do, by its table and its key."""
+        """Return the name of a row for findings: its table and its primary key."""
         key = "/".join([str(raw[n]) if type(raw[n]) is int else shown(raw[n]) for n in self._key])
         return f"{getattr(self._table, 'name', '')} {key}".strip()
 
@@ -168,14 +168,14 @@ class _Cell(NamedTuple):
     is_sqlite: bool
     convert: Callable[[Any], Any] | None
     is_plain: bool
-    """True if text that has neither backslashes nor signs beyond ASCII is what it says."""
+    """True if ASCII text without backslashes needs neither checks nor conversion."""
     is_closer: bool
-    """True if the type of a value does not tell whether it is sound, or what it stands for."""
+    """True if the type of a value is not enough to validate or convert it."""
 
     @classmethod
     def of(cls, column: Any, table: Any, dialect: Dialect) -> _Cell:
         plain = column.type.impl_instance if isinstance(column.type, TypeDecorator) else column.type
-        # Where `everything` selects something in its place, the column of the table tells whether it may be empty.
+        # If an expression is selected under a column's name, the column of the table says whether it may be NULL.
         own: Any = table.c.get(column.name) if isinstance(column, Label) else column if column.table is table else None
         return cls(
             name=column.name,
@@ -192,10 +192,10 @@ class _Cell(NamedTuple):
         return None if self.kind is None or self.may_be_null else self.kind.neutral
 
     def read(self, value: Any) -> Any:
-        """Return the value of a cell.
+        """Convert a stored value.
 
         Raises:
-            ValueError: It is not what the column holds.
+            ValueError: The column cannot hold this value.
         """
         if value is None:
             if not self.may_be_null:
@@ -210,7 +210,7 @@ class _Cell(NamedTuple):
             raise ValueError(f"its {self.name} is not encrypted, although this database is") from error
         except (KeyMissing, Corrupt) as error:
             raise ValueError(f"its {self.name} cannot be decrypted with its key") from error
-        except Exception as error:  # whatever a type raises about what it did not write
+        except Exception as error:  # a type may raise anything for a value that it did not write
             raise ValueError(f"its {self.name} is {shown(value)}, which cannot be read") from error
 
     def _fits(self, kind: _Kind, value: Any) -> bool:
@@ -218,12 +218,12 @@ class _Cell(NamedTuple):
             return False
         if isinstance(value, str):
             is_text = value.isascii() or not any("\udc80" <= c <= "\udcff" for c in value)
-            return is_text and (kind.what != "time" or _TIME.fullmatch(value) is not None)
+            return is_text and (kind.what != "a time" or _TIME.fullmatch(value) is not None)
         return kind.what != "a Boolean" or value in (0, 1)
 
 
 def shown(value: Any) -> str:
-    """Write a value so that any terminal can show it.
+    """Format a value so that any terminal can show it.
 
     Example:
         >>> shown(7), shown("main"), shown(b"ab"), shown("a" + chr(10))
@@ -239,7 +239,7 @@ def shown(value: Any) -> str:
 
 @cache
 def suspicious(table: Table, *, is_sqlite: bool) -> Any:
-    """Select the rows of a `tenant` with a cell that has to be looked at closely; the database finds them quickly."""
+    """Build a query for the rows of a `tenant` that have a suspicious cell. The database finds them quickly."""
     found = [one for column in table.c for one in _suspicions(column, is_sqlite)]
     mine = (table.c.tenant_id if "tenant_id" in table.c else table.c.id) == bindparam("tenant")
     return select(*(_light(column, is_sqlite) for column in table.c)).where(mine, or_(*found))
@@ -252,10 +252,10 @@ def _prepared(query: Any) -> CompiledStatement:
 
 def _suspicions(column: Any, is_sqlite: bool) -> list[Any]:
     plain = column.type.impl_instance if isinstance(column.type, TypeDecorator) else column.type
-    # SQLite trusts its NOT NULL, and never finds such a cell by IS NULL.
+    # SQLite trusts NOT NULL, so `IS NULL` never finds a NULL in such a column.
     is_empty = func.typeof(column) == "null" if is_sqlite else column.is_(None)
     found = [] if column.nullable else [is_empty]
-    bare = type_coerce(column, Text)  # compared as it is stored
+    bare = type_coerce(column, Text)  # compared as stored
     if isinstance(column.type, SafeText):
         found.append(func.instr(bare, "\\") > 0 if is_sqlite else func.strpos(bare, "\\") > 0)
     if not is_sqlite:
@@ -277,7 +277,7 @@ def _suspicions(column: Any, is_sqlite: bool) -> list[Any]:
 
 
 def _light(column: Any, is_sqlite: bool) -> Any:
-    """Select a column; of large values only whether they are bytes."""
+    """Build the expression to select a column. Of large values it only selects whether they are bytes."""
     plain = column.type.impl_instance if isinstance(column.type, TypeDecorator) else column.type
     if isinstance(plain, LargeBinary) and not column.primary_key:
         sound = func.typeof(column) == "blob" if is_sqlite else column.is_not(None)
@@ -287,7 +287,7 @@ def _light(column: Any, is_sqlite: bool) -> Any:
 
 
 def readable(column: Any, *, is_sqlite: bool) -> Any:
-    """Select a column; on a server a time that the driver cannot read as nothing."""
+    """Build the expression to select a column. On a server, times that the driver cannot read become NULL."""
     plain = column.type.impl_instance if isinstance(column.type, TypeDecorator) else column.type
     if is_sqlite or not isinstance(plain, DateTime):
         return column
@@ -296,7 +296,7 @@ def readable(column: Any, *, is_sqlite: bool) -> Any:
 
 @contextmanager
 def any_text(connection: Connection) -> Iterator[None]:
-    """Let SQLite give text that is no UTF-8, with a lone surrogate for each byte that is none."""
+    """Make SQLite return text that is not valid UTF-8, with a lone surrogate for each invalid byte."""
     if connection.dialect.name != "sqlite":
         yield
         return
