@@ -94,7 +94,9 @@ _LATE = {
     "Workspace": "agentgit.workspace.api",
     "open": "agentgit.repository",
 }
-"""Modules that need SQL or LangGraph are imported on first use: `import agentgit` alone takes less than a second."""
+"""The names that are imported on first use, because their modules need SQL or LangGraph.
+
+This keeps `import agentgit` below one second."""
 
 
 def __getattr__(name: str) -> Any:
@@ -110,10 +112,10 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Add the magics `%agentgit` and `%%branch` to IPython; `%load_ext agentgit` calls it."""
+    """Register the magics `%agentgit` and `%%branch` with IPython; `%load_ext agentgit` calls this."""
     importlib.import_module("agentgit.notebook.magics").load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Take the magics away; `%unload_ext agentgit` calls it."""
+    """Remove the magics; `%unload_ext agentgit` calls this."""
     importlib.import_module("agentgit.notebook.magics").unload(shell)

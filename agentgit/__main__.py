@@ -1,4 +1,4 @@
-"""`python -m agentgit` is the command `agentgit`."""
+"""`python -m agentgit` runs the command `agentgit`."""
 
 from agentgit.cli import main
 

@@ -14,15 +14,15 @@ T = TypeVar("T")
 Owner = TypeVar("Owner")
 
 LOOP: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("agentgit_loop", default=None)
-"""The event loop of the async verb or turn that this code runs for, also in the threads that it uses."""
+"""The event loop of the async method or turn that this code runs for; also set in the threads that it uses."""
 
 WAITING_LOOP: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("agentgit_waiting_loop", default=None)
-"""The event loop that awaits this code, which runs in a thread: coroutine functions of users can run on it."""
+"""The event loop that awaits this code, which runs in a thread; users' coroutine functions can run on the loop."""
 
 
 @contextmanager
 def on_loop() -> Iterator[None]:
-    """Run the coroutine functions that are called in this block, such as callbacks, on the loop that runs now."""
+    """Run coroutine functions that the block calls, such as callbacks, on the running event loop."""
     token = LOOP.set(asyncio.get_running_loop())
     try:
         yield
@@ -32,7 +32,7 @@ def on_loop() -> Iterator[None]:
 
 @contextmanager
 def awaiting() -> Iterator[None]:
-    """Let what runs in threads in this block, which is awaited here, call coroutine functions on this loop."""
+    """Let threads that the block awaits call coroutine functions on the running event loop."""
     token = WAITING_LOOP.set(asyncio.get_running_loop())
     try:
         with on_loop():
@@ -44,13 +44,13 @@ def awaiting() -> Iterator[None]:
 def async_twin(
     method: Callable[Concatenate[Owner, P], T], first: Callable[[Owner], Coroutine[Any, Any, None]] | None = None
 ) -> Callable[Concatenate[Owner, P], Coroutine[Any, Any, T]]:
-    """Make the async twin of a method: the same work in a thread, while the event loop goes on.
+    """Create the async twin of a method, which runs the method in a thread and does not block the event loop.
 
     Coroutine functions that the method calls, such as undo functions, run on that loop.
 
     Args:
         method: A method of the same class.
-        first: A coroutine method of the same class that is awaited before; None for nothing.
+        first: A coroutine method of the same class to await first; None for none.
 
     Returns:
         A coroutine function with the signature of the method.

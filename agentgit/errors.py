@@ -1,22 +1,22 @@
-"""The failures of agentgit. Every one says what to do next, and has an exit code for the command line.
+"""The errors that agentgit raises. Each message says what to do next, and each class has an exit code.
 
 AgentGitError                   1
-├── InvalidInput                2   an argument that cannot be meant
-├── NotFound                    3   nothing has that name or id here
+├── InvalidInput                2   an argument is not valid
+├── NotFound                    3   nothing visible here has that name or id
 ├── Ambiguous                   4   several things have that name
-├── NotAllowed                  5   it exists, and this user may not
+├── NotAllowed                  5   it exists, but this user may not do that
 │   └── TooManyAttempts        16   too many failed logins; wait
-├── Conflict                    6   somebody else moved it first
-│   ├── Fenced                 14   the same call stands already, and is not made twice
-│   └── MergeConflict          15   two branches changed the same value, each in its own way
+├── Conflict                    6   it conflicts with a concurrent change or the current state
+│   ├── Fenced                 14   the same call already took effect, and is not made twice
+│   └── MergeConflict          15   two branches changed the same value differently
 ├── RollbackBlocked             7   an effect after that point cannot be reversed
-├── RollbackIncomplete          8   a reversal failed half way; the rest can be resumed
-├── WorldDiverged               9   another branch has changed the world since
-├── WorkspaceChanged           10   somebody else has changed the files since
+├── RollbackIncomplete          8   a reversal failed; the rest can be resumed
+├── WorldDiverged               9   another branch has changed the outside world since
+├── WorkspaceChanged           10   someone else has changed the files since
 ├── SchemaMismatch             11   the database is older or newer than this library, or not agentgit's
 ├── Corrupt                    12   stored bytes do not match their hash
-└── Unavailable                13   the database is locked, read-only or out of reach
-    └── KeyMissing             17   it is encrypted, and the key was not given
+└── Unavailable                13   the database is locked, read-only or unreachable
+    └── KeyMissing             17   the database is encrypted, and the key was not given
 """
 
 from collections.abc import Callable
@@ -25,13 +25,13 @@ from typing import Any, ClassVar
 
 
 class AgentGitError(Exception):
-    """The base of all failures that agentgit raises on purpose."""
+    """The base class of all errors that agentgit raises on purpose."""
 
     exit_code: ClassVar[int] = 1
 
 
 class InvalidInput(AgentGitError, ValueError):
-    """An argument cannot be what was meant."""
+    """An argument is not valid."""
 
     exit_code = 2
 
@@ -40,8 +40,8 @@ class NotFound(AgentGitError, LookupError):
     """Nothing that this user can see has that name or id.
 
     Args:
-        message: The thing that was looked for, and the next step.
-        near: Names that exist and are like the one that was asked for.
+        message: What was not found, and the next step.
+        near: Existing names that are similar to the requested one.
     """
 
     exit_code = 3
@@ -69,11 +69,11 @@ class Ambiguous(AgentGitError, LookupError):
 
 
 class NotAllowed(AgentGitError, PermissionError):
-    """It exists, and this user may not do that with it.
+    """The object exists, but this user may not do that with it.
 
     Args:
         message: The refused action, and the next step.
-        told: A function that writes the refusal to the audit trail, after the transaction that it ended.
+        told: A function that writes the refusal to the audit trail, after the refused transaction has ended.
     """
 
     exit_code = 5
@@ -84,11 +84,11 @@ class NotAllowed(AgentGitError, PermissionError):
 
 
 class TooManyAttempts(NotAllowed):
-    """Somebody failed too often to say who they are; nothing was looked at.
+    """There were too many failed logins. This attempt was not checked.
 
     Args:
         message: The next step.
-        retry_after: Seconds until the next attempt is looked at.
+        retry_after: The number of seconds until an attempt is checked again.
     """
 
     exit_code = 16
@@ -99,10 +99,10 @@ class TooManyAttempts(NotAllowed):
 
 
 class Conflict(AgentGitError):
-    """Somebody else moved it first; nothing was changed.
+    """The action conflicts with a concurrent change, a running branch or an existing name; nothing was changed.
 
     Args:
-        message: The thing that moved, and the next step.
+        message: The conflict, and the next step.
         head: The id of the checkpoint that is the head now, if a head moved.
     """
 
@@ -114,11 +114,11 @@ class Conflict(AgentGitError):
 
 
 class Fenced(Conflict):
-    """The same call was made before and stands, or may stand; it was not made again.
+    """The same call was made before and took effect, or may have; it was not made again.
 
     Args:
         message: The call, and the next step.
-        invocation: The id of the invocation that stands, if it is one.
+        invocation: The id of the earlier invocation, if it is known.
     """
 
     exit_code = 14
@@ -129,11 +129,11 @@ class Fenced(Conflict):
 
 
 class MergeConflict(Conflict):
-    """Two branches changed the same values, each in its own way, and nobody said what to do; nothing was changed.
+    """Two branches changed the same values differently, and no resolution was given; nothing was changed.
 
     Args:
         message: The values, and the next step.
-        plan: The `MergePlan` that shows each of them.
+        plan: The `MergePlan` that lists them.
     """
 
     exit_code = 15
@@ -147,12 +147,12 @@ class MergeConflict(Conflict):
 
 
 class RollbackBlocked(AgentGitError):
-    """Effects after that point cannot be reversed; nothing was done.
+    """Effects after the checkpoint cannot be reversed; nothing was done.
 
     Args:
         message: The effects, and the next step.
-        plan: The `RollbackPlan` that shows each of them with its reason.
-        nearest: The nearest checkpoint that can be gone back to, like `main#7`; None if there is none.
+        plan: The `RollbackPlan` that lists them, each with its reason.
+        nearest: The nearest checkpoint to which a rollback is possible, like `main#7`; None if there is none.
     """
 
     exit_code = 7
@@ -167,7 +167,7 @@ class RollbackBlocked(AgentGitError):
 
 
 class RollbackIncomplete(AgentGitError):
-    """A reversal failed and the rollback stopped; `repo.resume(operation)` goes on from there.
+    """A reversal failed and the rollback stopped; `repo.resume(operation)` continues it.
 
     Args:
         message: The failure, and the next step.
@@ -187,11 +187,11 @@ class RollbackIncomplete(AgentGitError):
 
 
 class WorldDiverged(AgentGitError):
-    """Another branch has changed the world since this branch last saw it; nothing was run.
+    """Another branch has changed the outside world since this branch last saw it; nothing was run.
 
     Args:
         message: The changes, and the next step.
-        plan: The plan that would bring the world to this branch.
+        plan: The plan that would bring the world to the state of this branch.
     """
 
     exit_code = 9
@@ -205,7 +205,7 @@ class WorldDiverged(AgentGitError):
 
 
 class WorkspaceChanged(AgentGitError):
-    """Files were changed by somebody else since the last snapshot; none was touched."""
+    """Someone else has changed files since the last snapshot; no file was changed."""
 
     exit_code = 10
 
@@ -217,7 +217,7 @@ class SchemaMismatch(AgentGitError):
 
 
 class Corrupt(AgentGitError):
-    """Stored bytes do not match their hash, a row that others need is gone, or somebody without the key changed one.
+    """Stored bytes do not match their hash, a required row is missing, or a row was changed without the key.
 
     Args:
         message: The row, and the next step.
@@ -232,7 +232,7 @@ class Corrupt(AgentGitError):
 
 
 class Unavailable(AgentGitError):
-    """The database is locked, read-only or out of reach; nothing was changed."""
+    """The database is locked, read-only or unreachable; nothing was changed."""
 
     exit_code = 13
 
@@ -241,7 +241,7 @@ class KeyMissing(Unavailable):
     """The database is encrypted with a key that was not given; nothing was read.
 
     Args:
-        message: The key, and the place to give it.
+        message: The key, and where to give it.
         key_id: The name of the key.
     """
 
@@ -253,9 +253,9 @@ class KeyMissing(Unavailable):
 
 
 class BranchMoved(UserWarning):
-    """The session was moved to another branch than the one that an agent runs on; the agent runs on it all the same."""
+    """The session now continues on a different branch than an agent runs on. The agent stays on its branch."""
 
 
 def _with(error: AgentGitError, value: Any) -> str:
-    """Show a failure in a notebook, and the plan or report that it carries."""
+    """Return the HTML of an error and of its plan or report, for a notebook."""
     return f"<p><b>{type(error).__name__}</b>: {escape(str(error))}</p>{value._repr_html_()}"

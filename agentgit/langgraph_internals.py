@@ -1,8 +1,8 @@
-"""Everything that agentgit takes from LangGraph's private modules, in one place.
+"""All private names of LangGraph that agentgit uses.
 
-LangGraph has no public way to tell which calls ran in one batch, to ask a question again on another branch, or to read
-and write a channel outside of a run. Nothing else in the package imports a private name of LangGraph; a test checks
-each of these names against what the package relies on, and names the one that moved.
+LangGraph has no public API to find out which calls ran in one batch, to ask a question again on another branch, or to
+read and write a channel outside of a run. No other module of the package imports a private name of LangGraph. A test
+checks that each of these names does what the package relies on, and names the one that has changed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 READ = "1.2.22"
-"""The version of LangGraph that was read last."""
+"""The version of LangGraph whose source was last checked for these names."""
 
 try:
     from langgraph._internal import _config, _constants, _scratchpad
@@ -49,7 +49,7 @@ try:
     from langgraph.graph.message import _messages_delta_reducer as messages_delta_reducer
     from langgraph.pregel import _checkpoint, _read, _utils, _write
 
-    # What a running task finds under config["configurable"].
+    # Keys of config["configurable"] in a running task.
     CONFIG_KEY_CACHE = _constants.CONFIG_KEY_CACHE
     CONFIG_KEY_CHECKPOINT_MAP = _constants.CONFIG_KEY_CHECKPOINT_MAP
     CONFIG_KEY_CHECKPOINT_NS = _constants.CONFIG_KEY_CHECKPOINT_NS
@@ -59,12 +59,12 @@ try:
     CONFIG_KEY_TASK_ID = _constants.CONFIG_KEY_TASK_ID
     CONFIG_KEY_THREAD_ID = _constants.CONFIG_KEY_THREAD_ID
     PUSH = _constants.PUSH
-    """The first part of the path of a task that was sent, and not triggered by a channel."""
+    """The first element of the path of a task that was created with `Send`, not triggered by a channel."""
 
     PregelScratchpad = _scratchpad.PregelScratchpad
-    """The questions of a task, and the answers that it has."""
+    """The questions (interrupts) of a task, and the answers that it has received."""
 
-    # Nodes and what they write, outside of a builder.
+    # Nodes and their channel writes, outside of a graph builder.
     ChannelWrite = _write.ChannelWrite
     ChannelWriteTupleEntry = _write.ChannelWriteTupleEntry
     PregelNode = _read.PregelNode
@@ -73,7 +73,7 @@ try:
     recast_checkpoint_ns = _config.recast_checkpoint_ns
 
     SAFE_MSGPACK_TYPES = _msgpack.SAFE_MSGPACK_TYPES
-    """The types that the serializer rebuilds without being told."""
+    """The types that the serializer deserializes without explicit permission."""
 except (ImportError, AttributeError) as error:
     raise Unavailable(
         f"LangGraph {version('langgraph')} has moved what agentgit needs ({error}); this release is for {READ}. "
@@ -82,15 +82,15 @@ except (ImportError, AttributeError) as error:
 
 
 def tool_node_functions(node: ToolNode) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return what a ToolNode runs for a batch of calls, and its async twin."""
+    """Return the sync and the async function that a `ToolNode` runs for a batch of calls."""
     return node._func, node._afunc
 
 
 def wrap_each_call(node: ToolNode, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace what an async ToolNode runs for each call of a batch.
+    """Replace the async function that a `ToolNode` runs for each call of a batch.
 
     Args:
         node: The node to change.
-        wrap: Given the function that runs one call, returns the one to run in its place.
+        wrap: A function that takes the function for one call and returns its replacement.
     """
     object.__setattr__(node, "_arun_one", wrap(node._arun_one))

@@ -1,7 +1,7 @@
-"""OpenTelemetry spans of turns, tool calls, checkpoints and rollbacks; nothing at all where its API is not installed.
+"""OpenTelemetry spans for turns, tool calls, checkpoints and rollbacks. Without OpenTelemetry's API, they are no-ops.
 
-Names follow OpenTelemetry's conventions for generative AI where there are any. No span has what a message, an argument
-or a failure says: of a failure it has the class.
+Names follow OpenTelemetry's semantic conventions for generative AI where they exist. Spans never contain the text of
+messages, arguments or errors. A failed span has the class of the exception.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, Self
 
 _unknown = object()
 _api: Any = _unknown
-"""The module `opentelemetry.trace`; None if it is not there."""
+"""The module `opentelemetry.trace`; None if it is not installed."""
 
 
 class Traced:
-    """A span, or nothing. A context manager that ends it.
+    """A span, or a no-op without one. As a context manager, it ends the span.
 
     Args:
-        span: OpenTelemetry's; None for nothing.
+        span: The OpenTelemetry span; None makes all methods no-ops.
     """
 
     def __init__(self, span: Any) -> None:
@@ -33,13 +33,13 @@ class Traced:
         self.end(error)
 
     def set(self, **attributes: Any) -> None:
-        """Set attributes of the span; an underscore in a name stands for a dot, two for an underscore."""
+        """Set attributes of the span. An underscore in a name becomes a dot, and two become an underscore."""
         if self._span is not None:
             self._span.set_attributes(_named(attributes))
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Let spans that begin in this block be parts of this one."""
+        """Make this span the parent of spans that start in the block."""
         if self._span is None:
             yield
             return
@@ -47,10 +47,10 @@ class Traced:
             yield
 
     def end(self, error: BaseException | None = None) -> None:
-        """End it.
+        """End the span.
 
         Args:
-            error: The exception that it ended with; a stream that was left early is no failure.
+            error: The exception that ended it. GeneratorExit, from a stream that was closed early, is not a failure.
         """
         if self._span is None:
             return
@@ -62,7 +62,7 @@ class Traced:
         """Mark the span as failed.
 
         Args:
-            why: A word, without anything that somebody said.
+            why: The class of the error, without the error's text.
         """
         if self._span is not None:
             self._span.set_attribute("error.type", why)
@@ -70,17 +70,17 @@ class Traced:
 
 
 NOTHING = Traced(None)
-"""The span that stands where spans are not wanted."""
+"""The span whose methods are no-ops."""
 
 
 def start(name: str, within: Traced = NOTHING, **attributes: Any) -> Traced:
-    """Begin a span, as a part of the one that is current.
+    """Start a span as a child of the current span.
 
     Args:
-        name: What is done.
-        within: The one it is a part of if none is current here.
-        attributes: What is known of it; None is left out. An underscore in a name stands for a dot, two for an
-            underscore.
+        name: The name of the span.
+        within: The parent of the span if no span is current.
+        attributes: The attributes of the span; those that are None are left out. An underscore in a name becomes a
+            dot, and two become an underscore.
     """
     api = _trace()
     if api is None:
@@ -93,7 +93,7 @@ def start(name: str, within: Traced = NOTHING, **attributes: Any) -> Traced:
 
 @contextmanager
 def span(name: str, **attributes: Any) -> Iterator[Traced]:
-    """Make what is done in this block a span, and current; see `start`.
+    """Start a span that is current in the block and ends with it; see `start`.
 
     Example:
         >>> with span("agentgit.checkpoint", agentgit_checkpoint_kind="named") as traced:
@@ -108,14 +108,14 @@ def span(name: str, **attributes: Any) -> Iterator[Traced]:
 
 
 def tool_span(name: str, within: Traced = NOTHING, **attributes: Any) -> Traced:
-    """Begin the span of a tool call; see `start`."""
+    """Start the span of a tool call; see `start`."""
     return start(
         f"execute_tool {name}", within, gen__ai_operation_name="execute_tool", gen__ai_tool_name=name, **attributes
     )
 
 
 def _trace() -> Any:
-    """Find OpenTelemetry, once."""
+    """Return the module `opentelemetry.trace`, imported once, or None."""
     global _api
     if _api is _unknown:
         try:
@@ -126,7 +126,7 @@ def _trace() -> Any:
 
 
 def _named(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Rename attributes to what OpenTelemetry calls them."""
+    """Return attributes under their OpenTelemetry names, without those that are None."""
     return {
         name.replace("__", "\0").replace("_", ".").replace("\0", "_"): value
         for name, value in attributes.items()

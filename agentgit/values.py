@@ -1,4 +1,4 @@
-"""The parts that all values share: large fields that are fetched late, and a JSON form that every value has."""
+"""Base classes and helpers for values: lazily loaded fields, display in terminals and notebooks, and a JSON form."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 class Deferred:
-    """A dataclass whose large fields may be fetched when one of them is first read.
+    """A dataclass whose large fields may be loaded when one of them is first read.
 
-    The value itself does no IO: whoever reads it from a database hands over the function that does.
+    The value itself does no IO: the code that reads it from a database passes the function that loads the fields.
     """
 
     CONTENT: ClassVar[tuple[str, ...]] = ()
@@ -29,10 +29,10 @@ class Deferred:
 
     @classmethod
     def deferred(cls, load: Callable[[], Mapping[str, Any]], **known: Any) -> Self:
-        """Make a value whose large fields are fetched by `load`, at most once, when one is first read.
+        """Create a value whose large fields are loaded by `load`, at most once, when one is first read.
 
         Args:
-            load: Returns a mapping with all of `CONTENT`.
+            load: The function that returns a mapping with all fields in `CONTENT`.
             known: The other fields.
         """
         value = cls(**known)
@@ -42,17 +42,17 @@ class Deferred:
         return value
 
     def __getattr__(self, name: str) -> Any:
-        # Python asks here only for what is not in the instance: a large field that was not fetched yet.
+        # Python calls this only for attributes that the instance does not have, such as a field that is not loaded yet.
         load = self.__dict__.get("_load")
         if name not in self.CONTENT or load is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         content = load()
         self.__dict__.update({key: content[key] for key in self.CONTENT})
-        self.__dict__.pop("_load", None)  # last, because another thread may be asking at this moment
+        self.__dict__.pop("_load", None)  # last, because another thread may be reading a field now
         return self.__dict__[name]
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy or a pickle must not carry the way to a database with it.
+        # A copy or a pickle must not contain `load`, which refers to a database.
         return dict(_items(self))
 
 
@@ -61,11 +61,11 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 class Drawing(NamedTuple):
-    """The drawing of a kind of value.
+    """The functions that display one class of values.
 
     Args:
-        text: Returns its text.
-        html: Returns its HTML, for notebooks and pages.
+        text: Returns a value as text.
+        html: Returns a value as HTML, for notebooks and pages.
     """
 
     text: Callable[[Any], str]
@@ -73,7 +73,10 @@ class Drawing(NamedTuple):
 
 
 class _Late:
-    """Stands for all drawings until one is asked for. `render` has them, which takes as long to import as the rest."""
+    """A descriptor that imports the drawings from `agentgit.render` when one is first read.
+
+    That import takes as long as the import of the rest of the package.
+    """
 
     def __get__(self, value: object, kind: type[Shown]) -> Drawing:
         importlib.import_module("agentgit.render.display")
@@ -84,9 +87,9 @@ class _Late:
 
 
 class Shown:
-    """A value that a notebook shows as HTML, and a terminal that shows values as text.
+    """A value that notebooks display as HTML, and interactive terminals as text.
 
-    It does not know how. The room that draws is above its own, and says so in `render/display.py`.
+    `render/display.py` assigns the drawing of each class, because this module must not depend on `agentgit.render`.
     """
 
     drawing: ClassVar[Drawing] = cast("Drawing", _Late())
@@ -99,14 +102,14 @@ class Shown:
 
 
 class Drawn(Shown):
-    """A value that is shown as a picture: as text where it is printed, as HTML in a notebook."""
+    """A value that prints as its drawing, and is displayed as HTML in notebooks."""
 
     def __str__(self) -> str:
         return self.drawing.text(self)
 
 
 class Listed(Shown, list[T]):
-    """A list that is shown as a table; in all else it is a list.
+    """A list that is displayed as a table. Otherwise it behaves like any list.
 
     Example:
         >>> class Words(Listed[str]):
@@ -117,18 +120,18 @@ class Listed(Shown, list[T]):
     """
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(self.drawing.text(self))  # IPython would ask how a list is printed, and not the bundle
+        printer.text(self.drawing.text(self))  # IPython would print it as a list and ignore the bundle
 
 
 DEEPEST = 100
-"""The number of levels of a value that are looked into; a deeper value is shown by its repr."""
+"""The number of levels of a value that are converted. A deeper value becomes its repr."""
 
 
 def portable(value: Any) -> Any:
     """Return the JSON-like form of any Python value.
 
-    JSON values stay as they are; everything else becomes plain data or its repr. It never raises, and never consumes an
-    iterator or a file.
+    JSON values are unchanged; everything else becomes plain data or its repr. The function never raises, and never
+    consumes an iterator or a file.
 
     Example:
         >>> from datetime import date
@@ -156,7 +159,7 @@ def _portable(value: Any, above: tuple[int, ...]) -> Any:
 
 
 def _from_pydantic(value: Any, inside: tuple[int, ...]) -> Any:
-    """Take models apart, and write what pydantic knows (times, UUIDs, enums, decimals, paths) as it writes it."""
+    """Convert models to dicts, and types that pydantic supports (times, UUIDs, enums, decimals, paths) as it does."""
     from pydantic import BaseModel
     from pydantic_core import PydanticSerializationError, to_jsonable_python
 
@@ -178,19 +181,20 @@ def _text(key: Any) -> str:
 def _shown(value: Any) -> str:
     try:
         return repr(value)
-    except Exception:  # noqa: BLE001  # a repr of somebody's class may raise anything
+    except Exception:  # noqa: BLE001  # the repr of a user's class may raise anything
         return f"<{type(value).__name__}>"
 
 
 def is_of_database(error: BaseException | None) -> bool:
-    """Return whether a database's driver, or SQLAlchemy, raised an exception."""
+    """Return whether an exception comes from a database driver or SQLAlchemy."""
     return any(kind.__name__ in ("DatabaseError", "StatementError") for kind in type(error).__mro__)
 
 
 def told(error: BaseException) -> str:
-    """Return the name and the text of an exception; the name alone if it cannot tell its text.
+    """Return the class name and the text of an exception; only the name if its text cannot be read.
 
-    Of a database's only the first line: statement, parameters and the rows that were refused are in those below.
+    The text of a database error is cut after its first line, because the others have the statement, its parameters and
+    the refused rows.
 
     Example:
         >>> told(ValueError("too late"))
@@ -200,12 +204,12 @@ def told(error: BaseException) -> str:
     try:
         text = str(error)
         return f"{name}: {text.partition(chr(10))[0] if is_of_database(error) else text}"
-    except Exception:  # noqa: BLE001  # as the repr above
+    except Exception:  # noqa: BLE001  # the str of a user's class may raise anything
         return name
 
 
 def to_json(value: Any) -> bytes:
-    """Write a value as JSON, also where it holds what orjson refuses (lone surrogates, huge integers)."""
+    """Encode a value as JSON, even if it contains what orjson refuses (lone surrogates, huge integers)."""
     plain = portable(value)
     try:
         return orjson.dumps(plain)
@@ -214,23 +218,23 @@ def to_json(value: Any) -> bytes:
 
 
 def write_slowly(plain: Any) -> bytes:
-    """Write what orjson refuses; a space in front says that `from_json` must not read it with orjson either.
+    """Encode a value that orjson refuses. A leading space tells `from_json` not to decode it with orjson.
 
     Raises:
-        TypeError: JSON does not have it.
+        TypeError: The value has no JSON form.
     """
     return b" " + json.dumps(plain).encode()
 
 
 def from_json(data: bytes) -> Any:
-    """Read what `to_json` wrote.
+    """Decode the output of `to_json`.
 
     Example:
         >>> from_json(to_json({"text": chr(0xD800), "huge": -(2**63) - 1}))["huge"] == -(2**63) - 1
         True
     """
     if data[:1] == b" ":
-        return json.loads(data)  # orjson would make floats of huge integers
+        return json.loads(data)  # orjson would decode huge integers as floats
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -241,23 +245,23 @@ def from_json(data: bytes) -> Any:
 
 
 def as_object(data: bytes | None) -> dict[str, Any]:
-    """Read a JSON object; nothing stored is the empty one."""
+    """Decode a JSON object; return an empty dict for None or no bytes."""
     found: dict[str, Any] = from_json(data) if data else {}
     return found
 
 
 OBEYED = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""The Unicode categories that a terminal obeys, reorders by, or cannot write."""
+"""The Unicode categories that control a terminal, reorder its text, or cannot be written to it."""
 
 JOINERS = "\u200c\u200d"
-"""Zero-width joiners hold words (Persian) and emoji together; they do nothing else."""
+"""Zero-width (non-)joiners, which are harmless and needed in emoji and in words of some languages, such as Persian."""
 
 
 def shown(path: str | bytes) -> str:
-    r"""Return the name of a file as it may be printed: controls, ends of lines and marks of direction are escaped.
+    r"""Return the name of a file for display, with control characters, line ends and direction marks escaped.
 
     Args:
-        path: As the system has it.
+        path: The name, as the operating system has it.
 
     Example:
         >>> print(shown("a\nb\x1b[31m\u202e.txt"))

@@ -1,4 +1,4 @@
-"""The RollbackAgent: a compiled graph on a branch of a session, with the verbs of agentgit on top."""
+"""The `RollbackAgent`: a compiled graph on one branch of a session, with the operations of agentgit."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ from agentgit.store.records.checkpoints import named
 
 
 class RollbackAgent(BranchReader):
-    """A compiled graph on one branch of a session. Made by `Repository.wrap`.
+    """A compiled graph on one branch of a session. `Repository.wrap` creates it.
 
-    It runs as the graph does, with the branch's thread filled in. It stays on its branch: `rollback`, `undo`, `redo`,
-    `fork` and `switch` return a new agent on another branch. What needs no graph is on its `session`.
+    It runs like the graph, with the branch's thread id filled in. An agent never changes its branch: `rollback`,
+    `undo`, `redo`, `fork` and `switch` return a new agent on another branch. Operations that need no graph are on
+    its `session`.
 
     Args:
         context: The store and the principal.
-        graph: The user's graph; it stays as it is.
+        graph: The user's graph; it is not modified.
         settings: The settings that apply to every turn.
         branch_id: The branch.
 
@@ -73,10 +74,10 @@ class RollbackAgent(BranchReader):
         return {"text/plain": repr(self), "text/html": self._repr_html_()}
 
     def at(self, branch: BranchRef = None) -> RollbackAgent:
-        """Return an agent on another branch; this one stays where it is, and so does the session.
+        """Return an agent on another branch, without changing this agent or the session's current branch.
 
         Args:
-            branch: The name or id of the branch; None is the one that the session continues on.
+            branch: The name or id of the branch; None is the session's current branch.
 
         Raises:
             NotFound: The session has no such branch.
@@ -84,10 +85,10 @@ class RollbackAgent(BranchReader):
         return self._on(self.session.branch(branch).id)
 
     def checkpoint(self, name: str | None = None, *, description: str | None = None, data: Any = None) -> Checkpoint:
-        """Save this point of the branch.
+        """Save the current point of the branch as a checkpoint.
 
-        If the last turn broke off inside a batch of tool calls, the point is before that batch: a checkpoint never lies
-        between a tool call and its result.
+        If the last turn stopped inside a batch of tool calls, the checkpoint is placed before that batch, because a
+        checkpoint never lies between a tool call and its result.
 
         Args:
             name: The name of the checkpoint; names may repeat.
@@ -105,10 +106,10 @@ class RollbackAgent(BranchReader):
     def tag(self, ref: CheckpointRef, name: str, *, description: str | None = None) -> Tag:
         """Tag a checkpoint with a name that is unique in the session, as `Session.tag`.
 
-        The tag keeps the checkpoint.
+        A tagged checkpoint cannot be deleted.
 
         Args:
-            ref: A Checkpoint or any place, as `plan_rollback` takes it.
+            ref: A Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`.
             name: The name of the tag.
             description: A sentence about it.
 
@@ -131,28 +132,34 @@ class RollbackAgent(BranchReader):
         on_drift: str = "stop",
         request_id: str | None = None,
     ) -> RollbackAgent:
-        """Go back: a new branch at an earlier point, with the later effects reversed. This branch stays as it is.
+        """Roll back to an earlier point: create a new branch there and reverse the effects of later tool calls.
+
+        This branch does not change.
 
         Args:
-            to: The target, as `plan_rollback` takes it.
-            tools: As `plan_rollback` takes it.
-            files: True to bring the files of the workspace back, if one is attached; what was there before is kept in
+            to: A Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`, or
+                `message:<id>` for the point before a user's message.
+            tools: `reverse`, `keep` (leave the world alone) or `require_clean` (refuse if any effect would have to be
+                reversed).
+            files: True to restore the files of the workspace, if one is attached. The current files are first kept in
                 a safety snapshot.
-            conversation: False to take back only what the tools did and the files, and stay on this branch.
-            replay: How the tool calls before that point come to the new branch. `record`: from the record, no tool
-                runs. `redo`: those that were reversed since run again. `execute`: what stands is reversed, then all
-                of them run again; refused with `tools="keep"`, because their effects would happen twice.
-            name: The name of the new branch; None for the next one like `main-2`.
-            force: True to keep in the world what cannot be reversed, and to bring back files that others have changed.
-            on_error: `stop` at the first undo or tool that fails, or `continue` with the others.
+            conversation: False to reverse only effects and restore only files, and stay on this branch.
+            replay: How the tool calls before that point are brought to the new branch. `record`: from the record; no
+                tool runs. `redo`: calls that were reversed since run again. `execute`: the effects that still exist
+                are reversed, then all calls run again; not allowed with `tools="keep"`, because the effects would
+                happen twice.
+            name: The name of the new branch; None for the next free name, like `main-2`.
+            force: True to leave effects in the world that cannot be reversed, and to restore files that others have
+                changed.
+            on_error: `stop` at the first undo function or tool that fails, or `continue` with the others.
             on_drift: `stop` at the first tool that runs again and returns something else, or `continue`.
-            request_id: Your own name for this rollback: the same one twice gives the same branch.
+            request_id: An idempotency key: a second rollback with the same one returns the same branch.
 
         Raises:
-            RollbackBlocked: An effect that cannot be reversed stands in the way; nothing was done.
+            RollbackBlocked: An effect cannot be reversed; nothing was done.
             WorkspaceChanged: Somebody else has changed the files since the last turn; nothing was done.
-            Unavailable: The files are to come back, and the workspace or the snapshot is gone; nothing was done.
-            RollbackIncomplete: An undo function or a tool raised; `repo.resume(operation)` goes on from there.
+            Unavailable: The workspace or the snapshot of the files to restore is missing; nothing was done.
+            RollbackIncomplete: An undo function or a tool raised; `repo.resume(operation)` continues from there.
             Conflict: The branch is running.
         """
         options = RollbackOptions(
@@ -169,34 +176,35 @@ class RollbackAgent(BranchReader):
         return self._on(self._rollbacks.run(to, self.branch_id, options))
 
     def undo(self, steps: int = 1, *, force: bool = False) -> RollbackAgent:
-        """Roll back to the newest checkpoint that differs from where the branch stands now.
+        """Roll back to the newest checkpoint that differs from the current state of the branch.
 
         Args:
-            steps: The number of such points to go back, at least 1.
-            force: As `rollback` takes it.
+            steps: The number of such checkpoints to go back, at least 1.
+            force: True to leave effects in the world that cannot be reversed, and to restore files that others have
+                changed.
 
         Raises:
-            NotFound: There are not so many.
+            NotFound: The branch has fewer such checkpoints.
             InvalidInput: `steps` is less than 1.
             RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `rollback`.
         """
         return self.rollback(self._rollbacks.previous(self.branch_id, steps)[1], force=force)
 
     def redo(self, *, force: bool = False) -> RollbackAgent:
-        """Take back the last rollback: go on where the branch was that it left, with what it reversed run again.
+        """Undo the last rollback: return to the branch that it left, and run again the calls that it reversed.
 
-        If files alone were brought back since the last turn, these are as before that again, and the new agent is on
-        this branch.
+        If only files were rewound since the last turn, the rewind is undone and the new agent is on this branch.
 
         Args:
-            force: As `switch` takes it.
+            force: True to leave effects in the world that cannot be reversed or run again, and to restore files that
+                others have changed.
 
         Raises:
-            NotFound: There is nothing to take back.
+            NotFound: There is nothing to redo.
             RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `switch`.
         """
         rewound = self._rollbacks.rewound(self.branch_id, force=force)
-        if rewound is not None:  # of files alone: no tool runs
+        if rewound is not None:  # only files were rewound, so no tool runs
             self._rollbacks.rewind(rewound)
             return self._on(self.branch_id)
         left = self._rollbacks.left_by(self.branch_id)
@@ -205,26 +213,28 @@ class RollbackAgent(BranchReader):
     def switch(
         self, branch: BranchRef, sync: str | None = None, *, force: bool = False, on_error: str = "stop"
     ) -> RollbackAgent:
-        """Return an agent on another branch, and make that branch the one that the session continues on.
+        """Make another branch the session's current branch, and return an agent on it.
 
-        This agent stays on its branch. To go on from where somebody else has moved this branch, switch to it again.
+        This agent stays on its branch. If somebody else has moved this branch, switch to it again to continue from
+        its new head.
 
         Args:
             branch: The name or id of the branch.
-            sync: What to do about a world that another branch has changed. None: nothing; the next turn says so if it
-                matters. `world`: reverse what is not of that branch, and run again what of it was reversed. `note`:
-                leave the world, and tell the model with the next message. `ignore`: leave it, and record that.
-            force: True to keep in the world what cannot be reversed or run again, and to bring back files that others
-                have changed.
-            on_error: `stop` at the first undo or tool that fails, or `continue` with the others.
+            sync: What to do if another branch has changed the world. None: nothing; the next turn raises
+                `WorldDiverged` if the change matters. `world`: reverse the effects that do not belong to that branch,
+                and run its reversed calls again. `note`: leave the world, and tell the model with the next message.
+                `ignore`: leave the world, and record that.
+            force: True to leave effects in the world that cannot be reversed or run again, and to restore files that
+                others have changed.
+            on_error: `stop` at the first undo function or tool that fails, or `continue` with the others.
 
         Raises:
             NotFound: The session has no such branch.
             InvalidInput: `sync` is none of these.
-            RollbackBlocked: Something stands in the way of `sync="world"`; nothing was done.
+            RollbackBlocked: `sync="world"` is blocked by a call that cannot be reversed or run again; nothing was done.
             WorkspaceChanged: Somebody else has changed the files; nothing was done.
-            RollbackIncomplete: An undo function or a tool raised; `repo.resume(operation)` goes on from there.
-            Conflict: This agent is running, or the rollback of that branch is half done.
+            RollbackIncomplete: An undo function or a tool raised; `repo.resume(operation)` continues from there.
+            Conflict: This agent is running, or the rollback of that branch is incomplete.
         """
         if self._turn is not None:
             raise Conflict("This agent is running. Switch when its turn has ended.")
@@ -234,50 +244,54 @@ class RollbackAgent(BranchReader):
         return self._on(entered[0])
 
     def fork(self, to: CheckpointRef | None = None, name: str | None = None) -> RollbackAgent:
-        """Make a branch without touching the world.
+        """Create a branch without changing the world.
 
         Args:
-            to: The point where it leaves, as `rollback` takes it; None is where this branch stands now.
-            name: The name of the new branch; None for the next one like `main-2`.
+            to: The point at which the branch starts: a Checkpoint or any reference that `rollback` accepts; None is
+                the current point of this branch.
+            name: The name of the new branch; None for the next free name, like `main-2`.
 
         Raises:
             NotFound, Ambiguous, InvalidInput: As `plan_rollback`.
-            Conflict: There is a branch of that name.
+            Conflict: A branch of that name exists.
         """
         files = self._branch.files("fork") if to is None and self._turn is None else None
         return self._on(self._branching.fork(self.branch_id, to, name, files))
 
     def rewind_files(self, restore_point: CheckpointRef, *, force: bool = False) -> FileChanges:
-        """Bring the files back to what they were when the user said something; the conversation stays as it is.
+        """Restore the files to their state when the user sent a message; the conversation does not change.
 
         Args:
-            restore_point: The id of the user's message, or any place that `rollback` takes.
-            force: True to bring back files that others have changed since the last turn too.
+            restore_point: The id of the user's message, or any reference that `rollback` accepts.
+            force: True to restore also files that others have changed since the last turn.
 
         Raises:
             NotFound: No workspace is attached, or there is no such restore point.
-            WorkspaceChanged: Somebody else has changed the files since the last turn; none was touched.
-            RollbackIncomplete: They could not be brought back; `repo.resume(operation)` goes on from there.
+            WorkspaceChanged: Somebody else has changed the files since the last turn; no file was changed.
+            RollbackIncomplete: The files could not be restored; `repo.resume(operation)` continues from there.
             Conflict: The branch is running.
         """
         return self.session.rewind_files(restore_point, branch=self.branch_id, force=force)
 
     def edit(self, message_id: str, text: str, *, name: str | None = None, force: bool = False) -> RollbackAgent:
-        """Go back to before a user's message, and run with another text in its place; this branch stays as it is.
+        """Roll back to the point before a user's message, and run a turn with another text in its place.
+
+        This branch does not change.
 
         Args:
             message_id: The id of the message, as `history` lists it.
             text: The new text.
-            name: The name of the new branch; None for the next one like `main-2`.
-            force: As `rollback` takes it.
+            name: The name of the new branch; None for the next free name, like `main-2`.
+            force: True to leave effects in the world that cannot be reversed, and to restore files that others have
+                changed.
 
         Returns:
-            An agent on the new branch, which has the answer.
+            An agent on the new branch, whose conversation ends with the new answer.
 
         Raises:
-            NotFound: There is no such message of a user.
-            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `rollback`; nothing ran.
-            Exception: What the turn raises; a note of it names the new branch, on which it can go on.
+            NotFound: The session has no user message with that id.
+            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `rollback`; no turn ran.
+            Exception: The error of the turn. A note on it names the new branch, where the turn can continue.
 
         Example:
             >>> import agentgit
@@ -293,56 +307,58 @@ class RollbackAgent(BranchReader):
         return edited
 
     async def aedit(self, message_id: str, text: str, *, name: str | None = None, force: bool = False) -> RollbackAgent:
-        """Go back to before a user's message, and run with another text, as `edit`."""
+        """Roll back to the point before a user's message, and run a turn with another text, as `edit`."""
         edited = await self.arollback(f"{references.MESSAGE}{message_id}", name=name, force=force)
         with _naming(edited):
             await edited.arun(text)
         return edited
 
     def merge(self, source: CheckpointRef, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint:
-        """Bring what another branch did since the two parted into this one: its messages, and the values it changed.
+        """Merge the messages and the changed values of another branch, since the two diverged, into this one.
 
-        A value that only one of them changed is taken from that one. Their new messages come behind ours, tool calls
-        only with their results. No tool runs, and the files stay as they are: the world does not change. Merged again,
-        only what is new comes.
+        If only one of the branches changed a value, its value is taken. The new messages of the other branch are
+        appended to those of this branch; tool calls only together with their results. No tool runs and no file
+        changes, so the world stays the same. Merging again adds only what is new.
 
         Args:
-            source: The branch, or any place on it as `rollback` takes it; of a branch its newest checkpoint counts.
-            resolve: What to do about values that both changed: `ours`, `theirs`, or a function that gets a `Clash` with
-                `key`, `base`, `ours` and `theirs` and gives the value; or a mapping from keys to one of these, where
-                `*` is every other key.
-            name: The name of the checkpoint that is made.
+            source: The branch, or any reference that `rollback` accepts; a branch means its newest checkpoint.
+            resolve: How to resolve values that both branches changed: `ours`, `theirs`, or a function that receives a
+                `Clash` with `key`, `base`, `ours` and `theirs` and returns the value; or a mapping from keys to one of
+                these, where `*` stands for every other key.
+            name: The name of the new checkpoint.
 
         Returns:
-            The checkpoint that is made; the head, if everything is here already.
+            The new checkpoint; the head if there is nothing to add.
 
         Raises:
-            MergeConflict: Both changed a value, and `resolve` says nothing about it; its `plan` has them.
-            Conflict: This branch is running, or in the middle of a turn, or was moved.
+            MergeConflict: Both branches changed a value that `resolve` does not cover; the error's `plan` lists the
+                conflicts.
+            Conflict: This branch is running, is in the middle of a turn, or was moved.
             NotFound, Ambiguous: As `rollback`.
-            InvalidInput: `resolve` means nothing, or its function gives what cannot be.
+            InvalidInput: `resolve` is not valid, or its function returns an invalid value.
         """
         self._require_idle()
         return self.session.get_checkpoint(self._merging.merge(source, resolve, name))
 
     def cherry_pick(self, what: What, *, name: str | None = None) -> Checkpoint:
-        """Bring chosen messages of other branches behind this one's; tool calls only with their results.
+        """Append chosen messages of other branches to this one; tool calls only together with their results.
 
-        No tool runs: the result of a tool call that comes is the recorded one.
+        No tool runs: a picked tool call keeps its recorded result.
 
         Args:
-            what: A place: the messages that its checkpoint added to the one before. A list of message ids, as
-                `history()` has them; a tool call brings its results along, and a result its call. Or a ToolInvocation:
-                that call with its result, without those beside it.
-            name: The name of the checkpoint that is made.
+            what: The messages to pick. A reference to a checkpoint: the messages that it added to the checkpoint
+                before it. A list of message ids, as `history()` lists them; a tool call includes its results, and a
+                result its call. A ToolInvocation: that call with its result, without other calls of the same message.
+            name: The name of the new checkpoint.
 
         Returns:
-            The checkpoint that is made; the head, if everything is here already.
+            The new checkpoint; the head if there is nothing to add.
 
         Raises:
-            NotFound: There is no such message, place or call.
-            InvalidInput: It is none of these, or the graph's state has no messages.
-            Conflict: This branch is running, or in the middle of a turn, or was moved; or nothing of it can come.
+            NotFound: There is no such message, checkpoint or call.
+            InvalidInput: `what` is none of these, or the graph's state has no messages.
+            Conflict: This branch is running, is in the middle of a turn, or was moved; or none of the messages can be
+                added.
         """
         self._require_idle()
         return self.session.get_checkpoint(self._merging.cherry_pick(what, name))
@@ -357,29 +373,33 @@ class RollbackAgent(BranchReader):
         name: str | None = None,
         config: RunnableConfig | None = None,
     ) -> Exploration:
-        """Go the same steps in several ways, from here, each way on branches of its own; compare what comes of them.
+        """Run the same steps from here in several variants, each on its own branches, and compare the results.
 
-        Each step is one turn, on a branch forked from where the step before ended: n steps with α choices are
-        α + α² + … + αⁿ turns. This branch stays as it is, and the session stays on it. If a tool changes the world,
-        one way is gone after the other; what it did is reversed before the next one, and at the end. A turn that
-        raises is a leaf that `failed`.
+        Each step is one turn, on a branch forked from the end of the step before: n steps with α choices are
+        α + α² + … + αⁿ turns. This branch and the session's current branch do not change. If a tool changes the world,
+        the variants run one after the other, and the effects of each are reversed before the next one and at the end.
+        A turn that raises is a leaf with the status `failed`.
 
         Args:
-            steps: The text or input of each step, as a list of texts or of the graph's inputs. Or the number of steps.
-            choices: How many times each step is gone; or a list of configs, one for each way to go it; or of functions
-                that make the input of a step from what it says. Where `steps` is a number, a list of inputs, or of
-                functions that make one from the number of the step, from 1.
-            score: Judges each leaf at once, in the world as it left it; the higher, the better.
-            parallel: True, or how many turns may run at the same time. Only if no tool changes the world.
-            name: What its branches are called: `name/1`, `name/1/2`, …; None for `explore`, `explore-2`, …. Given again
-                with the same steps, it goes on where it was broken off.
+            steps: The text or input of each step, as a list of texts or of the graph's inputs; or the number of steps.
+            choices: How many times each step is run; or a list with one choice for each variant of a step. A choice is
+                a config, or a function that receives the input of the step and returns the input to use. If `steps` is
+                a number, a choice is an input, or a function that receives the number of the step, from 1, and returns
+                the input.
+            score: A function that rates each leaf as soon as it ends, while the world is as the leaf left it. Higher
+                is better.
+            parallel: True, or the number of turns that may run at the same time. Only if no tool changes the world.
+            name: The prefix of the branch names: `name/1`, `name/1/2`, …; None for `explore`, `explore-2`, …. With the
+                name and the steps of an interrupted exploration, that exploration continues.
             config: The config for all turns, as `invoke` takes it.
 
         Raises:
-            InvalidInput: Steps and choices cannot be meant, or the tools do not allow `parallel`.
+            InvalidInput: `steps` or `choices` are not valid, or the tools do not allow `parallel`.
             WorldDiverged: The world is not as this branch left it.
-            RollbackBlocked: What one way did cannot be reversed. What was explored is in `exploration(name)`.
-            RollbackIncomplete: An undo function raised; `repo.resume(operation)`, then go on with the same name.
+            RollbackBlocked: The effects of a variant cannot be reversed. `exploration(name)` returns the results so
+                far.
+            RollbackIncomplete: An undo function raised. Call `repo.resume(operation)`, then `explore` with the same
+                name.
             Conflict: This agent is running, or the name is taken.
 
         Example:
@@ -405,7 +425,7 @@ class RollbackAgent(BranchReader):
         name: str | None = None,
         config: RunnableConfig | None = None,
     ) -> Exploration:
-        """Go the same steps in several ways, as `explore`; asynchronous undo functions and scores run on this loop."""
+        """Run the same steps in several variants, as `explore`; async undo functions and scores run on this loop."""
         await self._closing()
         explorer = self._explorer(steps, choices, score=score, name=name, config=config, together=bool(parallel))
         await arun_exploration(explorer, turns_at_once(parallel))
@@ -417,13 +437,14 @@ class RollbackAgent(BranchReader):
         return Explorer(self._branch, self._on, ways(steps, choices), **how)
 
     def promote(self, branch: ExploredBranch | BranchRef, *, force: bool = False) -> RollbackAgent:
-        """Return an agent on an explored branch, and bring the world to it: what its tools did runs again.
+        """Switch to an explored branch, run its tool calls again, and return an agent on it.
 
-        The same as `switch(branch, sync="world")`; `report` tells what ran, and what returned something else now.
+        The same as `switch(branch, sync="world")`. The new agent's `report` lists the calls that ran, and those that
+        returned something else than before.
 
         Args:
             branch: The branch as `explore` returned it, its name, or its id.
-            force: True to keep in the world what cannot be reversed or run again.
+            force: True to leave effects in the world that cannot be reversed or run again.
 
         Raises:
             NotFound, RollbackBlocked, RollbackIncomplete, Conflict: As `switch`.
@@ -454,7 +475,7 @@ class RollbackAgent(BranchReader):
 
 @contextmanager
 def _naming(agent: RollbackAgent) -> Iterator[None]:
-    """Add a note to what breaks off the turn of an edited message: where it can go on."""
+    """Add a note to an error that ends the turn of an edited message: the branch on which it can continue."""
     try:
         yield
     except BaseException as error:

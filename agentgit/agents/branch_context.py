@@ -1,4 +1,4 @@
-"""One branch as its agent, a turn and a merge work with it, and the settings of its turns."""
+"""The context that an agent, a turn and a merge share for one branch, and the settings of its turns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Interval:
     Args:
         before_turns: True for a checkpoint before each user message.
         turns: The number of turns between checkpoints; 0 for none.
-        calls: The number of tool calls between checkpoints, each made where its batch ends; 0 for none.
+        calls: The number of tool calls between checkpoints, each made at the end of its batch; 0 for none.
     """
 
     before_turns: bool
@@ -42,10 +42,10 @@ class Interval:
 
     @classmethod
     def read(cls, value: AutoCheckpoint) -> Self:
-        """Read what `wrap(auto_checkpoint=...)` was given.
+        """Parse the value of `wrap(auto_checkpoint=...)`.
 
         Raises:
-            InvalidInput: It means nothing.
+            InvalidInput: The value is not valid.
 
         Example:
             >>> Interval.read("tool:10")
@@ -66,7 +66,7 @@ class Interval:
         return cls(before_turns=True, turns=1, calls=int(calls[1] or 1))
 
     def is_passed(self, before: int, after: int) -> bool:
-        """Return whether a checkpoint is due where there were so many calls before a batch, and so many after it."""
+        """Return whether a checkpoint is due, given the number of calls before and after a batch."""
         return self.calls > 0 and before // self.calls < after // self.calls
 
 
@@ -78,11 +78,11 @@ class TurnSettings:
     """Settings that apply to every turn of an agent.
 
     Args:
-        user_id: The user who runs it.
+        user_id: The user who runs the turn.
         effects: The effects of the tools on the outside world.
         unrecorded: Names of tools that are not part of the track.
         auto: The times at which automatic checkpoints are made.
-        fence: The treatment of a call whose effect stands already: `replay`, `raise` or `off`.
+        fence: What to do with a call whose effect already exists: `replay`, `raise` or `off`.
         keeper: The workspace whose files belong to the session; None if there is none.
     """
 
@@ -95,11 +95,11 @@ class TurnSettings:
 
 
 class BranchContext:
-    """One branch: the store and the principal, the graph and its settings, and what was last seen of the branch.
+    """One branch: the store and the principal, the graph and its settings, and the newest known state of the branch.
 
     Args:
         context: The store and the principal.
-        graph: The user's graph; it stays as it is.
+        graph: The user's graph; it is not modified.
         settings: The settings that apply to every turn.
         branch_id: The id of the branch.
     """
@@ -123,16 +123,18 @@ class BranchContext:
         self.seen: str | None = head.checkpoint_id if head else None
         """The newest graph checkpoint that the agent has seen."""
         self.late: tuple[int | None, ...] = ()
-        """The head as a turn that was broken off has left it, after which LangGraph may still save a step in another
-        thread. That is no other agent's doing, as long as the branch's head is where the turn left it."""
+        """The head of the branch after a turn that was interrupted; empty after a completed turn.
+
+        LangGraph may still save a step of the interrupted turn in another thread. As long as the head is the same, such
+        a step does not mean that another agent has moved the branch."""
 
     @property
     def registry(self) -> Registry:
-        """The functions at hand for recorded calls."""
+        """The registered functions that undo, repeat or verify recorded calls."""
         return self.context.registry
 
     def authorize(self, connection: Connection, needs: str = EDITOR) -> None:
-        """Check that the user still has a role in the session; for its owner nothing is read.
+        """Check that the user still has a role in the session. Nothing is read if the user owns it.
 
         Raises:
             NotFound, NotAllowed: The user does not have the role; nothing was done.
@@ -140,14 +142,14 @@ class BranchContext:
         self.context.lookup.admit(connection, self.session_id, needs)
 
     def authorize_now(self, needs: str = VIEWER) -> None:
-        """Check the user's role where the transactions that follow are not the agent's own, or may not come at all."""
+        """Check the user's role now, for operations whose later transactions do not check it or may not take place."""
         if not self.context.lookup.is_free(self.session_id):
             with self.reading(needs):
                 pass
 
     @contextmanager
     def reading(self, needs: str = VIEWER) -> Iterator[Connection]:
-        """Open a read-only connection for a user who has a role in the session."""
+        """Open a read-only connection after checking that the user has a role in the session."""
         with self.store.database.reading() as connection:
             self.authorize(connection, needs)
             yield connection
@@ -169,9 +171,9 @@ class BranchContext:
         return self.context.lookup.checkpoint(connection, self.session(connection), self.row(connection), checkpoint_id)
 
     def target(self, connection: Connection, to: CheckpointRef) -> tuple[Found, str]:
-        """Find the checkpoint that is meant, and how a person calls it."""
+        """Resolve a reference to the row of a checkpoint, and return it with its display name."""
         return self.context.lookup.target(connection, self.session(connection), self.row(connection), to)
 
     def files(self, why: str) -> FilesAt | None:
-        """Keep the files of the workspace as they are now; None if none is attached."""
+        """Take a snapshot of the files of the workspace; return None if no workspace is attached."""
         return self.settings.keeper.take(why) if self.settings.keeper is not None else None

@@ -1,4 +1,4 @@
-"""Reading one branch with its graph: state, conversation, plans and comparisons."""
+"""Read access to one branch with its graph: state, conversation, plans and comparisons."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from agentgit.store.queries.lookup import CheckpointRef
 
 
 class BranchReader(BranchRunner):
-    """A graph on one branch, with the verbs that change nothing. `RollbackAgent` adds those that do.
+    """A graph on one branch, with the operations that only read. `RollbackAgent` adds those that write.
 
     Args:
         context: The store and the principal.
-        graph: The user's graph; it stays as it is.
+        graph: The user's graph; it is not modified.
         settings: The settings that apply to every turn.
         branch_id: The branch.
     """
@@ -42,26 +42,26 @@ class BranchReader(BranchRunner):
     def __init__(self, context: Context, graph: Graph, settings: TurnSettings, branch_id: int) -> None:
         super().__init__(context, graph, settings, branch_id)
         self.session = Session(context, self._branch.session_id)
-        """The session: every verb that needs no graph, on any branch."""
+        """The session: every operation that needs no graph, on any branch."""
         self._rollbacks = Rollbacks(context, self.session.id)
         self._merging = Merging(self._branch)
 
     @property
     def branch(self) -> InternalSession:
-        """The branch that it runs on."""
+        """The branch that the agent runs on."""
         return self.session.branch(self.branch_id)
 
     @property
     def effects(self) -> dict[str, str]:
-        """The effect of each tool on the outside world, by name, as it is recorded; `undeclared` without a declaration.
+        """The recorded effect of each tool on the outside world, by name; `undeclared` if none is declared.
 
-        These are the tools that the graph shows, and those that `wrap(effects=...)` names.
+        Includes the tools found in the graph and those named in `wrap(effects=...)`.
         """
         return self._branch.settings.effects.kinds()
 
     @property
     def head(self) -> Checkpoint | None:
-        """The newest checkpoint of the branch; None before the first."""
+        """The newest checkpoint of the branch; None if it has none."""
         branch = self._branch
         with branch.reading() as connection:
             row = branch.row(connection)
@@ -83,7 +83,7 @@ class BranchReader(BranchRunner):
             return branch.context.engine().reports.read(connection, moved[-1]) if moved else None
 
     def messages(self) -> list[BaseMessage]:
-        """List the conversation as LangChain messages, oldest first: the same objects as in `state`.
+        """List the conversation as LangChain messages, oldest first, as they are in `state`.
 
         Raises:
             InvalidInput: A message was written with another serializer.
@@ -117,7 +117,7 @@ class BranchReader(BranchRunner):
         return self.session.checkpoints(branch=self.branch_id)
 
     def get_checkpoint(self, ref: CheckpointRef) -> Checkpoint:
-        """Find a checkpoint of the session; `HEAD` is that of this branch.
+        """Return a checkpoint of the session; `HEAD` is the head of this branch.
 
         Args:
             ref: A Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`.
@@ -128,7 +128,7 @@ class BranchReader(BranchRunner):
         return self.session.get_checkpoint(ref, branch=self.branch_id)
 
     def log(self, **which: Any) -> Log:
-        """List the checkpoints of the branch, the newest first, by page.
+        """List the checkpoints of the branch page by page, newest first.
 
         Args:
             which: `name`, `since`, `until`, `tag`, `author`, `auto` and `which`, as `Session.log` takes them.
@@ -139,13 +139,13 @@ class BranchReader(BranchRunner):
         return self.session.log(branch=self.branch_id, **which)
 
     def search(self, text: str, *, all_branches: bool = False, limit: int = 20, after: str | None = None) -> Hits:
-        """Find messages, tool calls and named checkpoints of the branch by their words, as `Session.search`.
+        """Search the messages, tool calls and named checkpoints of the branch, as `Session.search`.
 
         Args:
             text: The words to look for.
             all_branches: True to search all branches of the session.
-            limit: The largest number of results.
-            after: The `next` of the page before; None for the first one.
+            limit: The maximum number of results.
+            after: The `next` of the page before; None for the first page.
 
         Raises:
             InvalidInput, Corrupt: As `Session.search`.
@@ -165,15 +165,16 @@ class BranchReader(BranchRunner):
 
         Args:
             to: A Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`.
-            tools: `reverse`, `keep` (leave the world alone) or `require_clean` (refuse if anything is to be reversed).
+            tools: `reverse`, `keep` (leave the world alone) or `require_clean` (refuse if any effect would have to be
+                reversed).
             files: False to leave the files of the workspace alone.
-            conversation: False to plan for the world only.
-            replay: `record`, `redo` or `execute`, see `rollback`.
+            conversation: False to plan only for effects and files.
+            replay: `record`, `redo` or `execute`, as `rollback` describes them.
 
         Raises:
-            NotFound: Nothing is called so.
-            Ambiguous: Several things are.
-            InvalidInput: It is a checkpoint of another session.
+            NotFound: The reference names nothing.
+            Ambiguous: The reference names several checkpoints.
+            InvalidInput: The checkpoint belongs to another session.
         """
         options = RollbackOptions(tools=tools, files=files, conversation=conversation, replay=replay)
         return self._rollbacks.plan(to, self.branch_id, options)
@@ -190,7 +191,7 @@ class BranchReader(BranchRunner):
         """Return what `redo` would do, without doing anything.
 
         Raises:
-            NotFound: There is nothing to take back.
+            NotFound: There is nothing to redo.
         """
         return self.session.plan_redo(branch=self.branch_id)
 
@@ -210,7 +211,7 @@ class BranchReader(BranchRunner):
 
         Args:
             a: The checkpoint to start from.
-            b: The checkpoint to compare it with; `HEAD` is that of this branch.
+            b: The checkpoint to compare it with; `HEAD` is the head of this branch.
 
         Raises:
             NotFound, Ambiguous, InvalidInput: As `Session.diff`.
@@ -218,13 +219,13 @@ class BranchReader(BranchRunner):
         return self.session.diff(self.get_checkpoint(a), self.get_checkpoint(b))
 
     def compare(self, other: CheckpointRef) -> Comparison:
-        """Put this branch beside another one: what each did since they parted, and how they differ now.
+        """Compare this branch with another one: what each did since they diverged, and how they differ now.
 
         Args:
-            other: A branch, or any place as `rollback` takes it.
+            other: A branch, or any reference that `rollback` accepts.
 
         Raises:
-            NotFound: Nothing is called so; or this branch has no checkpoint yet.
+            NotFound: `other` names nothing, or this branch has no checkpoint yet.
         """
         head = self.head
         if head is None:
@@ -232,11 +233,11 @@ class BranchReader(BranchRunner):
         return self.session.compare(head, other)
 
     def plan_merge(self, source: CheckpointRef, *, resolve: Resolve = None) -> MergePlan:
-        """Return what `merge` would bring, and what stands against it, without doing anything.
+        """Return what `merge` would add, and the conflicts, without doing anything.
 
         Args:
-            source: As `merge` takes it.
-            resolve: As `merge` takes it; functions are not called.
+            source: The branch, or any reference that `rollback` accepts; a branch means its newest checkpoint.
+            resolve: How to resolve values that both branches changed, as `merge` takes it; functions are not called.
 
         Raises:
             NotFound, Ambiguous, InvalidInput, Conflict: As `merge`.
@@ -245,10 +246,10 @@ class BranchReader(BranchRunner):
         return self._merging.plan_merge(source, resolve)
 
     def plan_cherry_pick(self, what: What) -> MergePlan:
-        """Return what `cherry_pick` would bring, without doing anything.
+        """Return what `cherry_pick` would add, without doing anything.
 
         Args:
-            what: As `cherry_pick` takes it.
+            what: The messages to pick: a reference to a checkpoint, a list of message ids, or a ToolInvocation.
 
         Raises:
             NotFound, Ambiguous, InvalidInput, Conflict: As `cherry_pick`.
@@ -261,13 +262,13 @@ class BranchReader(BranchRunner):
             raise Conflict("This agent is running. Try again when its turn has ended.")
 
     def exploration(self, name: str | None = None) -> Exploration:
-        """Read what was explored in this session, also if it was broken off.
+        """Return the results of an exploration of this session, even if it was interrupted.
 
         Args:
             name: The name of the exploration; None is the newest one.
 
         Raises:
-            NotFound: There is none.
+            NotFound: There is no such exploration.
         """
         found, session_id = Explorations(self._branch.store), self.session.id
         with self._branch.reading() as connection:

@@ -1,4 +1,4 @@
-"""Running a graph on a branch: the graph's own verbs, with the branch's thread filled in."""
+"""Runs a graph on a branch: the methods of `Runnable` and `Pregel`, with the branch's thread id filled in."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ from agentgit.langgraph_internals import CONFIG_KEY_CACHE
 from agentgit.tracing import NOTHING, Traced, start
 
 END = object()
-"""The value that a stream returns at its end."""
+"""The sentinel for the end of a stream."""
 
 CLOSING_ROUNDS = 40
-"""The number of rounds of the event loop that a turn waits until the one before is seen to be left."""
+"""How often a new turn polls, every 5 ms, for a previous turn that shows no sign of ending."""
 
 LEAVING_SECONDS = 30.0
-"""The time it then waits until that one has given the branch back: on a busy machine a thread may take its time."""
+"""How long, in seconds, a new turn waits for a previous turn that is known to be starting or ending.
+
+On a busy machine the thread of that turn may take this long."""
 
 
 class BranchRunner(Runnable[Any, Any]):
@@ -43,7 +45,7 @@ class BranchRunner(Runnable[Any, Any]):
 
     Args:
         context: The store and the principal.
-        graph: The user's graph; it stays as it is.
+        graph: The user's graph; it is not modified.
         settings: The settings that apply to every turn.
         branch_id: The branch.
     """
@@ -53,48 +55,48 @@ class BranchRunner(Runnable[Any, Any]):
         self._branch = branch = BranchContext(context, graph, settings, branch_id)
         self._runs: Graph = captured(graph, lambda cache: BranchCache(cache, self._running), checkpointer=branch.saver)
         hidden = hidden_cache(graph)
-        # LangGraph hands it down to each graph that is run inside, and none of them asks its own cache then.
+        # LangGraph passes this cache on to every nested graph, which then ignores its own.
         self._inside = {CONFIG_KEY_CACHE: BranchCache(hidden, self._running)} if hidden is not None else {}
         self._entered = context.entered.get(branch.session_id)
         self._turn: Turn | None = None
         self.refused: AgentGitError | None = None
-        """Why a rollback that the model asked for did not happen, if it did not."""
+        """The error of the last rollback that the model requested; None if it succeeded or none was requested."""
         self.moved_at = monotonic()
-        """The clock time, in this process, at which it was made or last began a turn."""
+        """The value of `time.monotonic()` when this object was created or last began a turn."""
         self._beginning: asyncio.Future[tuple[Turn, RunnableConfig]] | None = None
         self._is_leaving = False
-        """True while a turn on an event loop gives its branch back."""
+        """True while a turn on an event loop releases its branch."""
         self._asking: Turn | None = None
-        """A turn that waits for an answer, with what its tools asked for."""
+        """A turn that waits for an answer, with the checkpoints and the rollback that its tools requested."""
 
     @property
     def branch_id(self) -> int:
-        """The id of the branch that it runs on."""
+        """The id of the branch that this object runs on."""
         return self._branch.branch_id
 
     def _on(self, branch_id: int) -> Self:
         """Return a runner of the same graph on another branch of the session."""
         made = type(self)(self._branch.context, self.graph, self._branch.settings, branch_id)
         if branch_id == self.branch_id:
-            made._asking = self._asking  # what a waiting turn asked for belongs to the branch it waits on
+            made._asking = self._asking  # the requests of a waiting turn belong to its branch
         return made
 
     def _running(self) -> Turn | None:
         return self._turn
 
-    # -- the graph's own verbs
+    # -- the methods of the graph
 
     def _config(self, config: RunnableConfig | None) -> RunnableConfig:
-        """Fill in the branch's thread, and leave out what belongs to a graph that this one may be called from."""
+        """Fill in the branch's thread id, and remove the keys of an outer graph that calls this one."""
         config = alone(config)
         given = config.get("configurable", {})
         if given.get("thread_id", self._branch.thread_id) != self._branch.thread_id:
             raise InvalidInput("This agent runs on its branch's own thread; leave thread_id out of the config.")
-        with by_itself():  # LangChain merges what surrounds it into every config
+        with by_itself():  # else LangChain merges the surrounding config into it
             return merge_configs(config, {"configurable": {"thread_id": self._branch.thread_id, **self._inside}})
 
     def _traced(self) -> Traced:
-        """Begin the span of a turn."""
+        """Start the tracing span of a turn."""
         return start(
             f"invoke_agent {self.graph.name}",
             gen__ai_operation_name="invoke_agent",
@@ -106,13 +108,13 @@ class BranchRunner(Runnable[Any, Any]):
     def _begin(
         self, value: Any, config: RunnableConfig | None, traced: Traced = NOTHING
     ) -> tuple[Turn, RunnableConfig]:
-        """Begin a turn: take the branch, and make the config that records it."""
+        """Begin a turn: acquire the branch, and build the config that records the turn."""
         with traced.current():
             return self._begun(value, config, traced)
 
     def _begun(self, value: Any, config: RunnableConfig | None, traced: Traced) -> tuple[Turn, RunnableConfig]:
         require_apart(config)
-        self._branch.store.database.require_open()  # before the files are looked at
+        self._branch.store.database.require_open()  # before the files are read
         self._warn_if_moved()
         filled, self.moved_at = self._config(config), monotonic()
         if filled["configurable"].get("checkpoint_id") not in (None, self._branch.seen):
@@ -129,7 +131,7 @@ class BranchRunner(Runnable[Any, Any]):
             return turn, merge_configs(filled, {"callbacks": [turn.recorder]})
 
     def _warn_if_moved(self) -> None:
-        """Warn once if a rollback or switch of this process has moved the session to another branch since."""
+        """Warn once if a rollback or switch in this process has since moved the session to another branch."""
         branch, now = self._branch, self._branch.context.entered.get(self._branch.session_id)
         if now in (None, self._entered, branch.branch_id):
             return
@@ -154,18 +156,18 @@ class BranchRunner(Runnable[Any, Any]):
             if self._branch.saver.turn is turn:
                 self._branch.saver.turn = None
             self._is_leaving = False
-        # What a tool asked for beside one that waits for an answer is done when the answered turn has ended.
+        # If a tool waits for an answer, the requests of the others are done when the answered turn has ended.
         self._asking = turn if completed and not turn.settled else None
         if completed and turn.settled and turn.afterwards is not None:
             self.refused = None
             try:
                 turn.afterwards()
-            except AgentGitError as error:  # the turn itself has ended well, and its answer is not thrown away
+            except AgentGitError as error:  # the turn itself succeeded, and its answer must not be lost
                 self.refused = error
 
     @contextmanager
     def _taken(self, value: Any, config: RunnableConfig | None) -> Iterator[tuple[Any, RunnableConfig]]:
-        """Hold the branch for one turn; give what the graph is run with."""
+        """Hold the branch for one turn, and yield the input and the config to run the graph with."""
         with self._traced() as traced:
             turn, filled = self._begin(value, config, traced)
             completed = False
@@ -177,7 +179,7 @@ class BranchRunner(Runnable[Any, Any]):
 
     @asynccontextmanager
     async def _ataken(self, value: Any, config: RunnableConfig | None) -> AsyncIterator[tuple[Any, RunnableConfig]]:
-        """Hold the branch for one turn, without blocking the event loop, and give it back also when cancelled."""
+        """Hold the branch for one turn without blocking the event loop, and release it even if cancelled."""
         with self._traced() as traced:
             async with self._aheld(value, config, traced) as held:
                 yield held
@@ -187,7 +189,7 @@ class BranchRunner(Runnable[Any, Any]):
         self, value: Any, config: RunnableConfig | None, traced: Traced
     ) -> AsyncIterator[tuple[Any, RunnableConfig]]:
         await self._closing()
-        LOOP.set(asyncio.get_running_loop())  # where async callbacks are called, of whatever this turn does
+        LOOP.set(asyncio.get_running_loop())  # the async callbacks of this turn run on this loop
         taking = BeginningTurn(self._begin, self._end)
         self._beginning = asyncio.ensure_future(asyncio.to_thread(taking.begin, value, config, traced))
         try:
@@ -206,12 +208,13 @@ class BranchRunner(Runnable[Any, Any]):
             if completed:
                 await asyncio.shield(asyncio.to_thread(self._end, turn, completed=True))
             else:
-                self._end(turn, completed=False)  # at once: a task that was cancelled may get no other await
+                self._end(turn, completed=False)  # without await: a cancelled task may not be resumed after one
 
     async def _closing(self) -> None:
-        """Wait a moment for a turn of this agent that was cancelled, or whose stream was left early.
+        """Wait briefly for a turn of this agent that was cancelled, or whose stream was not read to its end.
 
-        Python closes an abandoned stream when the loop comes to it, and the thread of a cancelled task runs on.
+        Python closes an abandoned stream only in a later round of the loop, and the thread of a cancelled task keeps
+        running.
         """
         rounds, until = 0, monotonic() + LEAVING_SECONDS
         while self._turn is not None or self._is_beginning():
@@ -222,22 +225,23 @@ class BranchRunner(Runnable[Any, Any]):
             await asyncio.sleep(0.005)
 
     def _is_beginning(self) -> bool:
-        """Return whether a thread takes the branch for a turn of this loop that was cancelled."""
+        """Return whether a thread is still acquiring the branch for a turn of this loop, perhaps a cancelled one."""
         begun = self._beginning
         return begun is not None and not begun.done() and begun.get_loop() is asyncio.get_running_loop()
 
     @contextmanager
     def _left(self) -> Iterator[None]:
-        """Notice as early as possible that a stream is left; until the graph has stopped it may be long."""
+        """Mark the turn as ending as soon as its stream is closed, because the graph may take long to stop."""
         try:
             yield
         finally:
             self._is_leaving = True
 
     def _durable(self, options: dict[str, Any], *, is_async: bool = False) -> dict[str, Any]:
-        """Return the options of a run in which each step is saved before the next one can have an effect.
+        """Return the options of a run, changed so that each step is saved before the next one can have an effect.
 
-        On an event loop LangGraph must wait for that itself: a tool that is called without `await` would stop the loop.
+        On an event loop LangGraph itself must wait for the save (`durability="sync"`), because a tool that is called
+        without `await` would block the loop.
 
         Args:
             options: The options as the user gave them.
@@ -249,7 +253,7 @@ class BranchRunner(Runnable[Any, Any]):
         return {**{name: value for name, value in options.items() if name != "checkpoint_during"}, "durability": "sync"}
 
     def _current(self) -> AbstractContextManager[None]:
-        """Let what the graph itself traces be a part of the turn."""
+        """Make the turn's span current, so that the graph's own spans are its children."""
         return self._turn.span.current() if self._turn is not None else nullcontext()
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
@@ -262,7 +266,7 @@ class BranchRunner(Runnable[Any, Any]):
             return self._runs.invoke(value, filled, **self._durable(kwargs))
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
-        """Run one turn, as the graph's `stream`; a turn whose stream is left early has no end checkpoint."""
+        """Run one turn, as the graph's `stream`. A stream that is not read to its end leaves no end checkpoint."""
         with self._taken(input, config) as (value, filled):
             chunks = self._runs.stream(value, filled, **self._durable(kwargs))
             while True:
@@ -305,7 +309,7 @@ class BranchRunner(Runnable[Any, Any]):
                     yield event
 
     async def _each(self, chunks: Any) -> AsyncGenerator[Any, None]:
-        """Pass chunks on; each is made outside of the graph that this agent may be called from."""
+        """Yield the chunks; each is produced outside the context of a graph that calls this agent."""
         chunks = aiter(chunks)
         try:
             while True:
@@ -320,17 +324,17 @@ class BranchRunner(Runnable[Any, Any]):
     def batch(
         self, inputs: list[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
     ) -> list[Any]:
-        """Run one turn after the other: they are one conversation."""
+        """Run one turn for each input, one after the other, because they are one conversation."""
         answers = self.batch_as_completed(inputs, config, return_exceptions=return_exceptions, **kwargs)
         return [answer for _, answer in answers]
 
     def batch_as_completed(
         self, inputs: Sequence[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
     ) -> Iterator[tuple[int, Any]]:
-        """Run one turn after the other, as `batch`; yield each answer with its index as soon as its turn has ended.
+        """Run one turn for each input, as `batch`; yield each answer with its index as soon as its turn ends.
 
         Raises:
-            InvalidInput: There are not as many configs as inputs; nothing was run.
+            InvalidInput: The numbers of configs and inputs differ; nothing was run.
         """
         for index, (value, one) in enumerate(pairs(inputs, config)):
             try:
@@ -344,14 +348,14 @@ class BranchRunner(Runnable[Any, Any]):
     async def abatch(
         self, inputs: list[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
     ) -> list[Any]:
-        """Run one turn after the other, as `batch`."""
+        """Run one turn for each input, one after the other, as `batch`."""
         answers = self.abatch_as_completed(inputs, config, return_exceptions=return_exceptions, **kwargs)
         return [answer async for _, answer in answers]
 
     async def abatch_as_completed(
         self, inputs: Sequence[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
     ) -> AsyncIterator[tuple[int, Any]]:
-        """Run one turn after the other, as `batch_as_completed`."""
+        """Run one turn for each input, as `batch_as_completed`."""
         for index, (value, one) in enumerate(pairs(inputs, config)):
             try:
                 answer = await self.ainvoke(value, one, **kwargs)
@@ -362,7 +366,7 @@ class BranchRunner(Runnable[Any, Any]):
             yield index, answer
 
     def get_graph(self, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """Return the graph's drawing, as the graph's `get_graph`."""
+        """Return a drawable form of the graph, as the graph's `get_graph`."""
         return self.graph.get_graph(config, **kwargs)
 
     def get_state(self, config: RunnableConfig | None = None, **kwargs: Any) -> StateSnapshot:
@@ -380,12 +384,12 @@ class BranchRunner(Runnable[Any, Any]):
     def update_state(
         self, config: RunnableConfig | None, values: Any, as_node: str | None = None, task_id: str | None = None
     ) -> RunnableConfig:
-        """Change the state by hand, as the graph's `update_state`; a turn of its own, without a user message."""
+        """Update the state, as the graph's `update_state`. This is a separate turn without a user message."""
         with self._taken(None, config) as (_, filled), by_itself():
             return self._runs.update_state(filled, values, as_node, task_id)
 
     def bulk_update_state(self, config: RunnableConfig | None, supersteps: Any) -> RunnableConfig:
-        """Change the state by hand in several steps, as the graph's `bulk_update_state`."""
+        """Update the state in several steps, as the graph's `bulk_update_state`."""
         with self._taken(None, config) as (_, filled), by_itself():
             return self._runs.bulk_update_state(filled, supersteps)
 
@@ -420,7 +424,7 @@ class BranchRunner(Runnable[Any, Any]):
 
 
 def _frames_of_ours() -> int:
-    """Count the frames up to the code that called this package, for a warning that names that code."""
+    """Count the stack frames up to the caller of this package, for a warning that points at the caller."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("agentgit.", "contextlib")):
         frame, level = frame.f_back, level + 1

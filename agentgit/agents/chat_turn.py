@@ -1,4 +1,4 @@
-"""A turn of a chat: what a person says goes in, and what comes back are pieces, in the order in which they happen."""
+"""A chat turn: takes the user's text, and yields the pieces of the answer in the order in which they occur."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Said:
-    """Text of an answer.
+    """A piece of the text of an answer.
 
     Args:
-        message: The id of the message that it belongs to.
-        text: The next piece of it.
+        message: The id of the message that the text belongs to.
+        text: The next piece of the message.
     """
 
     message: str | None
@@ -33,7 +33,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Called:
-    """A tool that the model calls."""
+    """A tool call of the model."""
 
     name: str
     args: Mapping[str, Any]
@@ -41,14 +41,14 @@ class Called:
 
 @dataclass(frozen=True)
 class AskedQuestion:
-    """A question that the graph asks a person; their next message is the answer."""
+    """A question that the graph asks the user; their next message is the answer."""
 
     question: Any
 
 
 @dataclass(frozen=True)
 class TurnFailed:
-    """Why the turn broke off."""
+    """The end of a turn by an error."""
 
     error: Exception
 
@@ -58,11 +58,11 @@ Pieces = AsyncGenerator[Piece, None]
 
 
 async def say(agent: RollbackAgent, text: str) -> Pieces:
-    """Run a turn: with a new message, or with the answer to what the graph asked.
+    """Run a turn with a new message, or with the answer if the graph has asked a question.
 
     Args:
         agent: The agent that answers.
-        text: The person's message; to a question, JSON where it is an object or a list.
+        text: The user's message. An answer that is a JSON object or list is parsed.
     """
     state = await agent.aget_state()
     if state.interrupts:
@@ -74,10 +74,10 @@ async def say(agent: RollbackAgent, text: str) -> Pieces:
 
 
 async def go_on(agent: RollbackAgent) -> Pieces:
-    """Go on with a turn that broke off.
+    """Continue a turn that was interrupted.
 
     Raises:
-        InvalidInput: None did, or it waits for an answer.
+        InvalidInput: No turn was interrupted, or it waits for an answer.
     """
     state = await agent.aget_state()
     if state.interrupts or not state.next:
@@ -89,18 +89,18 @@ async def go_on(agent: RollbackAgent) -> Pieces:
 
 
 def is_half_done(agent: RollbackAgent) -> bool:
-    """Return whether a turn broke off here, and could go on."""
+    """Return whether a turn was interrupted here and can continue."""
     state = agent.get_state()
     return bool(state.next) and not state.interrupts
 
 
 def waiting(state: StateSnapshot) -> list[AskedQuestion]:
-    """List what a graph waits to be told."""
+    """List the questions that a graph waits to have answered."""
     return [AskedQuestion(one.value) for one in state.interrupts]
 
 
 async def _pieces(agent: RollbackAgent, value: Any, before: StateSnapshot) -> Pieces:
-    # Asynchronous, so that a turn can be broken off while a node of it waits, and graphs of coroutines run too.
+    # Asynchronous, so that a turn can be cancelled while a node waits, and so that graphs of coroutines run too.
     reader = _Reader({message.id for message in _messages(before)})
     try:
         async with aclosing(agent.astream(value, stream_mode="messages")) as stream:
@@ -109,7 +109,7 @@ async def _pieces(agent: RollbackAgent, value: Any, before: StateSnapshot) -> Pi
                     yield piece
         for piece in (*reader.rest(), *waiting(await agent.aget_state())):
             yield piece
-    except Exception as error:  # noqa: BLE001  # a graph may raise anything, and the chat goes on
+    except Exception as error:  # noqa: BLE001  # a graph may raise anything, and the chat must continue
         yield TurnFailed(error)
 
 
@@ -119,7 +119,7 @@ def _messages(state: StateSnapshot) -> list[BaseMessage]:
 
 
 def _answer(text: str) -> Any:
-    """Read the answer to a question, which a form asks for as JSON."""
+    """Parse an answer that looks like a JSON object or list, because forms send JSON; return other text unchanged."""
     try:
         return json.loads(text) if text.lstrip()[:1] in ("{", "[") else text
     except ValueError:
@@ -128,19 +128,19 @@ def _answer(text: str) -> Any:
 
 @dataclass
 class _Reader:
-    """Makes pieces of the messages that a graph streams.
+    """Converts the messages that a graph streams to pieces.
 
     Args:
-        known: The ids of the messages that were there before; some graphs give those again.
+        known: The ids of the messages from before the turn, because some graphs stream those again.
     """
 
     known: set[str | None]
     _open: dict[str | None, AIMessageChunk] = field(default_factory=dict)
-    """The messages whose calls are not whole yet."""
+    """The messages whose tool calls are not complete yet, by message id."""
 
     def read(self, message: BaseMessage) -> Iterator[Piece]:
         if not isinstance(message, AIMessage):
-            yield from self.rest()  # a tool has answered: what was called is known
+            yield from self.rest()  # a tool has answered, so the calls are complete
         elif message.id not in self.known:
             if message.text:
                 yield Said(message.id, str(message.text))

@@ -1,7 +1,8 @@
-"""Tools with which an agent manages its own history. They are no part of the tool track.
+"""Tools with which an agent manages its own history. They are not part of the tool track.
 
-Inside a turn they act on the agent that runs it. A checkpoint never lies between a tool call and its result, so one
-that a tool asks for is made when its batch of calls is whole, and a rollback when the turn has ended.
+Inside a turn they act on the branch of that turn. A checkpoint never lies between a tool call and its result.
+Therefore a checkpoint that a tool requests is made when the batch of calls is complete, and a rollback when the turn
+has ended.
 """
 
 from __future__ import annotations
@@ -32,31 +33,31 @@ CHECKPOINT_TOOLS = frozenset(
         "cleanup_auto_checkpoints",
     }
 )
-"""Their names; calls of these are never recorded, reversed or replayed."""
+"""The names of the tools, whose calls are never recorded, reversed or replayed."""
 
 OURS = "__agentgit_checkpoint_tool__"
 
 
 def _recorder(config: RunnableConfig) -> Recorder | None:
-    """Find the recorder of the turn that a tool runs in, among the callbacks."""
+    """Find the recorder of the turn that a tool runs in, among the callbacks; None outside a turn."""
     manager: Any = config.get("callbacks")
     handlers = getattr(manager, "handlers", None) or (manager if isinstance(manager, list) else [])
     return next((handler for handler in handlers if isinstance(handler, Recorder)), None)
 
 
 def _run_id() -> UUID:
-    """Return the id of the run of the tool that this code is inside of."""
+    """Return the run id of the tool that is running."""
     manager: Any = (var_child_runnable_config.get() or {}).get("callbacks")
     run_id: UUID = manager.parent_run_id
     return run_id
 
 
 def checkpoint_tools(bound: Session, branch_id: int) -> list[BaseTool]:
-    """Make the six tools.
+    """Create the six tools.
 
     Args:
-        bound: The session on which they act outside of any turn.
-        branch_id: The branch on which they act outside of any turn.
+        bound: The session on which they act outside a turn.
+        branch_id: The branch on which they act outside a turn.
     """
 
     def on(config: RunnableConfig) -> tuple[Session, int]:
@@ -67,7 +68,7 @@ def checkpoint_tools(bound: Session, branch_id: int) -> list[BaseTool]:
         return Session(branch.context, branch.session_id), branch.branch_id
 
     def create_checkpoint(name: str, config: RunnableConfig, description: str | None = None) -> str:
-        """Save this point of the conversation under a name, to be able to come back to it."""
+        """Save this point of the conversation under a name, so that you can roll back to it later."""
         recorder = _recorder(config)
         if recorder is None:
             return f"Saved: {bound.checkpoint(name, branch=branch_id, description=description).get_summary()}"
@@ -83,17 +84,17 @@ def checkpoint_tools(bound: Session, branch_id: int) -> list[BaseTool]:
         return "\n".join(lines) or "There is no checkpoint yet."
 
     def get_checkpoint_info(checkpoint: str, config: RunnableConfig) -> str:
-        """Return what is known about one saved point: its name, its id, or a place like main#7."""
+        """Return the details of one saved point, given its name, its id or a reference like main#7."""
         session, branch = on(config)
         found = session.get_checkpoint(checkpoint, branch=branch)
         calls = ", ".join(call["tool_name"] for call in found.tool_invocations) or "none"
         return f"{found.metadata['reference']}: {found.get_summary()}\nTool calls up to there: {calls}"
 
     def rollback_to_checkpoint(checkpoint: str, config: RunnableConfig) -> str:
-        """Go back to a saved point: what tools did after it is undone. Happens when this turn has ended."""
+        """Roll back to a saved point and undo what tools did after it. Takes effect when this turn ends."""
         recorder, (session, branch) = _recorder(config), on(config)
         plan = session.plan_rollback(checkpoint, branch=branch)
-        # What is running beside this call will have ended when the turn has.
+        # Calls that run in parallel with this one have ended when the rollback starts, at the end of the turn.
         if any(recorder is None or step.invocation.status != INTENDED for step in plan.blockers):
             raise RollbackBlocked(f"A rollback to that checkpoint is blocked. {plan}", plan)
 
@@ -110,12 +111,12 @@ def checkpoint_tools(bound: Session, branch_id: int) -> list[BaseTool]:
         return f"This will happen when your turn has ended. {plan}"
 
     def delete_checkpoint(checkpoint: str, config: RunnableConfig) -> str:
-        """Delete one saved point. Points that a branch or a rollback needs stay."""
+        """Delete one saved point. Fails if a branch, a tag, a rollback or a merge still needs it."""
         session, branch = on(config)
         return f"Deleted {session.delete_checkpoint(checkpoint, branch=branch).metadata['reference']}."
 
     def cleanup_auto_checkpoints(config: RunnableConfig, keep_latest: int = 5) -> str:
-        """Delete automatic saved points but the newest ones. Named points, and those that are needed, stay."""
+        """Delete all automatic saved points except the newest. Keeps named points and points that are still needed."""
         session, branch = on(config)
         count = session.cleanup_auto_checkpoints(branch=branch, keep=keep_latest)
         return f"Deleted {count} automatic checkpoints."
@@ -136,7 +137,7 @@ def _tool(function: Callable[..., str]) -> BaseTool:
     def told(*args: Any, **kwargs: Any) -> str:
         try:
             return function(*args, **kwargs)
-        except AgentGitError as error:  # the model can do something about it, and it is told what
+        except AgentGitError as error:  # the message tells the model what it can do
             raise ToolException(str(error)) from error
 
     setattr(told, OURS, True)
@@ -144,5 +145,5 @@ def _tool(function: Callable[..., str]) -> BaseTool:
 
 
 def is_ours(tool: BaseTool) -> bool:
-    """Return whether a tool is one of these, and not a user's own of the same name."""
+    """Return whether a tool is one of these, and not a user's tool of the same name."""
     return hasattr(getattr(tool, "func", None), OURS)

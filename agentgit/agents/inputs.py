@@ -17,10 +17,10 @@ from agentgit.errors import InvalidInput
 
 MESSAGES = "messages"
 NOTE_NAME = "agentgit"
-"""The name under which agentgit itself writes messages to a model."""
+"""The `name` of the messages that agentgit itself sends to the model."""
 
 TITLE = 80
-"""The number of characters of a message that an automatic checkpoint keeps as its description."""
+"""The maximum length, in characters, of the title that an automatic checkpoint takes from a message."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Given:
 
     Args:
         value: The input of the graph.
-        is_new: True for something new, False for an answer to an interrupt or for going on.
+        is_new: True for new input; False for an answer to an interrupt, or to continue a turn.
         title: The first line of the user's message.
         message_id: The id of the user's message, if it has one.
     """
@@ -41,7 +41,7 @@ class Given:
 
 
 def read(graph: Pregel[Any, Any, Any, Any], value: Any) -> Given:
-    """Read an input, and add an id to the user's message if the graph's reducer would add one anyway.
+    """Parse an input, and add an id to the user's message if the graph's reducer would add one.
 
     Args:
         graph: The graph that receives the input.
@@ -53,7 +53,7 @@ def read(graph: Pregel[Any, Any, Any, Any], value: Any) -> Given:
     try:
         messages = convert_to_messages(given if isinstance(given, list) else [given])
     except (ValueError, NotImplementedError, TypeError):
-        return Given(value, is_new=True)  # a graph may take anything
+        return Given(value, is_new=True)  # the input of a graph need not be messages
     last = messages[-1] if messages else None
     if not isinstance(last, HumanMessage):
         return Given(value, is_new=True)
@@ -64,9 +64,9 @@ def read(graph: Pregel[Any, Any, Any, Any], value: Any) -> Given:
 
 
 def noted(given: Given, note: str) -> Given | None:
-    """Put a note about the world before the user's messages; None where there are no messages to put it before.
+    """Insert a note about the world before the user's messages; return None if the input has no messages.
 
-    It is a user's message, because not every provider takes a system message in the middle of a conversation.
+    The note is a user message, because not every provider accepts a system message inside a conversation.
 
     Args:
         given: The input of a turn.
@@ -86,7 +86,7 @@ def _gives_ids(graph: Pregel[Any, Any, Any, Any]) -> bool:
 
 
 def first_line(text: str) -> str | None:
-    """Return the first line of a text, cut to `TITLE` characters; None if there is none."""
+    """Return the first line of a text, cut to `TITLE` characters; None if the text is empty."""
     lines = text.strip().splitlines()
     line = lines[0] if lines else ""
     return (line if len(line) <= TITLE else line[: TITLE - 1] + "…") or None
@@ -96,7 +96,7 @@ def answer_of(output: Any) -> str:
     """Return the text of the last message in a graph's output.
 
     Raises:
-        InvalidInput: There are no messages in it.
+        InvalidInput: The output has no messages.
     """
     messages = output.get(MESSAGES) if isinstance(output, Mapping) else None
     if not messages:
@@ -108,7 +108,7 @@ def pairs(values: Sequence[Any], config: Any) -> list[tuple[Any, Any]]:
     """Pair inputs with their configs, before any turn runs.
 
     Raises:
-        InvalidInput: There are not as many configs as inputs.
+        InvalidInput: The numbers of configs and inputs differ.
     """
     if not isinstance(config, list | tuple):
         return [(value, config) for value in values]

@@ -1,7 +1,7 @@
-"""A copy of a graph whose ToolNodes end with the last of their calls; the graph itself stays as it was.
+"""Copies a graph so that its ToolNodes wait for all their calls; the graph itself is not modified.
 
-In the copy a batch one of whose calls fails, or asks a person, does not end while others run, and its calls know that
-they are of one batch. Nothing else is changed: the same tools run, with the same error handling.
+In the copy, a batch in which a call fails or asks the user ends only after its other calls have ended, and each call
+can detect that it belongs to a batch. Nothing else changes: the same tools run, with the same error handling.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from agentgit.agents.turn.interrupts import in_batch
 from agentgit.langgraph_internals import PregelNode, get_function_nonlocals, tool_node_functions, wrap_each_call
 
 OF_LANGCHAIN = frozenset({"", "functools", "langchain", "langchain_core", "langgraph"})
-"""The packages whose functions name no tool of the user's own."""
+"""The packages whose functions are not searched for tools of the user."""
 
 _of_batch: ContextVar[list[asyncio.Future[Any]]] = ContextVar("of_batch")
-"""The calls of the batch that a ToolNode runs here."""
+"""The calls of the batch that a ToolNode runs in this context."""
 
 
 def captured(
@@ -35,9 +35,9 @@ def captured(
     """Copy a compiled graph, its subgraphs and its ToolNodes.
 
     Args:
-        graph: Stays as it is.
-        cached: A function that makes the cache of a copy from the cache of its graph.
-        changes: Attributes of the copy, like `checkpointer`.
+        graph: The graph to copy; it is not modified.
+        cached: A function that returns the cache of a copy, given the cache of its graph.
+        changes: Attributes to change in the copy, like `checkpointer`.
     """
     nodes = {name: _node(node, cached) for name, node in graph.nodes.items()}
     if graph.cache is not None:
@@ -46,17 +46,17 @@ def captured(
 
 
 def tools_of(graph: Pregel[Any, Any, Any, Any]) -> Iterator[BaseTool]:
-    """Visit the tools in the ToolNodes of a graph and of the graphs that its nodes and tools call."""
+    """Yield the tools in the ToolNodes of a graph and of the subgraphs that LangGraph finds in its nodes."""
     for node in graph.nodes.values():
         if isinstance(node.bound, ToolNode):
             yield from node.bound.tools_by_name.values()
-        for inner in node.subgraphs:  # LangGraph also finds those that a node's function closes over
+        for inner in node.subgraphs:  # includes graphs that a node's function refers to
             if isinstance(inner, Pregel):
                 yield from tools_of(inner)
 
 
 def named_in(graph: Pregel[Any, Any, Any, Any]) -> Iterator[BaseTool]:
-    """Visit the tools that the functions of a graph's nodes name, by themselves or in functions of their package."""
+    """Yield the tools that the functions of a graph's nodes refer to, directly or via functions of their package."""
     functions: list[Any] = []
     for node in graph.nodes.values():
         if not isinstance(node.bound, ToolNode):
@@ -65,7 +65,7 @@ def named_in(graph: Pregel[Any, Any, Any, Any]) -> Iterator[BaseTool]:
             if isinstance(inner, Pregel):
                 yield from named_in(inner)
     seen: set[int] = set()
-    for function in functions:  # it grows
+    for function in functions:  # the loop appends to this list
         package = _package(function)
         if id(function) in seen or package in OF_LANGCHAIN:
             continue
@@ -99,7 +99,7 @@ def _tool_node(node: ToolNode) -> ToolNode:
 
 
 def _config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunnableConfig:
-    """Return the config that LangGraph gives to a node, after its input."""
+    """Return the config that LangGraph passes to a node, as its second argument or by keyword."""
     config: RunnableConfig = kwargs["config"] if "config" in kwargs else args[1]
     return config
 
@@ -116,9 +116,9 @@ def _in_batch(node: ToolNode) -> Callable[..., Any]:
 
 
 def _waiting(node: ToolNode) -> Callable[..., Awaitable[Any]]:
-    """Let a batch one of whose calls fails, or asks a person, end with the last of its calls, as without asyncio.
+    """Make a batch in which a call fails or asks the user wait for its other calls, as without asyncio.
 
-    Else the turn would end while calls run, and nobody would know what became of them.
+    Otherwise the turn would end while calls still run, and their outcomes would not be recorded.
     """
     _, run = tool_node_functions(node)
 

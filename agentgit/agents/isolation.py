@@ -1,4 +1,4 @@
-"""Running an agent apart from what it is called in: another graph, another agent."""
+"""Isolates an agent from the graph or the agent that calls it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from agentgit.agents.turn.recorder import Recorder
 from agentgit.errors import InvalidInput
 
 OF_A_RUN = frozenset({"thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint_map"})
-"""LangGraph's own keys that describe the run that a config comes from."""
+"""The keys with which LangGraph describes the run that a config belongs to."""
 
 
 def require_apart(config: RunnableConfig | None) -> None:
-    """Check that the turn that is about to begin does not run inside a turn of another wrapped graph.
+    """Check that a turn does not begin inside a turn of another wrapped graph.
 
     Args:
-        config: The config as a user gave it, or as a node of another graph got it.
+        config: The config, from the user or from a node of another graph.
 
     Raises:
-        InvalidInput: It does; the plans of the outer turn would not include what this turn does.
+        InvalidInput: It does. The rollback plans of the outer turn would not include the effects of this turn.
     """
     around: list[Any] = [given.get("callbacks") for given in (var_child_runnable_config.get(), config) if given]
     handlers = [one for given in around for one in getattr(given, "handlers", given or ())]
@@ -39,12 +39,12 @@ def require_apart(config: RunnableConfig | None) -> None:
 
 
 def alone(config: RunnableConfig | None) -> RunnableConfig:
-    """Take from a config what belongs to a graph that is running: its place in that.
+    """Remove from a config what identifies a position in a running graph.
 
-    A graph that is called inside of another one takes itself for its subgraph, and keeps its state there.
+    With these keys, a graph that is called inside another one would run as its subgraph and keep its state there.
 
     Args:
-        config: The config as a user gave it, or as a node of another graph got it.
+        config: The config, from the user or from a node of another graph.
     """
     outer = var_child_runnable_config.get() or {}
     made: RunnableConfig = {**(config or {})}
@@ -59,7 +59,7 @@ def alone(config: RunnableConfig | None) -> RunnableConfig:
 
 @contextmanager
 def by_itself() -> Iterator[None]:
-    """Hide the running graph, if there is one, from the graph that is called in this block."""
+    """Hide the surrounding graph run, if any, from a graph that is called in this block."""
     token = var_child_runnable_config.set(None)
     try:
         yield

@@ -1,14 +1,16 @@
-"""LangGraph's caches of nodes and tasks under a session: an entry answers only where the effects of its work stand.
+"""LangGraph's node and task caches in a session: an entry is used only while the effects of its work are in place.
 
-LangGraph names an entry by the input of a node, not by the thread. Served on another branch, it would claim an order
-that was cancelled, or one that nobody made in this session. So each cache of a wrapped graph is wrapped too. An entry
-notes the calls that acted on the world while its node ran, belongs to the branch that made it, and is served to that
-branch and to those that come from it while all of these calls stand. An entry of work that acted on nothing serves
-every branch of every session. Work that ends in a turn that goes on may have begun in an earlier one, whose tasks and
-subgraphs LangGraph does not run again: everything that stands on the path by then counts as its doing.
+LangGraph keys an entry by the input of a node, not by the thread. On another branch, such an entry could report an
+order that was cancelled, or that was never made in this session. Therefore each cache of a wrapped graph is wrapped.
 
-Entries lie in the namespaces in which LangGraph puts its own, so that `clear_cache` clears them, under keys that only a
-wrapped graph asks for: of a plain graph's entry nobody knows what its work did.
+An entry records the calls that acted on the world while its node ran. It belongs to the branch that created it, and is
+served to that branch and its descendants as long as none of these calls is reversed. An entry whose work did not act on
+the world is served to every branch of every session. Work that ends in a continued turn may have begun in an earlier
+turn, whose tasks and subgraphs LangGraph does not run again. Such work is assumed to have made all calls on the path
+that are in effect.
+
+Entries are stored in LangGraph's own namespaces, so that `clear_cache` deletes them, but under keys that only a wrapped
+graph uses, because nothing is known about the effects behind an entry of a plain graph.
 """
 
 from __future__ import annotations
@@ -25,20 +27,20 @@ from langgraph.pregel import Pregel
 from agentgit.agents.turn.turn import Turn
 
 Pairs = Mapping[FullKey, tuple[Any, int | None]]
-"""Entries that LangGraph keeps, each with the seconds that it lives."""
+"""The entries that LangGraph stores, each with its time to live in seconds."""
 
 ANY_BRANCH = "agentgit"
-"""The end of the keys of entries whose work acted on nothing; the other keys end with the id of a branch."""
+"""The suffix of the keys of entries whose work did not act on the world; other keys end with a branch id."""
 
 WRITES, CALLS = "writes", "calls"
 
 
 class BranchCache(BaseCache[Any]):
-    """A cache as the graph of one branch sees it.
+    """The view that the graph of one branch has of a cache.
 
     Args:
-        cache: The user's cache; it keeps the entries.
-        turn: A function that returns the turn that runs now; None between turns.
+        cache: The user's cache, which stores the entries.
+        turn: A function that returns the running turn; None between turns.
     """
 
     def __init__(self, cache: BaseCache[Any], turn: Callable[[], Turn | None]) -> None:
@@ -48,34 +50,35 @@ class BranchCache(BaseCache[Any]):
         self._turn: Turn | None = None
         self._branches: list[int] = []
         self._begun: dict[FullKey, int] = {}
-        """For each entry that was not there, how many calls had acted in this turn when it was first asked for."""
+        """For each missing entry, the number of calls that had acted in this turn when it was first requested."""
         self._before: list[str] = []
-        """The calls that had acted before this turn, if it goes on: work that began before does not make all
-        its calls again."""
+        """The calls that had acted before this turn, if it continues an earlier one; else empty.
+
+        Work that began earlier does not make all its calls again."""
 
     def get(self, keys: Sequence[FullKey]) -> dict[FullKey, Any]:
-        """Return the entries that stand on this branch."""
+        """Return the entries that are valid on this branch."""
         asked = self._names(keys)
         return self._standing(asked, self.cache.get([name for names in asked.values() for name in names]))
 
     async def aget(self, keys: Sequence[FullKey]) -> dict[FullKey, Any]:
-        """Return the entries that stand on this branch."""
+        """Return the entries that are valid on this branch."""
         asked = await asyncio.to_thread(self._names, keys)
         found = await self.cache.aget([name for names in asked.values() for name in names])
         return await asyncio.to_thread(self._standing, asked, found)
 
-    # LangGraph looks these two up when a task has ended, and calls them later from another thread: by then the tasks
-    # of the next step may act. So it is noted when they are looked up how many calls had acted.
+    # LangGraph reads these two attributes when a task has ended, and calls them later from another thread, when tasks
+    # of the next step may already act. They are properties so that the calls are counted at the time of the read.
 
     @property
     def set(self) -> Callable[[Pairs], None]:
-        """Keep entries, each with the calls that acted while its work was done."""
+        """A function that stores entries, each with the calls that acted during its work."""
         until = self._acted()
         return lambda pairs: self.cache.set(self._noted(pairs, until))
 
     @property
     def aset(self) -> Callable[[Pairs], Coroutine[Any, Any, None]]:
-        """Keep entries, each with the calls that acted while its work was done."""
+        """A function that stores entries, each with the calls that acted during its work."""
         until = self._acted()
 
         async def keep(pairs: Pairs) -> None:
@@ -96,9 +99,9 @@ class BranchCache(BaseCache[Any]):
         await self.cache.aclear(namespaces)
 
     def _names(self, keys: Sequence[FullKey]) -> dict[FullKey, list[FullKey]]:
-        """List for each key those under which its entry may lie, the nearest branch first."""
+        """Return for each key the stored keys that may hold its entry, nearest branch first."""
         turn = self.running()
-        if turn is None:  # nobody could tell what stands
+        if turn is None:  # without a turn it is not known which calls are in effect
             return {}
         if turn is not self._turn:
             with turn.context.store.database.reading() as connection:
@@ -109,7 +112,7 @@ class BranchCache(BaseCache[Any]):
         return {(ns, key): [(ns, f"{key}@{end}") for end in (*self._branches, ANY_BRANCH)] for ns, key in keys}
 
     def _standing(self, asked: Mapping[FullKey, Sequence[FullKey]], found: Mapping[FullKey, Any]) -> dict[FullKey, Any]:
-        """Choose among the entries that were found."""
+        """Choose for each key the first entry that was found and is valid."""
         chosen: dict[FullKey, Any] = {}
         for key, names in asked.items():
             entries = (found[name] for name in names if name in found)
@@ -117,12 +120,12 @@ class BranchCache(BaseCache[Any]):
             if entry is not None:
                 chosen[key] = entry[WRITES]
             elif self._turn is not None:
-                # The first time counts: LangGraph asks again while the work is being done.
+                # Keep the first count, because LangGraph requests the entry again during the work.
                 self._begun.setdefault(key, len(self._turn.recorder.acted))
         return chosen
 
     def _stands(self, calls: Sequence[str]) -> bool:
-        """Return whether calls, by their idempotency keys, are on the path of this branch and were not reversed."""
+        """Return whether calls, given by idempotency key, are all on the path of this branch and not reversed."""
         if not calls or self._turn is None:
             return not calls
         store, branch = self._turn.context.store, self._turn.branch
@@ -131,11 +134,11 @@ class BranchCache(BaseCache[Any]):
             return store.world.has_standing(connection, branch.external_session_id, path, calls)
 
     def _noted(self, pairs: Pairs, until: int) -> dict[FullKey, tuple[Any, int | None]]:
-        """Write down with each entry what its work did.
+        """Add to each entry the calls that acted during its work.
 
         Args:
-            pairs: The entries to write down.
-            until: The number of calls that had acted when it was done.
+            pairs: The entries to store.
+            until: The number of calls that had acted in this turn when the work ended.
         """
         turn = self.running()
         if turn is None:
@@ -150,7 +153,9 @@ class BranchCache(BaseCache[Any]):
 
 
 def hidden_cache(graph: Pregel[Any, Any, Any, Any]) -> BaseCache[Any] | None:
-    """Find the cache of a graph that nodes or tools call out of sight, so that it runs as it is and not as a copy.
+    """Return the cache for graphs that run as the original and not as a copy, because node or tool code calls them.
+
+    Returns None if no such graph has a cache. The cache of the user's graph takes precedence.
 
     Args:
         graph: The user's graph.
@@ -163,7 +168,7 @@ def hidden_cache(graph: Pregel[Any, Any, Any, Any]) -> BaseCache[Any] | None:
 def _hidden(
     graph: Pregel[Any, Any, Any, Any], seen: set[tuple[int, bool]], *, is_hidden: bool = False
 ) -> Iterator[Pregel[Any, Any, Any, Any]]:
-    """Visit the graphs that run as they are. Graphs may call each other in a circle."""
+    """Yield the graphs that run uncopied. Graphs may call each other recursively."""
     if (id(graph), is_hidden) in seen:
         return
     seen.add((id(graph), is_hidden))
@@ -181,9 +186,9 @@ def _hidden(
 
 
 def _closed_over(function: Any) -> Iterator[Any]:
-    """List what a function refers to by the names of its closure and of its module."""
+    """Yield the objects that a function refers to through its closure or its module's globals."""
     for cell in getattr(function, "__closure__", None) or ():
-        with suppress(ValueError):  # it is not filled yet
+        with suppress(ValueError):  # the cell is still empty
             yield cell.cell_contents
     names = getattr(function, "__globals__", {})
     yield from (names[name] for name in getattr(getattr(function, "__code__", None), "co_names", ()) if name in names)

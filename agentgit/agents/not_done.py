@@ -1,4 +1,4 @@
-"""The error by which a tool says that it did nothing."""
+"""The error with which a tool reports that it did nothing."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from agentgit.effects.results import NothingDone
 
 
 class NotDone(NothingDone, ToolException):
-    """Raise this in a tool to report an error and say that the call did nothing in the world.
+    """Raise this in a tool to report an error and to state that the call changed nothing in the world.
 
-    Any other error leaves it open whether the call acted before it raised, and a compensable or irreversible call is
-    `unknown` then. A call that raises `NotDone` is `failed`: it does not block a rollback, and it may be made again.
+    With any other error it is not known whether the call acted before it raised, so a compensable or irreversible call
+    becomes `unknown`. A call that raises `NotDone` is `failed`: it does not block a rollback, and can be made again.
 
-    It is a LangChain `ToolException`, so the model sees it as any error of a tool: through `handle_tool_error=True` on
-    the tool, or through the error handling of its `ToolNode`.
+    `NotDone` is a LangChain `ToolException`, so the model sees it like any tool error: through `handle_tool_error=True`
+    on the tool, or through the error handling of its `ToolNode`.
 
-    It speaks only for the tool that raises it. If a tool calls another one and lets its `NotDone` pass, nothing is said
-    about the outer call; catch it there and raise a new one.
+    It applies only to the tool that raises it. If a tool calls another tool and lets its `NotDone` propagate, this
+    states nothing about the outer call. Catch it in the outer tool and raise a new `NotDone` there.
 
     Args:
         *args: The message, as for any exception.

@@ -1,4 +1,4 @@
-"""A graph's tools: what they declare of themselves, defaults of their arguments, and how to call one again."""
+"""The tools of a graph: their declared effects, the normal form of their arguments, and repeated calls."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ Form = Callable[[Args], Args]
 
 PLAIN = (bool, int, float, str)
 EMPTY = (list, dict, set)
-"""The default factories that give the same each time; another one may make up an id."""
+"""The default factories that always return the same value; another factory may generate an id."""
 
 
 def bare_forms(tools: Mapping[str, Sequence[BaseTool]], effects: Mapping[str, Effect | None]) -> dict[str, Form]:
     """Return, for each tool whose calls are compared, a function that normalizes its arguments.
 
     Args:
-        tools: By name. A name that several tools share is left out, because it is not known which one is called.
+        tools: The tools by name. A name that several tools share is skipped, because it is not known which one is
+            called.
         effects: The effects of the tools on the outside world.
     """
     alone = {name: same[0] for name, same in tools.items() if all(other is same[0] for other in same)}
@@ -69,7 +70,7 @@ def bare_of(tool: BaseTool) -> Form:
     def bare(args: Args) -> Args:
         try:
             found: Args = _bare(schema.model_validate(dict(args)), args)
-        except Exception:  # noqa: BLE001  # whatever somebody's validator raises, the tool itself will raise
+        except Exception:  # noqa: BLE001  # an error of a user's validator: the tool itself will raise it
             return args
         return found
 
@@ -77,7 +78,7 @@ def bare_of(tool: BaseTool) -> Form:
 
 
 def _bare(read: Any, said: Any) -> Any:
-    """Take from what was said what the schema has read as a default, however deep."""
+    """Remove the arguments that equal defaults of the schema, at any depth, and convert plain values."""
     if isinstance(read, BaseModel) and isinstance(said, Mapping):
         values = {key: getattr(read, name) for name, field in _fields(read) for key in _names(name, field)}
         usual = {key for name, field in _fields(read) if _is_usual(field, read, name) for key in _names(name, field)}
@@ -106,23 +107,25 @@ def _is_usual(field: FieldInfo, read: BaseModel, name: str) -> bool:
 
 
 ByName = Mapping[str, Sequence[BaseTool]]
-"""The tools of a graph by name. Two graphs in it may each have one of the same name."""
+"""The tools of a graph by name. Its subgraphs may have different tools of the same name."""
 
 
 def declared_of(
     tools: ByName, given: Mapping[str, Effect], defaults: Mapping[str, Effect], *, check: bool
 ) -> dict[str, Effect | None]:
-    """Return what each tool does: as the user says, else as it says itself, else by default; stricter if MCP says so.
+    """Return the effect of each tool: the user's declaration, else the tool's own, else the default.
+
+    MCP annotations of a tool can make its effect stricter.
 
     Args:
-        tools: Those that the graph shows, without agentgit's own.
+        tools: The tools found in the graph, without those of agentgit.
         given: The effects that the user declares.
-        defaults: The effects that the repository declares for all others.
-        check: False if the user may name tools that the graph does not show.
+        defaults: The effects that the repository declares for all other tools.
+        check: False if the user may name tools that were not found in the graph.
 
     Raises:
-        InvalidInput: A tool is named that is not there, or an argument that the tool does not have; or two tools of one
-            name differ.
+        InvalidInput: A declaration names a tool that the graph does not have, or an argument that the tool does not
+            have; or two tools of one name declare different effects.
         NotFound: A function cannot be imported.
     """
     _require_known(tools, given, check=check)
@@ -152,7 +155,7 @@ def _require_known(tools: ByName, given: Mapping[str, Effect], *, check: bool) -
 
 
 def _own(name: str, same: Sequence[BaseTool]) -> Effect | None:
-    """Return what the tools of one name declare of themselves."""
+    """Return the effect that the tools of one name declare themselves."""
     own = [declared_on(tool) for tool in same]
     if any(effect != own[0] for effect in own):
         raise InvalidInput(
@@ -163,15 +166,16 @@ def _own(name: str, same: Sequence[BaseTool]) -> Effect | None:
 
 
 def require_fit(name: str, effect: Effect, same: Sequence[BaseTool]) -> None:
-    """Refuse an effect that cannot work for a tool.
+    """Check that an effect can work for a tool.
 
     Args:
         name: The name of the tool.
         effect: The declared effect.
-        same: The tools of that name that are at hand.
+        same: The tools of that name.
 
     Raises:
-        InvalidInput: It names an argument that the tool does not have, or its import path leads to no function.
+        InvalidInput: The effect names an argument that the tool does not have, or an import path that is not a
+            function.
         NotFound: A function cannot be imported.
     """
     for role, function in effect.functions():
@@ -194,13 +198,13 @@ def _require_importable(name: str, role: str, path: str) -> None:
 
 
 def _arguments(tool: BaseTool) -> set[str] | None:
-    """Return the names of the arguments that a model gives to a tool; None if it takes any."""
+    """Return the names of the arguments that a model passes to a tool; None if it accepts any."""
     schema: Any = tool.tool_call_schema
     if isinstance(schema, dict):
         return None if schema.get("additionalProperties") else set(schema.get("properties", ()))
     if schema.__dict__.get("model_config", {}).get("extra") == "allow" or not hasattr(schema, "model_fields"):
         return None
-    whole: Any = getattr(tool.get_input_schema(), "model_fields", {})  # only this one has the aliases
+    whole: Any = getattr(tool.get_input_schema(), "model_fields", {})  # only the input schema has the aliases
     return {name for field in schema.model_fields for name in (field, getattr(whole.get(field), "alias", None)) if name}
 
 
@@ -208,9 +212,9 @@ def _arguments(tool: BaseTool) -> set[str] | None:
 
 
 def forward(same: Sequence[BaseTool]) -> Run | str:
-    """Return a function that calls a tool with recorded arguments and returns its result as recorded.
+    """Return a function that calls a tool with recorded arguments and returns the result in its recorded form.
 
-    If that is not possible, return the reason as text.
+    If the tool cannot be called again, return the reason as text.
 
     Args:
         same: The tools that share one name.
@@ -227,7 +231,7 @@ def forward(same: Sequence[BaseTool]) -> Run | str:
 
 
 def _injected(tool: BaseTool) -> list[str]:
-    """Name the arguments that a graph gives to a tool and nobody else can; a tool call's id can be made up."""
+    """List the arguments that only a graph can inject into a tool; a tool call id can be generated."""
     whole: Any = getattr(tool.get_input_schema(), "model_fields", {})
     asked: Any = getattr(tool.tool_call_schema, "model_fields", whole)
     return sorted(name for name in set(whole) - set(asked) if not _is_call_id(whole[name].metadata))
@@ -238,7 +242,7 @@ def _is_call_id(metadata: Sequence[Any]) -> bool:
 
 
 def _is_async(tool: BaseTool) -> bool:
-    """Return whether a tool is better awaited: it has no synchronous function, or its class says how to await it."""
+    """Return whether to await a tool: it has no synchronous function, or its class overrides `_arun`."""
     if hasattr(tool, "coroutine"):
         return getattr(tool, "func", None) is None
     return type(tool)._arun is not BaseTool._arun
@@ -268,7 +272,7 @@ async def _acall(tool: BaseTool, args: Mapping[str, Any], thread_id: str) -> Any
 
 @contextmanager
 def _asking_nobody() -> Iterator[None]:
-    """Raise a clear error if a tool asks a person: outside of a turn LangGraph raises only a KeyError."""
+    """Raise a clear error if a tool asks the user, because outside a turn LangGraph raises only a KeyError."""
     try:
         yield
     except KeyError as error:
@@ -281,7 +285,7 @@ def _asking_nobody() -> Iterator[None]:
 
 @contextmanager
 def _never_begun(begun: Sequence[bool]) -> Iterator[None]:
-    """Raise `NotDone` for an error that came before the tool's function was called: its arguments do not fit."""
+    """Raise `NotDone` for an error before the tool's function was called, as when its arguments are not valid."""
     try:
         yield
     except Exception as error:
@@ -291,17 +295,17 @@ def _never_begun(begun: Sequence[bool]) -> Iterator[None]:
 
 
 def _on(thread_id: str) -> RunnableConfig:
-    """Return the config for a tool that reads its thread from it; other config of the turn is not recorded."""
+    """Return a config with the thread id, which a tool may read; other config of a turn is not recorded."""
     return {"configurable": {"thread_id": thread_id}}
 
 
 def _raising(tool: BaseTool, returned: list[Any], begun: list[bool]) -> BaseTool:
-    """Copy a tool; the copy raises where the tool would explain to a model.
+    """Return a copy of a tool that raises errors instead of converting them to messages for a model.
 
     Args:
-        tool: Stays as it is.
-        returned: Gets what it returns.
-        begun: Gets an item when its function is called.
+        tool: The tool; it is not modified.
+        returned: The list to which the copy appends its result.
+        begun: The list to which the copy appends an item when its function is called.
     """
     clone = telling(tool, returned.append)
     for name in ("_run", "_arun"):
@@ -320,5 +324,5 @@ def _noting(run: Callable[..., Any], begun: list[bool]) -> Callable[..., Any]:
 
 
 def _asked(tool: BaseTool, args: Mapping[str, Any]) -> Any:
-    """Write the call as a model does, under an id of its own: a tool that takes the old one for a key does nothing."""
+    """Return the call as a model writes it, with a new id, because a tool may use the id to ignore repeated calls."""
     return {"name": tool.name, "args": dict(args), "id": f"again-{uuid4().hex}", "type": "tool_call"}

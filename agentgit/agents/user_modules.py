@@ -1,4 +1,4 @@
-"""Discovery of what a user's module contains: its declarations of tools, the tools themselves, and graphs."""
+"""Discovery of the tools, declared effects and graphs in a user's module."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from agentgit.values import told
 
 
 def trust(registry: Registry, paths: Sequence[str]) -> None:
-    """Make what modules declare known for the calls of every session.
+    """Register the tools and effects that modules declare, for the calls of every session.
 
-    That is what their decorators say, what their mappings of tool names to effects say, and their tools: LangChain
-    tools, lists of them, functions with a decorator, and the tools of their graphs. A module that is being run now,
-    like the program itself, is looked into when something of it is first needed, and never run a second time.
+    Effects come from decorators and from mappings of tool names to effects. Tools are LangChain tools, lists of them,
+    decorated functions, and the tools of graphs. A module that is still being executed, like the program itself, is
+    inspected when one of its declarations is first needed; it is never executed a second time.
 
     Args:
         registry: The registry of the repository.
-        paths: `package.module`, or `package.module:name` for one source of tools in it; a function is called for what
-            it gives.
+        paths: `package.module`, or `package.module:name` for one source of tools in it. A function that returns the
+            tools is called.
 
     Raises:
-        NotFound: A module cannot be imported, or a function of an effect cannot; or it declares nothing.
-        InvalidInput: It is no path, or an effect does not fit its tool.
+        NotFound: A module or a function of an effect cannot be imported, or a module declares nothing.
+        InvalidInput: A path is not valid, or an effect does not fit its tool.
     """
     later = [path for path in paths if _is_running(_require_module(path))]
     _take(registry, [path for path in paths if path not in later])
@@ -66,7 +66,7 @@ def _take(registry: Registry, paths: Sequence[str]) -> None:
 
 
 def _body(tool: BaseTool) -> Any:
-    """Return what tells two tools apart: of one function a module may make several."""
+    """Return the function of a tool, by which tools are compared: a module may make several tools of one function."""
     return getattr(tool, "func", None) or getattr(tool, "coroutine", None) or tool
 
 
@@ -74,11 +74,12 @@ def graph_in(path: str) -> Any:
     """Return a compiled graph of a module.
 
     Args:
-        path: `package.module:name`; a function is called for the graph; without a name it is the only graph there.
+        path: `package.module:name`, where a function is called to get the graph. Without a name, the module must have
+            exactly one graph.
 
     Raises:
-        NotFound: It cannot be imported, or there is no graph.
-        Ambiguous: There are several.
+        NotFound: The path cannot be imported, or the module has no graph.
+        Ambiguous: The module has several graphs.
     """
     values = imported(path)
     if ":" in path:
@@ -97,13 +98,13 @@ def called(function: Callable[[], Any], path: str) -> Any:
 
     Args:
         function: The function to call.
-        path: The path by which it was named.
+        path: The path that names the function, for the error message.
 
     Raises:
-        InvalidInput: It needs arguments.
+        InvalidInput: The function needs arguments.
     """
     try:
-        with suppress(ValueError):  # one of C may not tell what it takes
+        with suppress(ValueError):  # a function written in C may have no signature
             inspect.signature(function).bind()
     except TypeError as error:
         raise InvalidInput(f"{path} cannot be called: {error}. Name a function that needs no argument.") from error
@@ -111,14 +112,14 @@ def called(function: Callable[[], Any], path: str) -> Any:
 
 
 def value_in(path: str) -> Any:
-    """Return one thing of a module.
+    """Return one object of a module.
 
     Args:
         path: `package.module:name`.
 
     Raises:
-        InvalidInput: No name is given.
-        NotFound: It cannot be imported.
+        InvalidInput: The path has no name, or is not valid.
+        NotFound: The path cannot be imported.
     """
     if ":" not in path:
         raise InvalidInput(f"{path} names only a module. Write {path}:NAME")
@@ -126,14 +127,14 @@ def value_in(path: str) -> Any:
 
 
 def imported(path: str) -> list[Any]:
-    """Return the contents of a module: the one object that the path names, or all.
+    """Return the object that a path names, or all objects of the module.
 
     Args:
         path: `package.module`, or `package.module:name`.
 
     Raises:
         InvalidInput: The path is not valid.
-        NotFound: It cannot be imported.
+        NotFound: The path cannot be imported.
     """
     name = path.partition(":")[2]
     found = _module(path)
@@ -156,7 +157,7 @@ def _require_module(path: str) -> str:
     """Return the module of a path.
 
     Raises:
-        InvalidInput: It is no path.
+        InvalidInput: The path is not valid.
     """
     module, colon, name = path.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *([name] if colon else ()))):
@@ -165,25 +166,25 @@ def _require_module(path: str) -> str:
 
 
 def _is_running(module: str) -> bool:
-    """Return whether a module is still being run, so that what it declares may not be there yet."""
+    """Return whether a module is still being executed, so that some of its declarations may be missing."""
     spec = getattr(sys.modules.get(module), "__spec__", None)
     return _is_main(module) or bool(getattr(spec, "_initializing", False))
 
 
 def _is_main(module: str) -> bool:
-    """Return whether a module is the program itself: imported under its own name, it would run once more."""
+    """Return whether a module is the program itself, which an import under its own name would run again."""
     program = getattr(sys.modules.get(MAIN), "__file__", None)
     if module in sys.modules or program is None:
         return module == MAIN
     try:
         origin = getattr(find_spec(module), "origin", None)
-    except Exception:  # noqa: BLE001  # it imports what the module is in; importing the module says what is wrong
+    except Exception:  # noqa: BLE001  # it imports the parent package; the import of the module reports the error
         return False
     return origin is not None and os.path.realpath(origin) == os.path.realpath(program)
 
 
 def _found(path: str) -> tuple[list[BaseTool], dict[str, Effect]]:
-    """Find the tools that are named, and what mappings of the module say of tools."""
+    """Return the tools that a path names, and the effects that mappings of its module declare."""
     named, whole = imported(path), list(vars(_module(path)).values())
     tools = [one for value in named for one in _tools(value)]
     effects = {name: effect for value in whole for name, effect in _effects(value)}
@@ -197,7 +198,7 @@ def _found(path: str) -> tuple[list[BaseTool], dict[str, Effect]]:
 
 
 def _effects(value: Any) -> Iterator[tuple[str, Effect]]:
-    """Visit what a value says of tools, if it is a mapping like the one that `wrap` takes."""
+    """Yield the effects that a value declares, if it is a mapping like the one that `wrap` takes."""
     if not isinstance(value, Mapping) or not any(isinstance(one, Effect) for one in value.values()):
         return
     if all(isinstance(name, str) and (isinstance(one, Effect) or one in KINDS) for name, one in value.items()):
@@ -205,7 +206,7 @@ def _effects(value: Any) -> Iterator[tuple[str, Effect]]:
 
 
 def _tools(value: Any) -> Iterator[BaseTool]:
-    """Visit the tools that a value is, or has."""
+    """Yield the tools that a value is or contains."""
     if isinstance(value, BaseTool):
         yield value
     elif isinstance(value, Pregel):

@@ -1,4 +1,4 @@
-"""Wrapping: from a user's graph to an agent on a branch, with every wrong argument refused before anything is made."""
+"""Wrapping of a user's graph as an agent on a branch; wrong arguments are rejected before anything is created."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def wrap(
     _require_replay(replay, template, force=force)
     given = as_effects(effects)
     tools = _by_name(graph)
-    # Where the tools cannot be seen, a name of ours is taken for ours, unless the user says what that tool does.
+    # If the graph does not list its tools, a tool with one of agentgit's names counts as agentgit's own, unless the
+    # user declares its effect.
     ours = (
         frozenset(name for name in tools if all(map(is_ours, tools[name]))) if tools else CHECKPOINT_TOOLS - set(given)
     )
@@ -95,7 +96,7 @@ def wrap(
     if template is not None and replay == EXECUTE:
         sessions.run_calls(template, found, force=force)
     with context.store.database.reading() as connection:
-        now = context.lookup.session(connection, found.id)  # it may continue on another branch since
+        now = context.lookup.session(connection, found.id)  # its current branch may have changed since
         row = context.lookup.branch(connection, now, branch)
     settings = TurnSettings(
         user_id=context.user.id,
@@ -131,7 +132,7 @@ def _by_name(graph: Pregel[Any, Any, Any, Any]) -> ByName:
 
 
 def register(registry: Registry, session_id: int, tools: ByName, declared: Declared) -> None:
-    """Remember what this process can do for calls of these tools."""
+    """Register the effects and functions that this process has for these tools."""
     for name, effect in declared.tools.items():
         if effect is not None:
             registry.declare(session_id, name, effect)

@@ -1,8 +1,8 @@
-"""Credentials: passwords, tokens of devices, API keys, and JSON Web Tokens.
+"""Credentials: passwords, device tokens, API keys and JSON Web Tokens.
 
-Tokens of devices: where somebody has logged in before, the wrong passwords of others do not keep them out. Nothing is
-stored: a token is signed with the hash of the password, so a new password ends all of them (OWASP calls them device
-cookies). It lets nobody in; it only has attempts counted apart.
+A device token (a device cookie in OWASP's terms) marks a device on which a user has logged in before. Failed logins on
+that device are counted separately, so other people's wrong passwords do not lock the user out there. The token does not
+log anybody in. Nothing is stored: the token is signed with the hash of the password, so a new password invalidates it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from pwdlib import PasswordHash
 
 SHORTEST_PASSWORD, LONGEST_PASSWORD = 10, 1000
-"""Characters of a password; who hashes longer ones for strangers can be kept busy by them."""
+"""Limits of a password's length in characters; hashing longer ones would let strangers keep the server busy."""
 
 
 def require_password(password: object) -> str:
-    """Refuse what no password can be.
+    """Check that a value can be a password and return it.
 
     Raises:
-        InvalidInput: It is too short or too long; the text does not have it.
+        InvalidInput: It is not text that can be hashed, or too short or too long. The message does not contain it.
     """
     if (
         not isinstance(password, str)
@@ -46,7 +46,7 @@ def _can_be_hashed(password: str) -> bool:
 
 
 def hash_password(password: str) -> str:
-    """Return what the database keeps of a password.
+    """Hash a password for storage in the database.
 
     Raises:
         Unavailable: Pwdlib is not installed.
@@ -55,7 +55,7 @@ def hash_password(password: str) -> str:
 
 
 def is_password_of(password: object, stored: str | None) -> bool:
-    """Return whether a password is the one that was hashed; None, of nobody, takes as long and is never.
+    """Return whether a password matches a stored hash; None never matches but takes the same time.
 
     Raises:
         Unavailable: Pwdlib is not installed.
@@ -66,7 +66,7 @@ def is_password_of(password: object, stored: str | None) -> bool:
 
 
 def renewed(password: str, stored: str) -> str | None:
-    """Hash a password anew that was hashed with less work than is usual now; None if it was not."""
+    """Return a new hash of a password if its stored hash has outdated parameters; None if it is up to date."""
     hasher = _hasher()
     return hasher.hash(password) if hasher.current_hasher.check_needs_rehash(stored) else None
 
@@ -86,23 +86,23 @@ def _of_nobody() -> str:
 
 
 LASTS = timedelta(days=365)
-"""The time for which a device is known after a login."""
+"""How long a device token is valid after a login."""
 
 
 def device_token(stored: str, user_id: int, now: datetime) -> str:
-    """Make a token for the device of somebody who has shown their password.
+    """Create a token for the device of a user who has just logged in.
 
     Args:
         stored: The hash of the password.
         user_id: The id of the user.
-        now: The time at which they did.
+        now: The time of the login.
     """
     said = f"{secrets.token_urlsafe(16)}.{int((now + LASTS).timestamp())}"
     return f"{said}.{_signature(stored, user_id, said)}"
 
 
 def device_of(token: str, stored: str, user_id: int, now: datetime) -> str | None:
-    """Return the device that a token is of; None if it does not hold for this user, this password and this time.
+    """Return the device of a token; None if the token is not valid for this user, this password and this time.
 
     Example:
         >>> from datetime import UTC
@@ -127,10 +127,10 @@ def _signature(stored: str, user_id: int, said: str) -> str:
 
 
 PREFIX = "agit"
-"""The beginning of the text of a key, by which people and scanners of secrets recognise it."""
+"""The prefix of the text of a key, by which people and secret scanners recognize it."""
 
 BROWSER = "browser"
-"""The name of the key of a login, in a browser or over HTTP: it ends with the other logins."""
+"""The name of the keys that logins create, in a browser or over HTTP; they are revoked together with tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,14 +138,14 @@ class ApiKey:
     """An API key, without its secret.
 
     Args:
-        id: The identity in the database.
-        user_id: The id of the user for whom it acts.
+        id: The id in the database.
+        user_id: The id of the user for whom the key acts.
         name: The purpose of the key.
-        scopes: The part of its user's rights that it has.
-        created_at: The time at which it was made, aware UTC.
-        expires_at: The time at which it ends, aware UTC; None is never.
-        last_used_at: The time at which it was last used, to the minute, aware UTC; None is never.
-        revoked_at: The time at which it was revoked, aware UTC; None if it was not.
+        scopes: The part of its user's rights that the key has.
+        created_at: The time of creation, aware UTC.
+        expires_at: The time of expiry, aware UTC; None if it does not expire.
+        last_used_at: The time of the last use, to the minute, aware UTC; None if it was never used.
+        revoked_at: The time of revocation, aware UTC; None if it is not revoked.
     """
 
     id: int
@@ -160,11 +160,11 @@ class ApiKey:
 
 @dataclass(frozen=True)
 class NewKey:
-    """An API key that was just made.
+    """A newly created API key with its secret.
 
     Args:
         key: The key.
-        secret: Its text, which is what a program shows; it is only here, and the database has only its hash.
+        secret: The text that a program presents. It is available only here; the database stores only a hash.
     """
 
     key: ApiKey
@@ -172,12 +172,12 @@ class NewKey:
 
 
 def key_text(tenant_id: int, key_id: int, secret: str) -> str:
-    """Write the text of a key."""
+    """Format the text of an API key."""
     return f"{PREFIX}_{base36(tenant_id)}_{base36(key_id)}_{secret}"
 
 
 def key_parts(text: str) -> tuple[int, int, str] | None:
-    """Read the tenant, the id and the secret of a key's text; None if it is none.
+    """Parse the text of an API key into tenant id, key id and secret; None if it is not one.
 
     Example:
         >>> key_parts(key_text(7, 46, "a_secret"))
@@ -192,16 +192,16 @@ def key_parts(text: str) -> tuple[int, int, str] | None:
 
 
 SHARED = ("HS256", "HS384", "HS512")
-"""Algorithms with one key for who signs and who verifies."""
+"""Algorithms in which the signer and the verifier share one key."""
 
 PUBLIC = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""Algorithms with a public key."""
+"""Algorithms with a public key for verification."""
 
 LONGEST_TOKEN = 8192
-"""Characters of a token."""
+"""The maximum length of a token in characters."""
 
 SHORTEST_KEY = 32
-"""Bytes of a shared key."""
+"""The minimum length of a shared key in bytes."""
 
 
 @dataclass(frozen=True)
@@ -223,25 +223,25 @@ class Claims:
 
 @dataclass(frozen=True, kw_only=True)
 class JWT:
-    """Rules for verifying tokens; passed to `agentgit.open(jwt=...)`. Pass a key or a set of keys.
+    """Rules for verifying JSON Web Tokens, passed to `agentgit.open(jwt=...)`. Give either `key` or `jwks`.
 
     Args:
-        algorithms: The accepted algorithms, like `["RS256"]`; never shared-key ones (HS…) together with public-key
-            ones.
+        algorithms: The accepted algorithms, like `["RS256"]`. Shared-key algorithms (HS…) cannot be combined with
+            public-key ones.
         key: The public key as PEM, or the shared secret.
-        jwks: The public keys as JSON Web Key Set, a mapping or its text.
-        issuer: The required value of `iss`; None accepts any that the key signs for.
+        jwks: The public keys as a JSON Web Key Set, either a mapping or its JSON text.
+        issuer: The required value of `iss`; None accepts any issuer that the key signs for.
         audience: The required value of `aud`; None accepts only tokens without one.
-        user_claim: The claim that has the user's name. A token issued before the last user of a name was erased belongs
-            to nobody.
-        id_claim: The claim that has the user's id, as `repo.users.find(name).id` is; a token without it, or with the id
-            of another user, is then rejected. None goes by the name alone.
-        leeway: The seconds by which the clocks may differ.
+        user_claim: The claim that contains the user's name. A token issued before the last user of that name was erased
+            is rejected.
+        id_claim: The claim that contains the user's id, the value of `repo.users.find(name).id`. A token without it, or
+            with the id of another user, is then rejected. None identifies the user by name alone.
+        leeway: The accepted clock difference in seconds.
         create_users: True to create users who do not exist.
-        enabled: False rejects all tokens; so does `$AGENTGIT_JWT=off`.
+        enabled: False rejects all tokens, as does `$AGENTGIT_JWT=off`.
 
     Raises:
-        InvalidInput: These rules can verify nothing, or more than is meant.
+        InvalidInput: The rules cannot verify any token, or would accept tokens that they should not.
 
     Example:
         >>> JWT(algorithms=["none"], key="x")
@@ -284,7 +284,7 @@ class JWT:
 
 
 def claims_of(token: str, jwt: JWT) -> Claims | None:
-    """Verify a token; None if it does not hold, whatever the cause.
+    """Verify a token and return its claims; None if the token is invalid for any reason.
 
     Raises:
         Unavailable: PyJWT is not installed.
@@ -317,7 +317,7 @@ def claims_of(token: str, jwt: JWT) -> Claims | None:
 
 
 def _key_of(token: str, jwt: JWT) -> Any:
-    """Find the public key that a token names, or the only one."""
+    """Return the public key that a token names, or the only key if the token names none."""
     import jwt as pyjwt
 
     given = json.loads(jwt.jwks) if isinstance(jwt.jwks, str) else dict(jwt.jwks or {})

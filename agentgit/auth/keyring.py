@@ -1,4 +1,4 @@
-"""The keys that a database is encrypted with: each has a name, and one of them is for what is new."""
+"""The encryption keys of a database: each has a name, and the current one encrypts new values."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from collections.abc import Mapping
 from agentgit.errors import InvalidInput
 
 KEY_BYTES = 32
-"""A key of AES-256."""
+"""The length of an AES-256 key in bytes."""
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,32}", re.ASCII)
 
 
 class Keyring:
-    """A ring of keys by their names. It never shows them.
+    """Encryption keys by name. The keys themselves are never shown.
 
     Args:
-        keys: Each 32 bytes, or these in base64, by a name of 1 to 32 letters, digits, `.`, `_` and `-`.
-        current: The name of the one that new values are encrypted with; None is the first.
+        keys: The keys by name. A key is 32 bytes, or these in base64; a name has 1 to 32 letters, digits, `.`, `_` and
+            `-`.
+        current: The name of the key that encrypts new values; None means the first key.
 
     Raises:
-        InvalidInput: A name or a key is none, or the current one is not among them.
+        InvalidInput: A name or a key is not valid, or there is no key called `current`.
 
     Example:
         >>> ring = Keyring({"2026-11": Keyring.new_key(), "2026-05": bytes(32)})
@@ -44,15 +45,15 @@ class Keyring:
 
     @staticmethod
     def new_key() -> str:
-        """Make a key, in base64. Keep it where the database's copies are not: without it nothing can be read."""
+        """Generate a key, in base64. Store it apart from the database's backups; without it no value can be read."""
         return base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
 
     @classmethod
     def from_text(cls, text: str) -> Keyring:
-        """Read what the environment has: `NAME:BASE64`, several with commas between them, the current one first.
+        """Parse keys written as `NAME:BASE64` and separated by commas, the current one first.
 
         Raises:
-            InvalidInput: It is something else. The text is not told, because it has keys in it.
+            InvalidInput: The text has another form. The message does not contain it, because it contains keys.
 
         Example:
             >>> Keyring.from_text("b:" + Keyring.new_key() + ", a:" + Keyring.new_key())

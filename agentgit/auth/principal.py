@@ -1,4 +1,4 @@
-"""Users and principals: who a handle on the database acts for, with which scope, and the roles in a session."""
+"""Users and principals: the user and scopes that a handle on the database acts with, and the roles in a session."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from agentgit.errors import InvalidInput
 Role = str
 
 VIEWER = "viewer"
-"""Look at everything of the session, plan, search, export."""
+"""May read everything in the session, plan, search and export."""
 FORKER = "forker"
-"""Also begin an own session as a checkpoint of it."""
+"""May also start their own session from one of its checkpoints."""
 EDITOR = "editor"
-"""Also run turns, make checkpoints and tags, roll back, switch and merge."""
+"""May also run turns, make checkpoints and tags, roll back, switch and merge."""
 OWNER = "owner"
-"""Also share it, say what it keeps, and delete it."""
+"""May also share the session, set its retention and delete it."""
 
 ROLES = (VIEWER, FORKER, EDITOR, OWNER)
-"""Each may do what the ones before it may."""
+"""All roles in ascending order; each includes the rights of those before it."""
 
 
 def allows(role: Role | None, needed: Role) -> bool:
-    """Return whether a role is enough; None is no role at all.
+    """Return whether a role includes the rights of another; None means no role.
 
     Example:
         >>> allows(EDITOR, VIEWER), allows(VIEWER, EDITOR), allows(None, VIEWER)
@@ -34,10 +34,10 @@ def allows(role: Role | None, needed: Role) -> bool:
 
 
 def require_role(role: object) -> Role:
-    """Refuse what is no role.
+    """Check that a value is a role and return it.
 
     Raises:
-        InvalidInput: It is none.
+        InvalidInput: It is not a role.
     """
     if role not in ROLES:
         raise InvalidInput(f"There is no role {role!r}; give {', '.join(ROLES)}.")
@@ -47,22 +47,22 @@ def require_role(role: object) -> Role:
 READ, FORK, WRITE, ADMIN = "read", "fork", "write", "admin"
 
 SCOPES = (READ, FORK, WRITE, ADMIN)
-"""Each includes the ones before it."""
+"""All scopes in ascending order; each includes those before it."""
 
 EVERYTHING = frozenset(SCOPES)
 
 FOR_ROLE: dict[Role, str] = {VIEWER: READ, FORKER: FORK, EDITOR: WRITE, OWNER: ADMIN}
-"""The scope that a credential needs for what a role may do."""
+"""The scope that a credential needs to use the rights of a role."""
 
 
 def widened(scopes: str | Collection[str]) -> frozenset[str]:
-    """Return scopes together with those that they include.
+    """Return scopes together with the scopes that they include.
 
     Args:
-        scopes: One, or several; the widest counts.
+        scopes: One scope or several; the widest one counts.
 
     Raises:
-        InvalidInput: One of them is none, or there is none.
+        InvalidInput: A scope is not valid, or none is given.
 
     Example:
         >>> sorted(widened("fork"))
@@ -80,22 +80,22 @@ def widest(scopes: Collection[str]) -> str:
 
 
 LOCAL = "local"
-"""The local owner: an admin without credentials, whom nobody can log in as."""
+"""The name of the local owner, an admin without credentials; nobody can log in as this user."""
 
 NAME_LIMIT = 200
-"""Characters of a user's or a tenant's name."""
+"""The maximum length of a user's or a tenant's name in characters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class User:
-    """Somebody who owns sessions.
+    """A user of a tenant, who can own sessions.
 
     Args:
-        id: The identity in the database.
-        name: Unique in its tenant.
-        created_at: The time at which it was made, aware UTC.
-        is_admin: True if they may do everything in the tenant, by `Repository.as_user` also in others' sessions.
-        disabled_at: The time since when they may do nothing, aware UTC; None if they may.
+        id: The id in the database.
+        name: The name, unique in the tenant.
+        created_at: The time of creation, aware UTC.
+        is_admin: True if the user may do everything in the tenant, and in others' sessions with `Repository.as_user`.
+        disabled_at: The time when the user was disabled, aware UTC; None if the user is enabled.
     """
 
     id: int
@@ -106,7 +106,7 @@ class User:
 
 
 def is_name(name: str) -> bool:
-    """Return whether a user can be called so."""
+    """Return whether a text is a valid user name."""
     try:
         require_name(name, "user")
     except InvalidInput:
@@ -115,14 +115,16 @@ def is_name(name: str) -> bool:
 
 
 def require_name(name: object, of: str) -> str:
-    """Refuse what no user or tenant can be called; a `/` stands between a user and a session in `alice/support-42`.
+    """Check the name of a user or a tenant and return it.
+
+    A name cannot contain `/`, which separates the user from the session in `alice/support-42`.
 
     Args:
         name: The name.
-        of: The thing that has the name.
+        of: The kind of thing that has the name, for the error message.
 
     Raises:
-        InvalidInput: It is empty, too long, or has a `/`, a control character or a space at an end.
+        InvalidInput: It is not text, is empty or too long, or has a `/`, a control character or a space at either end.
 
     Example:
         >>> require_name("alice", "user")
@@ -137,17 +139,17 @@ def require_name(name: object, of: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Principal:
-    """One user of one tenant, as a handle is bound to it.
+    """The user of a tenant whom a handle acts for, with the scopes and the validity of that access.
 
     Args:
-        tenant_id: The tenant; nothing of another one is ever seen.
-        user: The id of the user.
-        scopes: The part of that user's rights that the handle has.
-        since: Since when it holds, aware UTC: whether it still does is asked each time. None for who opened the
-            database itself, whom nobody can shut out of it.
-        until: The time at which it ends by itself, aware UTC; None is never.
-        key_id: The API key that it comes from; None if it comes from none.
-        by: The admin who acts for the user; when that one's access ends, so does this. None if nobody does.
+        tenant_id: The tenant; data of other tenants is never visible.
+        user: The user.
+        scopes: The part of the user's rights that the handle has.
+        since: The time since which the access is valid, aware UTC; whether it still is, is checked on each use. None
+            if the user opened the database itself: that access cannot be revoked.
+        until: The time of expiry, aware UTC; None if it does not expire.
+        key_id: The API key that the access comes from; None if it comes from none.
+        by: The admin who acts as the user; when the admin's access ends, so does this one. None if there is none.
     """
 
     tenant_id: int

@@ -1,4 +1,4 @@
-"""Sharing: who may do what with a session that is not theirs, and links that give such a right."""
+"""Sharing: the roles of members in other users' sessions, and the links that grant such a role."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentgit.auth.principal import Role
 from agentgit.errors import InvalidInput
 
 LINK = "agitlink"
-"""The beginning of the token of a link."""
+"""The prefix of the token of a link."""
 
 SECRET_BYTES = 32
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -19,15 +19,15 @@ DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """Somebody who has a role in another one's session.
+    """A user who has a role in another user's session.
 
     Args:
         user_id: The id of the user.
         user_name: The name of the user.
         role: The role of the user.
-        created_at: The beginning of the role, aware UTC.
-        expires_at: The end of the role, aware UTC; None for ever.
-        link_id: The link that they came by; None if the session was shared with them by name.
+        created_at: The time when the role was granted, aware UTC.
+        expires_at: The time when the role ends, aware UTC; None if it does not end.
+        link_id: The link that the user joined by; None if the session was shared with the user by name.
     """
 
     user_id: int
@@ -40,16 +40,17 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class ShareLink:
-    """A link by which whoever has its token can join a session.
+    """A link that lets any user of the tenant who has its token join a session.
 
     Args:
-        id: The identity in the database.
-        session_id: The session.
+        id: The id in the database.
+        session_id: The id of the session.
         role: The role of those who join.
-        created_at: The time at which it was made, aware UTC.
-        expires_at: The time at which the link, and the right of all who joined by it, end, aware UTC; None is never.
-        revoked_at: The time at which it was revoked, aware UTC; None if it was not.
-        token: The token to pass on; only `Sharing.create_link` returns it, and the database has only its hash.
+        created_at: The time of creation, aware UTC.
+        expires_at: The time when the link and the roles of all who joined by it end, aware UTC; None if they do not
+            end.
+        revoked_at: The time of revocation, aware UTC; None if it is not revoked.
+        token: The token to pass on. Only `Sharing.create_link` returns it; the database stores only a hash.
     """
 
     id: int
@@ -62,22 +63,22 @@ class ShareLink:
 
 
 def new_secret() -> str:
-    """Make a secret of 256 random bits: 43 characters that can stand in a URL."""
+    """Generate a secret of 256 random bits as 43 URL-safe characters."""
     return secrets.token_urlsafe(SECRET_BYTES)
 
 
 def hash_of(secret: str) -> bytes:
-    """Return what the database keeps of a random secret; a slow hash is for what people think up."""
+    """Hash a random secret for the database; only secrets that people choose need a slow hash."""
     return hashlib.sha256(secret.encode(errors="surrogatepass")).digest()
 
 
 def is_secret_of(secret: str, stored: bytes) -> bool:
-    """Return whether a secret is the one that was hashed, in a time that tells nothing."""
+    """Return whether a secret matches a stored hash; the comparison takes constant time."""
     return secrets.compare_digest(hash_of(secret), stored)
 
 
 def base36(number: int) -> str:
-    """Write a number with digits and letters.
+    """Format a number in base 36.
 
     Example:
         >>> base36(35), int(base36(2**52), 36) == 2**52
@@ -91,18 +92,18 @@ def base36(number: int) -> str:
 
 
 def number_of(text: str) -> int:
-    """Read what `base36` wrote; 0, which is no id, if it is anything else."""
+    """Parse a number that `base36` formatted; return 0, which is not an id, for any other text."""
     is_number = 0 < len(text) <= 11 and all(c in DIGITS for c in text)
     return int(text, 36) if is_number and int(text, 36) < 2**53 else 0
 
 
 def link_token(link_id: int, secret: str) -> str:
-    """Write the token of a link."""
+    """Format the token of a link."""
     return f"{LINK}_{base36(link_id)}_{secret}"
 
 
 def link_parts(token: object) -> tuple[int, str]:
-    """Read the id and the secret of a link's token; (0, "") if it is none.
+    """Parse the token of a link into id and secret; return (0, "") if it is not one.
 
     Example:
         >>> link_parts(link_token(46, "secret"))
@@ -117,10 +118,10 @@ def link_parts(token: object) -> tuple[int, str]:
 
 
 def end_of(expires_in: timedelta | None) -> datetime | None:
-    """Return the time when something ends that holds so long; None is never.
+    """Return the time when something that is valid for `expires_in` from now expires; None if it does not expire.
 
     Raises:
-        InvalidInput: It is no time, or none that lies ahead.
+        InvalidInput: It is not a positive `timedelta`, or too long.
     """
     if expires_in is None:
         return None

@@ -10,12 +10,12 @@ Items = list[dict[str, Any]]
 
 
 def align(left: Items, right: Items, identity: Callable[[dict[str, Any]], Hashable]) -> tuple[int, Items, Items]:
-    """Count what two lists have in common in the same order, and give what only one of them has.
+    """Return the number of items that two lists share in the same order, and the items that only one of them has.
 
     Args:
         left: The first list.
         right: The second list.
-        identity: A function that returns the value that tells an item apart from others.
+        identity: A function that returns the value that identifies an item.
     """
     a, b = _numbered(map(identity, left)), _numbered(map(identity, right))
     places = {item: place for place, item in enumerate(b)}
@@ -27,7 +27,7 @@ def align(left: Items, right: Items, identity: Callable[[dict[str, Any]], Hashab
 
 
 def _numbered(items: Iterable[Hashable]) -> list[tuple[Hashable, int]]:
-    """Number equal items by occurrence, so that each item is unique and any list is aligned in no time."""
+    """Number equal items by occurrence, which makes each item unique and keeps the alignment fast."""
     seen: dict[Hashable, int] = {}
     numbered = []
     for item in items:
@@ -37,15 +37,15 @@ def _numbered(items: Iterable[Hashable]) -> list[tuple[Hashable, int]]:
 
 
 def _rising(numbers: Sequence[int]) -> list[int]:
-    """Return the places of a longest run of rising numbers, by patience sorting.
+    """Return the positions of a longest increasing subsequence, by patience sorting.
 
     Example:
         >>> _rising([3, 1, 2, 9, 0, 4])
         [1, 2, 5]
     """
-    lasts: list[int] = []  # the least number that a run of each length ends with
-    ends: list[int] = []  # and its place
-    before: list[int] = []  # of each place, the one before it in its run
+    lasts: list[int] = []  # for each length, the smallest number that such a run ends with
+    ends: list[int] = []  # the position of that number
+    before: list[int] = []  # for each position, the previous one in its run
     for place, number in enumerate(numbers):
         length = bisect_left(lasts, number)
         lasts[length : length + 1] = [number]

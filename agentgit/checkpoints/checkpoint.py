@@ -25,14 +25,14 @@ class Checkpoint(Shown, Deferred):
     """An immutable saved point of a branch: its state, its conversation and its tool invocations.
 
     Args:
-        id: The identity in the database, below 2^53; None before it is stored.
-        internal_session_id: The branch that it belongs to.
-        checkpoint_name: The name a person gave it; None for most automatic ones.
+        id: The id in the database, below 2^53; None before the checkpoint is stored.
+        internal_session_id: The id of its branch.
+        checkpoint_name: The name that a user gave it; None for most automatic checkpoints.
         session_state: The values of the graph's state, without the messages.
         conversation_history: Messages as dicts with `role`, `content`, `id`, `tool_calls`, `tool_call_id`.
-        is_auto: True if agentgit made it by itself.
-        created_at: The time at which it was made, aware UTC.
-        metadata: Counts, position and other facts about it, JSON-like.
+        is_auto: True if agentgit made it automatically.
+        created_at: The time of creation, aware UTC.
+        metadata: Counts, position and other facts, JSON-like.
         user_id: The id of the user who made it.
         tool_invocations: The tool track up to this point, as dicts, oldest first.
 
@@ -68,13 +68,13 @@ class Checkpoint(Shown, Deferred):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Checkpoint:
-        """Make a checkpoint from any subset of the ten fields; the inverse of `to_dict`.
+        """Create a checkpoint from any subset of the ten fields; the inverse of `to_dict`.
 
         Args:
             data: Field names to values; `created_at` may be ISO text, a datetime or None.
 
         Raises:
-            InvalidInput: A key that is no field, or a `created_at` that is no time.
+            InvalidInput: A key is not a field, or `created_at` is not a time.
         """
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(data) - known):
@@ -97,12 +97,12 @@ class Checkpoint(Shown, Deferred):
         user_id: int | None = None,
         tool_invocations: list[dict[str, Any]] | None = None,
     ) -> Checkpoint:
-        """Take a deep snapshot of a session's state and history, which later changes cannot reach.
+        """Create a checkpoint with deep copies of a branch's state and history, which later changes do not affect.
 
         Args:
-            internal_session: The branch to look at.
+            internal_session: The branch to copy.
             checkpoint_name: The name, or None.
-            is_auto: True if no person asked for it.
+            is_auto: True if no user requested it.
             user_id: The id of the user who makes it.
             tool_invocations: The tool track so far, oldest first.
         """
@@ -120,7 +120,7 @@ class Checkpoint(Shown, Deferred):
         )
 
     def get_summary(self) -> str:
-        """Describe it in one line: name, Auto or Manual, time, number of messages and of tool calls.
+        """Describe the checkpoint in one line: name, Auto or Manual, time, number of messages and of tool calls.
 
         Example:
             >>> Checkpoint(checkpoint_name="start").get_summary()
@@ -134,17 +134,17 @@ class Checkpoint(Shown, Deferred):
         return f"{self.checkpoint_name or 'Unnamed'} ({kind}) - {time} - {counts}"
 
     def __repr__(self) -> str:
-        # Short, and without the conversation: it may be long, and may not have been fetched.
+        # Leave out the conversation: it may be long, and it may not have been fetched.
         place = self.metadata.get("reference", "")
         return f"<Checkpoint {self.id} {place}: {self.get_summary()}>"
 
     def _count(self, key: str, content: str) -> int:
-        """Count a large field, by its recorded length where the field itself was not fetched."""
+        """Return the length of a large field: the recorded length if the field itself was not fetched."""
         fetched = self.__dict__.get(content)
         return len(fetched) if fetched is not None else int(self.metadata.get(key, 0))
 
     def get_tool_track_position(self) -> int:
-        """Return the number of tool invocations on the path to this point, 0 if nobody recorded it."""
+        """Return the number of tool invocations on the path to this point, 0 if it is not recorded."""
         return int(self.metadata.get("tool_track_position", 0))
 
     def has_tool_invocations(self) -> bool:
@@ -153,4 +153,4 @@ class Checkpoint(Shown, Deferred):
 
 
 class Checkpoints(Listed[Checkpoint]):
-    """Checkpoints in order, which a notebook shows as a table."""
+    """Checkpoints in order; a notebook shows them as a table."""

@@ -12,15 +12,15 @@ from agentgit.values import Drawn
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Drawn):
-    """The changes on two branches since they parted.
+    """The changes on two branches since they diverged.
 
     Args:
-        fork: The checkpoint where they part, like `main#3`.
-        messages: The number of messages that both begin with.
-        calls: The number of tool invocations that both begin with.
-        left: The changes on the first since then: the fork compared with it.
-        right: The changes on the second since then.
-        between: The first compared with the second.
+        fork: The checkpoint where they diverge, like `main#3`.
+        messages: The number of messages that both share from the start.
+        calls: The number of tool invocations that both share from the start.
+        left: The changes from the fork to the compared point of the first branch.
+        right: The changes from the fork to the compared point of the second branch.
+        between: The differences between the two compared points.
 
     Example:
         >>> from agentgit.checkpoints import Checkpoint
@@ -40,18 +40,18 @@ class Comparison(Drawn):
     between: Diff
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON-like data."""
+        """Return all fields as JSON-like data."""
         sides = {name: getattr(self, name).to_dict() for name in ("left", "right", "between")}
         return {"fork": self.fork, "messages": self.messages, "calls": self.calls, **sides}
 
     @property
     def heading(self) -> str:
-        """A sentence that says where they part."""
+        """A sentence that names the point where the branches diverge."""
         common = f"{_count(self.messages, 'message')} and {_count(self.calls, 'tool call')} in common"
         return f"{self.between.from_reference} and {self.between.to_reference} diverge at {self.fork} ({common})"
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Return the text line by line, each with its sign, as `Diff.lines` does."""
+        """Yield the text line by line, each line with its sign, like `Diff.lines`."""
         yield "", harmless(self.heading)
         for side in (self.left, self.right):
             name = harmless(side.to_reference or "?")

@@ -1,4 +1,4 @@
-"""The difference of two checkpoints: state, messages, tool calls, files. Pure, no IO."""
+"""The differences between two checkpoints: state, messages, tool calls, files. Pure, no IO."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from agentgit.values import Drawn, portable, to_json
 Kind = Literal["added", "removed", "changed"]
 
 _LONGEST = 160
-"""The most characters of one value, message or call that the text of a diff shows."""
+"""The maximum number of characters of one value, message or call in the text of a diff."""
 
 _LONGEST_TEXT, _MOST_LINES = 20_000, 40
-"""The most characters of a text that is compared by lines, and the most of those lines that are shown."""
+"""The maximum number of characters of a text that is compared by lines, and of differing lines that are shown."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One place of the state that differs.
+    """One difference in the state.
 
     Args:
-        path: The place as a JSON pointer (RFC 6901) like `/cart/0`; empty if the state as a whole differs.
-        before: The value there, None if there was none.
-        after: The value there now, None if there is none.
+        path: The position as a JSON pointer (RFC 6901) like `/cart/0`; empty if the whole state differs.
+        before: The value before; None if there was none.
+        after: The value after; None if there is none.
         kind: `added`, `removed` or `changed`.
     """
 
@@ -45,7 +45,7 @@ class Tokens:
     Args:
         input: Tokens that models read.
         output: Tokens that models wrote.
-        total: All of them, as the models count.
+        total: All tokens, as the models count them.
     """
 
     input: int = 0
@@ -54,7 +54,7 @@ class Tokens:
 
     @classmethod
     def of(cls, messages: Iterable[Mapping[str, Any]]) -> Tokens:
-        """Add up what messages have cost.
+        """Add up the tokens that messages used.
 
         Example:
             >>> Tokens.of([{"role": "assistant", "usage_metadata": {"input_tokens": 7, "output_tokens": 2}}])
@@ -71,7 +71,7 @@ class Tokens:
 
 
 def _count(told: Any) -> int:
-    """Read a number of tokens; what is none counts nothing."""
+    """Return a number of tokens; any other value counts as 0."""
     return told if isinstance(told, int) and not isinstance(told, bool) and told > 0 else 0
 
 
@@ -80,27 +80,26 @@ class Diff(Drawn):
     """The differences between two checkpoints.
 
     Args:
-        from_id: The checkpoint that is compared; None if it was never stored.
-        to_id: The checkpoint that it is compared with.
-        from_reference: The name of the first for a person, like `main#7`; empty if it is not known.
-        to_reference: The name of the second.
-        state: The places of the state that differ, in the order of the first state.
+        from_id: The id of the first checkpoint; None if it was never stored.
+        to_id: The id of the second checkpoint; None if it was never stored.
+        from_reference: The reference of the first, like `main#7`; empty if it is unknown.
+        to_reference: The reference of the second.
+        state: The differences in the state, in the order of the first state.
         common_messages: The number of messages that both have, in the same order.
         removed_messages: Messages that only the first has, oldest first. An edited message is removed and added.
         added_messages: Messages that only the second has, oldest first.
         removed_tokens: The tokens of the messages that only the first has.
         added_tokens: The tokens of the messages that only the second has.
-        common_calls: How many tool invocations both tool tracks have; a replayed invocation counts as the one that it
-            replays.
+        common_calls: The number of tool invocations that both tool tracks have; a replayed invocation counts as the
+            one that it replays.
         removed_calls: Tool invocations that only the first has, oldest first.
         added_calls: Tool invocations that only the second has, oldest first.
-        removed_pending: Tasks of an unfinished step that only the first has: what each asks, which answers it got, or
-            what it wrote.
-        added_pending: Such tasks that only the second has.
+        removed_pending: Tasks of an unfinished step that only the first has: the questions, answers or writes of each.
+        added_pending: Tasks of an unfinished step that only the second has.
         added_files: Paths that only the second has.
         modified_files: Paths whose contents differ.
         deleted_files: Paths that only the first has.
-        diff_content: The differences of the files as a unified diff.
+        diff_content: The differences between the files as a unified diff.
 
     Example:
         >>> print(diff(Checkpoint(session_state={"cart": []}), Checkpoint(session_state={"cart": ["chair"]})))
@@ -145,7 +144,7 @@ class Diff(Drawn):
         return plain
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Return the text of the diff line by line, each with its sign.
+        """Yield the text of the diff line by line, each line with its sign.
 
         The sign is `+`, `-`, or empty for a heading. The text has no control characters, and long values are cut.
         """
@@ -156,7 +155,7 @@ class Diff(Drawn):
         yield from self.parts()
 
     def parts(self) -> Iterator[tuple[str, str]]:
-        """Return what differs line by line, as `lines`: each part with its heading, nothing where nothing differs."""
+        """Yield the differences like `lines`, each part with its heading; parts without differences are left out."""
         yield from _part("state", list(_state_lines(self.state)))
         yield from _part(
             f"messages ({self.common_messages} in common)",
@@ -173,7 +172,7 @@ class Diff(Drawn):
         yield from _part("tokens", [(s, _tokens(spent)) for s, spent in tokens if spent != Tokens()])
 
     def tasks(self) -> list[tuple[str, str]]:
-        """Return the text of the tasks of an unfinished step, each with its sign."""
+        """Return the tasks of an unfinished step as text, each with its sign."""
         return [
             *(("-", _task(one)) for one in self.removed_pending),
             *(("+", _task(one)) for one in self.added_pending),
@@ -187,11 +186,11 @@ def diff(a: Checkpoint, b: Checkpoint) -> Diff:
     """Compare two checkpoints, of one branch, of two branches or of two sessions.
 
     Args:
-        a: The first.
-        b: The second.
+        a: The first checkpoint.
+        b: The second checkpoint.
 
     Raises:
-        InvalidInput: One of them is no checkpoint, as the head of an agent before its first one.
+        InvalidInput: One of them is not a checkpoint, like the head of an agent that has no checkpoint yet.
 
     Example:
         >>> same = Checkpoint(session_state={"cart": ["chair"]})
@@ -238,11 +237,11 @@ def _identity(call: Mapping[str, Any], origins: Mapping[int, int]) -> Hashable:
     if call.get("id") is None:
         return to_json(call)
     origin = call["id"]
-    for _ in origins:  # no more steps than there are replays, so that a broken record cannot lead in a circle
+    for _ in origins:  # bounded by the number of replays: a damaged record could contain a cycle
         if origin not in origins:
             break
         origin = origins[origin]
-    # A replay that ran again may have come out differently: then it is not the same.
+    # A replay that ran again may have another outcome; then it is not the same call.
     return origin, to_json([call.get("result"), call.get("error_message")])
 
 
@@ -250,8 +249,8 @@ def _identity(call: Mapping[str, Any], origins: Mapping[int, int]) -> Hashable:
 
 
 def _changes(before: Any, after: Any) -> Iterator[Change]:
-    """Walk two JSON-like values side by side."""
-    # A stack of our own: a state may be nested deeper than Python lets functions call each other.
+    """Yield the differences between two JSON-like values."""
+    # An explicit stack, because a state may be nested deeper than Python's recursion limit.
     stack: list[tuple[str, Any, Any]] = [("", before, after)]
     while stack:
         path, old, new = stack.pop()
@@ -260,7 +259,7 @@ def _changes(before: Any, after: Any) -> Iterator[Change]:
             parts = [(f"{path}/{_escape(key)}", old.get(key, _ABSENT), new.get(key, _ABSENT)) for key in keys]
             stack += reversed(parts)
         elif isinstance(old, list) and isinstance(new, list):
-            # What both end with is the same, so that one item put in or taken out is one change.
+            # The common end is left out, so that one inserted or removed item is one change.
             end = _common_end(old, new)
             longest = range(max(len(old), len(new)) - end)
             left, right = old[: len(old) - end], new[: len(new) - end]
@@ -274,21 +273,21 @@ def _changes(before: Any, after: Any) -> Iterator[Change]:
 
 
 _ABSENT: Any = object()
-"""Stands for what is not there, because None is a value."""
+"""Marks a missing value, because None is a value."""
 
 
 def _common_end(old: list[Any], new: list[Any]) -> int:
-    """Count the items that two lists of different lengths end with, after what they begin with."""
+    """Count the items at the end that two lists of different lengths share, besides their common beginning."""
     shorter = min(len(old), len(new))
     if len(old) == len(new):
-        return 0  # compared place by place, which finds the same
+        return 0  # these are compared index by index, with the same result
     begin = next((i for i in range(shorter) if not _equal(old[i], new[i])), shorter)
     most = shorter - begin
     return next((n for n in range(most) if not _equal(old[-1 - n], new[-1 - n])), most)
 
 
 def _equal(old: Any, new: Any) -> bool:
-    """Return whether two JSON-like values are the same, however deep they are."""
+    """Return whether two JSON-like values are equal, at any depth."""
     stack = [(old, new)]
     while stack:
         a, b = stack.pop()
@@ -310,7 +309,7 @@ def _item(items: list[Any], index: int) -> Any:
 
 
 def _same(a: Any, b: Any) -> bool:
-    # In JSON true is not 1, and a state that holds "not a number" twice has not changed.
+    # In JSON true is not 1; and NaN is the same as NaN here.
     return isinstance(a, bool) == isinstance(b, bool) and bool(a == b or (a != a and b != b))
 
 
@@ -341,7 +340,7 @@ def _state_lines(changes: list[Change]) -> Iterator[tuple[str, str]]:
 
 
 def _has_lines(before: Any, after: Any) -> bool:
-    """Return whether a change is between texts of several lines, short enough to compare them."""
+    """Return whether a change is between texts of several lines that are short enough to compare by lines."""
     if not isinstance(before, str) or not isinstance(after, str) or max(len(before), len(after)) > _LONGEST_TEXT:
         return False
     return "\n" in before + after and before.splitlines() != after.splitlines()
@@ -361,7 +360,7 @@ def _tokens(spent: Tokens) -> str:
 
 
 def say(message: Mapping[str, Any]) -> str:
-    """Write a shown message on one line: who says what, and which tools it calls."""
+    """Format a shown message on one line: its role, its text and its tool calls."""
     content = message.get("content") or ""
     if isinstance(content, list):
         content = "".join(str(b.get("text", "")) if isinstance(b, Mapping) else str(b) for b in content)
@@ -373,13 +372,13 @@ def say(message: Mapping[str, Any]) -> str:
 def _call(call: Mapping[str, Any]) -> str:
     error, status = call.get("error_message"), call.get("status", "done")
     outcome = f"failed: {error}" if error else f"-> {call.get('result')!r}"
-    # What became of it in the world since, before what may be cut: the call may have been reversed.
+    # The status, such as reversed, comes before the part that may be cut.
     since = "" if status in ("done", "failed") else f"({status}) "
     return _cut(harmless(f"{call.get('tool_name')}({_arguments(call.get('args'))}) {since}{outcome}"))
 
 
 def _task(task: Mapping[str, Any]) -> str:
-    """Write what a task of an unfinished step has come to on one line."""
+    """Format a task of an unfinished step on one line."""
     asked = ", ".join(map(repr, task.get("questions") or [])) or f"task {task.get('task')}"
     given = ", ".join(map(repr, task.get("answers") or []))
     results = ", ".join(f"{name}={value!r}" for name, value in task.get("results") or [])
@@ -394,7 +393,7 @@ def _arguments(args: Any) -> str:
 
 
 def harmless(text: str) -> str:
-    """Write out what a terminal would obey or hide, as Python's repr does."""
+    """Escape characters that a terminal would interpret or not show, as Python's repr does."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 

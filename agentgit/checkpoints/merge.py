@@ -1,6 +1,6 @@
-"""Merging: which values and messages of one branch come into another, and what stands against it. Pure, no IO.
+"""Merging: which values and messages of one branch are added to another, and which conflict. Pure, no IO.
 
-Values are told apart by what identifies them, their hashes; whoever asks knows the values themselves.
+Most functions compare values by identifiers, such as their hashes; the caller has the values themselves.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from agentgit.errors import InvalidInput
 from agentgit.values import Drawn, portable, to_json
 
 OURS, THEIRS = "ours", "theirs"
-"""The sides of a conflict that can win: `ours` is here, `theirs` comes from the other branch."""
+"""The sides of a conflict that can win: `ours` is this branch, `theirs` the other branch."""
 
 TAKE, APPEND, RESOLVED = "take", "append", "resolved"
-"""The ways a value comes: only the other branch changed it; both added to a list, and theirs is added too; a function
-was asked."""
+"""How a value is merged: `take` if only the other branch changed it, `append` if the other branch's additions to a list
+or dict are added, `resolved` if a function returned it."""
 
 KEEP, CLASH = "keep", "clash"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clash:
-    """A value that both branches changed, each in its own way.
+    """A value that both branches changed in different ways.
 
     Args:
         key: The name of the value in the state.
-        base: Its value where they parted, None if there was none.
-        ours: Its value here.
-        theirs: Its value there.
+        base: Its value where the branches diverged; None if there was none.
+        ours: Its value on this branch.
+        theirs: Its value on the other branch.
     """
 
     key: str
@@ -42,12 +42,12 @@ class Clash:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """A value that comes along.
+    """A value that a merge includes.
 
     Args:
         key: The name of the value in the state.
         how: `take`, `append`, `ours`, `theirs` or `resolved`.
-        value: The value that comes; None for `ours`.
+        value: The value to add; None for `ours` and `resolved`.
     """
 
     key: str
@@ -57,10 +57,10 @@ class Taken:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """Something that does not come along.
+    """Something that a merge leaves out.
 
     Args:
-        what: A message in a few words, or the name of a value.
+        what: A short description of a message, or the name of a value.
         why: The reason, as a sentence.
     """
 
@@ -70,17 +70,17 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class MergePlan(Drawn):
-    """The changes that a merge or a cherry-pick would bring. `str` draws them.
+    """The changes that a merge or a cherry-pick would make. `str` renders them as text.
 
     Args:
         kind: `merge` or `cherry_pick`.
-        source: The place that the changes come from, like `retry#4`.
+        source: The checkpoint or branch that the changes come from, like `retry#4`.
         into: The checkpoint or branch that they are added to, like `main#5`.
         base: The checkpoint that both are compared with, like `main#3`; empty for a cherry-pick.
-        values: The values that come.
-        messages: The messages that come, as shown, in their order.
+        values: The values to merge.
+        messages: The messages to add, as shown, in order.
         conflicts: The values that both sides changed and that have no resolution.
-        left_out: The values that do not come, each with the reason.
+        left_out: The values and messages that are left out, each with the reason.
     """
 
     SIGNS: ClassVar[Mapping[str, str]] = {"merge": "Merge of", "cherry_pick": "Cherry-pick of"}
@@ -96,12 +96,12 @@ class MergePlan(Drawn):
 
     @property
     def is_admissible(self) -> bool:
-        """True if nothing stands against it."""
+        """True if there are no conflicts."""
         return not self.conflicts
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing comes, and nothing stands against it: what is there is here already."""
+        """True if there is nothing to add and no conflict: everything is already on this branch."""
         return not (self.conflicts or self.messages or any(one.how != OURS for one in self.values))
 
     @property
@@ -112,7 +112,7 @@ class MergePlan(Drawn):
 
     @property
     def summary(self) -> str:
-        """A sentence that counts what comes."""
+        """A sentence that counts what is added."""
         if self.is_empty:
             return "Nothing to add: everything is already here."
         values = sum(one.how != OURS for one in self.values)
@@ -129,16 +129,16 @@ def _count(n: int, noun: str) -> str:
     return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
-# -- what comes
+# -- what is added
 
 
 def decide(base: Hashable, ours: Hashable, theirs: Hashable) -> str:
-    """Decide about one value: `keep` what is here, `take` what comes, or `clash`.
+    """Decide about one value: `keep` ours, `take` theirs, or `clash`.
 
     Args:
-        base: Identifies what it was where the branches parted; None if there was none.
-        ours: Identifies what it is here.
-        theirs: Identifies what it is there.
+        base: Identifies the value where the branches diverged; None if there was none.
+        ours: Identifies the value on this branch.
+        theirs: Identifies the value on the other branch.
 
     Example:
         >>> decide(1, 1, 2), decide(1, 2, 1), decide(1, 2, 2), decide(1, 2, 3)
@@ -150,14 +150,14 @@ def decide(base: Hashable, ours: Hashable, theirs: Hashable) -> str:
 
 
 def added(base: Iterable[Hashable], later: Sequence[Hashable]) -> list[int] | None:
-    """Find what was added to a list, in whatever order it is now; None if something of it was changed or taken out.
+    """Find what was added to a list, in any order; None if an earlier item was changed or removed.
 
     Args:
-        base: Identifies each item that there was.
-        later: Identifies each item that there is.
+        base: Identifies each item of the earlier list.
+        later: Identifies each item of the later list.
 
     Returns:
-        The places of the new items in `later`.
+        The positions of the new items in `later`.
 
     Example:
         >>> added("ab", "axb"), added("ab", "b")
@@ -178,7 +178,7 @@ class Extra:
 
     Args:
         begin: For a list, the number of items at its beginning that are not new.
-        keys: For a dict, the keys that are new or have another value.
+        keys: For a dict, the keys that are new or have another value; None for a list.
     """
 
     begin: int = 0
@@ -195,12 +195,12 @@ class Extra:
 
 
 def extra(base: Any, ours: Any, theirs: Any) -> Extra | None:
-    """Return what was added on one side to a list or a dict that both sides only added to; None if they did more.
+    """Return what `theirs` adds to a list or a dict; None if that cannot be combined with the changes of `ours`.
 
     Args:
-        base: JSON-like, as it was where the branches parted; None if there was none.
-        ours: The value here.
-        theirs: The value there.
+        base: The JSON-like value where the branches diverged; None if there was none.
+        ours: The value on this branch.
+        theirs: The value on the other branch.
 
     Example:
         >>> extra([1], [1, 2], [1, 3])
@@ -221,13 +221,13 @@ def extra(base: Any, ours: Any, theirs: Any) -> Extra | None:
 
 
 def whole(messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], dict[int, str]]:
-    """Leave out tool calls without their results, and results without their calls; providers refuse both.
+    """Leave out tool calls without their results and results without their calls; model providers reject both.
 
     Args:
-        messages: Shown messages, in their order.
+        messages: Shown messages, in order.
 
     Returns:
-        The places of those that can come, and why the others cannot.
+        The positions of the messages to keep, and for each of the others the reason why it is left out.
 
     Example:
         >>> asks = {"role": "assistant", "tool_calls": [{"id": "c1"}]}
@@ -253,7 +253,7 @@ def whole(messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], dict[int, s
 
 
 def _batch(messages: Sequence[Mapping[str, Any]], place: int) -> tuple[list[int], bool]:
-    """Return the places of a message and of the results of its tool calls; and whether all of that is there."""
+    """Return the positions of a message and of the results of its tool calls, and whether every result is there."""
     if messages[place].get("role") == "tool":
         return [place], False
     waiting = {call.get("id") for call in messages[place].get("tool_calls") or ()}
@@ -268,11 +268,11 @@ def _batch(messages: Sequence[Mapping[str, Any]], place: int) -> tuple[list[int]
 
 
 def batch_of(messages: Sequence[Mapping[str, Any]], places: Sequence[int]) -> list[int]:
-    """Complete a choice of messages: what a chosen one calls, or is the answer to, comes along.
+    """Extend a selection of messages to whole batches: an AI message and the results of all its tool calls.
 
     Args:
-        messages: Shown messages, in their order.
-        places: Those that were chosen.
+        messages: Shown messages, in order.
+        places: The positions of the selected messages.
     """
     wanted, found, place = set(places), list[int](), 0
     while place < len(messages):
@@ -282,18 +282,21 @@ def batch_of(messages: Sequence[Mapping[str, Any]], places: Sequence[int]) -> li
     return found
 
 
-# -- what a person says about conflicts
+# -- resolution of conflicts
 
 Choice = str | Callable[[Clash], Any]
 Resolve = Choice | Mapping[str, Choice] | None
-"""The answer to a conflict: `ours`, `theirs`, or a function that returns the value; or one of these for each key."""
+"""The resolution of conflicts: `ours`, `theirs`, a function that returns the value, or a mapping from keys to these.
+
+In a mapping, `*` applies to all other keys.
+"""
 
 
 def choice(resolve: Resolve, key: str) -> Choice | None:
-    """Return what was said about the conflicts of a key; None if nothing was.
+    """Return the resolution that was given for a key; None if there is none.
 
     Raises:
-        InvalidInput: It is neither `ours`, nor `theirs`, nor a function.
+        InvalidInput: The resolution is neither `ours`, nor `theirs`, nor a function.
 
     Example:
         >>> choice({"note": "ours"}, "note"), choice({"note": "ours"}, "cart"), choice("theirs", "cart")

@@ -1,4 +1,4 @@
-"""Finding: which checkpoints are looked for, pages of what was found, tags and hits. Pure values."""
+"""Queries: filters for checkpoints, pages and cursors, tags and search hits. Pure values."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Filter:
     """A selection of checkpoints; a checkpoint must meet all conditions.
 
     Args:
-        name: Only checkpoints to which a person gave exactly this name.
-        since: Only checkpoints made then or later, aware.
-        until: Only checkpoints made then or earlier, aware.
+        name: Only checkpoints that a user gave exactly this name.
+        since: Only checkpoints made at this time or later, aware.
+        until: Only checkpoints made at this time or earlier, aware.
         tag: Only the checkpoint that has this tag.
         author: Only checkpoints made by the user with this id.
-        auto: True for automatic ones, False for those that somebody asked for.
+        auto: True for automatic checkpoints only, False for requested ones only, None for both.
 
     Raises:
         InvalidInput: A time has no zone, or a value has the wrong type.
@@ -60,11 +60,11 @@ class Filter:
 
     @property
     def by_person(self) -> bool:
-        """True if it means only checkpoints that a person named, tagged or asked for."""
+        """True if the filter selects only checkpoints that a user named, tagged or requested."""
         return self.name is not None or self.tag is not None or self.auto is False
 
     def narrowed(self, **more: Any) -> Filter:
-        """Add conditions; of two times the narrower one holds, and of other things the new one."""
+        """Return the filter with more conditions: the narrower of two times, and the new one of any other values."""
         if self.since and more.get("since"):
             more["since"] = max(self.since, more["since"])
         if self.until and more.get("until"):
@@ -73,14 +73,14 @@ class Filter:
 
 
 class Mark(NamedTuple):
-    """A place in a list that is ordered by time: behind what was made then, with that id."""
+    """A position in a list that is ordered by time: after the item with this time and id."""
 
     at: datetime
     id: int
 
     @property
     def cursor(self) -> str:
-        """The text that a page gives as `next`.
+        """The text that a page returns as `next`.
 
         Example:
             >>> Mark(datetime(2026, 1, 1, tzinfo=UTC), 7).cursor
@@ -90,14 +90,14 @@ class Mark(NamedTuple):
 
 
 TOP = Mark(datetime.max.replace(tzinfo=UTC), 2**53)
-"""Before all of a list that begins with the newest."""
+"""The position before the first item of a list that starts with the newest."""
 
 
 def mark(cursor: object) -> Mark:
-    """Read what a page gave as `next`; None is the beginning.
+    """Parse a cursor that a page returned as `next`; None is the beginning.
 
     Raises:
-        InvalidInput: It is something else.
+        InvalidInput: It is not such a cursor.
     """
     if cursor is None:
         return TOP
@@ -109,14 +109,14 @@ def mark(cursor: object) -> Mark:
 
 
 class Rank(NamedTuple):
-    """A place in what a search finds: what people wrote at checkpoints comes first, then the rest; the newest first."""
+    """A position in search hits: names and descriptions of checkpoints first, then the rest, each newest first."""
 
     named: bool
     id: int
 
     @property
     def cursor(self) -> str:
-        """The text that a page gives as `next`.
+        """The text that a page returns as `next`.
 
         Example:
             >>> Rank(True, 7).cursor, Rank(False, 7).cursor
@@ -126,14 +126,14 @@ class Rank(NamedTuple):
 
 
 FIRST = Rank(True, TOP.id)
-"""Before all that a search finds."""
+"""The position before the first search hit."""
 
 
 def rank(cursor: object) -> Rank:
-    """Read what a page of hits gave as `next`; None is the beginning.
+    """Parse a cursor that a page of hits returned as `next`; None is the beginning.
 
     Raises:
-        InvalidInput: It is something else.
+        InvalidInput: It is not such a cursor.
     """
     if cursor is None:
         return FIRST
@@ -149,7 +149,7 @@ def page_size(limit: object) -> int:
     """Check the length of a page and return it.
 
     Raises:
-        InvalidInput: A page cannot have that length.
+        InvalidInput: It is not a whole number from 1 to `LARGEST_PAGE`.
     """
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= LARGEST_PAGE:
         raise InvalidInput(f"limit must be 1 to {LARGEST_PAGE:,}, not {limit!r}.")
@@ -162,7 +162,7 @@ class Page(Generic[T]):
 
     Args:
         items: The items of the page.
-        next: Give it as `after` for the page that follows; None if this is the last one.
+        next: The cursor to pass as `after` for the next page; None if this is the last page.
     """
 
     items: list[T]
@@ -177,15 +177,15 @@ class Page(Generic[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class Tag:
-    """A name for one checkpoint of a session, which is kept as long as it has it.
+    """A name for one checkpoint of a session. The checkpoint is kept as long as it has a tag.
 
     Args:
-        name: Unique in the session.
-        checkpoint_id: The id of the checkpoint that it names.
-        reference: The same as a place, like `main#7`.
-        description: The text that a person wrote about it.
-        user_id: The id of the user who made it.
-        created_at: The time at which it was made, aware UTC.
+        name: The name, unique in the session.
+        checkpoint_id: The id of the checkpoint that the tag names.
+        reference: The reference of that checkpoint, like `main#7`.
+        description: The description that a user wrote.
+        user_id: The id of the user who made the tag.
+        created_at: The time of creation, aware UTC.
     """
 
     name: str
@@ -201,23 +201,23 @@ class Tag:
 
 
 class Tags(Listed[Tag]):
-    """Tags, which a notebook shows as a table."""
+    """A list of tags; a notebook shows it as a table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hit:
-    """Something that was found.
+    """One search hit.
 
     Args:
         kind: `message`, `call` or `checkpoint`.
-        reference: The first checkpoint that holds it, like `main#7`: a place to go back to.
-        checkpoint_id: The same as an id.
-        created_at: When that checkpoint was made, aware UTC.
+        reference: The first checkpoint that contains the hit, like `main#7`; a point to go back to.
+        checkpoint_id: The id of that checkpoint.
+        created_at: The time when that checkpoint was made, aware UTC.
         role: The role of a message: `user`, `assistant`, `tool`, `system`.
         name: The name of the tool for a call; the name of a checkpoint.
         id: The id of a message or call; None for a checkpoint.
-        snippet: The piece of the text where it was found.
-        marks: The parts of the snippet that were found, as pairs of start and end.
+        snippet: An excerpt of the text around the match.
+        marks: The matching parts of the snippet, as pairs of start and end.
     """
 
     kind: str
@@ -237,21 +237,20 @@ class Hit:
 
 @dataclass(frozen=True)
 class Hits(Page[Hit], Drawn):
-    """A page of what was found: names and descriptions of checkpoints, then messages and calls, the newest first.
+    """A page of search hits: names and descriptions of checkpoints, then messages and calls, each newest first.
 
     Args:
         items: The items of the page.
-        next: Give it as `after` for the page that follows; None if this is the last one.
-        complete: False if there are newer texts that could not be looked at: the database cannot be written, or a state
-            is damaged.
-        names_only: True if only names of checkpoints were looked at, because everything else is encrypted.
+        next: The cursor to pass as `after` for the next page; None if this is the last page.
+        complete: False if newer texts could not be searched, because the database is read-only or a state is damaged.
+        names_only: True if only names of checkpoints were searched, because everything else is encrypted.
     """
 
     complete: bool = True
     names_only: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as a JSON-like dict."""
+        """Return all fields as a JSON-like dict, the items as `hits`."""
         return {
             "hits": [hit.to_dict() for hit in self.items],
             "next": self.next,
@@ -261,7 +260,7 @@ class Hits(Page[Hit], Drawn):
 
 
 class Text(NamedTuple):
-    """A text that can be found, and what it is of."""
+    """A searchable text and where it comes from."""
 
     text: str
     role: str | None = None
@@ -269,7 +268,7 @@ class Text(NamedTuple):
     id: str | int | None = None
 
     def hit(self, kind: str, snippet: Snippet, reference: str, checkpoint_id: int, made: datetime) -> Hit:
-        """Make what a person gets."""
+        """Create the hit for a match in this text."""
         return Hit(
             kind=kind,
             reference=reference,
@@ -284,7 +283,7 @@ class Text(NamedTuple):
 
 
 def plain(value: Any) -> str:
-    """Write JSON-like data as words: keys and values, without what JSON puts around them.
+    """Format JSON-like data as words: keys and values without the punctuation of JSON.
 
     Example:
         >>> plain({"item": "chair", "sizes": [1, None]})

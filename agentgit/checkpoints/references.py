@@ -1,4 +1,4 @@
-"""References: how a person names a place: by id, tag or name, or like `main`, `main#7`, `main~2`, `HEAD`, `HEAD~1`."""
+"""References to checkpoints: an id, a tag or a name, or text like `main`, `main#7`, `main~2`, `HEAD` or `HEAD~1`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from agentgit.errors import InvalidInput
 HEAD = "HEAD"
 
 MESSAGE = "message:"
-"""The beginning of a reference to the checkpoint before a user's message, by the id of the message."""
+"""The prefix of a reference to the checkpoint before a user's message; the id of the message follows."""
 
 _FORM = re.compile(r"(?P<base>.+?)(?:#(?P<number>\d{1,9})|~(?P<back>\d{0,9}))?", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference, taken apart.
+    """A parsed reference.
 
     Args:
         text: The text as it was written.
         base: The part before `#` or `~`: a branch, a checkpoint's name, or `HEAD`.
-        number: The checkpoint of that branch, from 1; None without `#`.
+        number: The number of the checkpoint on that branch, from 1; None without `#`.
         back: The number of checkpoints to go back from there; 0 without `~`.
     """
 
@@ -36,12 +36,12 @@ class Reference:
 
     @property
     def id(self) -> int | None:
-        """The checkpoint id, if it can be one."""
+        """The reference as a checkpoint id; None if it cannot be one."""
         return int(self.text) if self.text.isascii() and self.text.isdigit() and len(self.text) < 17 else None
 
 
 def parse(text: str) -> Reference:
-    """Take a reference apart.
+    """Parse a reference.
 
     Raises:
         InvalidInput: It is empty.
@@ -73,14 +73,14 @@ def branch_name(text: str) -> str:
 
 
 def place_name(text: str, what: str) -> str:
-    """Check the name of a branch or a tag and return it, so that every reference to it can be read.
+    """Check the name of a branch or a tag and return it; a valid name makes every reference to it parsable.
 
     Args:
         text: The name.
         what: The kind of thing that it names, for the error message.
 
     Raises:
-        InvalidInput: It is empty, a number, `HEAD`, too long, begins with `message:`, or holds `#`, `~`, `@` or a
+        InvalidInput: It is empty, a number, `HEAD` or too long, starts with `message:`, or contains `#`, `~`, `@` or a
             control character.
     """
     if not isinstance(text, str):
@@ -101,7 +101,7 @@ def place_name(text: str, what: str) -> str:
 
 
 def near(text: str, names: Iterable[str]) -> tuple[str, ...]:
-    """List the names that are like what was asked for, the likest first.
+    """List up to five names that are similar to a text, the most similar first.
 
     Example:
         >>> near("before paymnt", ["before payment", "start"])
@@ -112,11 +112,11 @@ def near(text: str, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def free_name(base: str, taken: Container[str]) -> str:
-    """Return a name, or the first of `base-2`, `base-3`, ... that nothing else has.
+    """Return a name, or the first of `base-2`, `base-3`, ... if it is taken.
 
     Args:
-        base: The name that is wanted; a long one is cut, so that the number has room.
-        taken: The names of others.
+        base: The preferred name; before a number is added, it is cut to 180 characters.
+        taken: The names that are in use.
 
     Example:
         >>> free_name("demo", set()), free_name("demo", {"demo", "demo-2"})

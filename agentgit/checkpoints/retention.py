@@ -1,4 +1,4 @@
-"""Retention: which checkpoints of a session may go, and why each of the others stays. Pure; rows B4 and P7."""
+"""Retention: which checkpoints of a session are removed, and why each of the others stays. Pure; rows B4 and P7."""
 
 from __future__ import annotations
 
@@ -10,33 +10,34 @@ from typing import Any, Self
 from agentgit.errors import InvalidInput
 
 MOST = 2**31 - 1
-"""The greatest number that a limit can be."""
+"""The greatest value of a limit, other than one in bytes."""
 
 MOST_BYTES = 2**63 - 1
 
 Measure = Callable[[Collection[int]], int]
-"""A function that returns the number of bytes that a session would take of its own without these checkpoints."""
+"""A function that returns the size in bytes that a session's own data would have without these checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
     """The checkpoints that a session keeps.
 
-    A checkpoint that something needs is never removed, whatever the limits are.
+    A checkpoint that something needs is never removed, whatever the limits.
 
     Args:
         compress_after: With more checkpoints than this, only the first, the newest `keep_last` and the newest of each
-            name stay; None never compresses.
-        keep_last: The number of the newest checkpoints that stay in any case.
-        max_checkpoints: With more than this, the oldest are removed: automatic ones before named ones. None is no
+            name stay; None means no compression.
+        keep_last: The number of the newest checkpoints that always stay, at most `max_checkpoints`.
+        max_checkpoints: With more checkpoints than this, the oldest are removed, automatic ones before named ones. None
+            means no limit.
+        max_age: Checkpoints older than this are removed, except the first and the newest `keep_last`. None means no
             limit.
-        max_age: Older ones are removed, all but the first and the newest `keep_last`; None is no limit.
-        max_bytes: While a session takes more bytes of its own, the oldest are removed: automatic ones before named
-            ones, and none of the newest `keep_last`. Measuring takes a while, so this limit applies only when a session
-            is thinned out by hand, and in collections. None is no limit.
+        max_bytes: While the session's own data takes more bytes than this, the oldest checkpoints are removed,
+            automatic ones before named ones, but none of the newest `keep_last`. Measuring is slow, so this limit
+            applies only when a retention is applied by hand and in collections. None means no limit.
 
     Raises:
-        InvalidInput: A limit is not a number above zero, or not a time span.
+        InvalidInput: A limit is not a whole number above zero, or `max_age` is not a positive `timedelta`.
 
     Example:
         >>> Retention().compress_after, Retention().keep_last, Retention().max_checkpoints
@@ -63,15 +64,15 @@ class Retention:
             raise InvalidInput(f"max_age must be a timedelta above zero, not {self.max_age!r}.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON-like data, the age in seconds; `from_dict` reads it again."""
+        """Return all fields as JSON-like data, the age in seconds; `from_dict` is the inverse."""
         return {**vars(self), "max_age": self.max_age.total_seconds() if self.max_age is not None else None}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` gave.
+        """Create a retention from the data that `to_dict` returned.
 
         Raises:
-            InvalidInput: It is something else.
+            InvalidInput: A field is unknown, or a value is not valid.
         """
         if unknown := sorted(set(data) - {one.name for one in fields(cls)}):
             raise InvalidInput(f"A retention has no field {', '.join(unknown)}.")
@@ -99,11 +100,11 @@ class KeptPoint:
     """A checkpoint as retention sees it.
 
     Args:
-        id: The checkpoint; greater ones are newer.
-        reference: The name that a person uses for it, like `main#7`.
-        name: The name a person gave it.
-        is_auto: True if agentgit made it by itself.
-        created_at: The time at which it was made, aware UTC.
+        id: The id of the checkpoint; newer checkpoints have greater ids.
+        reference: The reference of the checkpoint, like `main#7`.
+        name: The name that a user gave it.
+        is_auto: True if agentgit made it automatically.
+        created_at: The time of creation, aware UTC.
         needed: The reason why it is needed, as a sentence; empty if nothing needs it.
     """
 
@@ -136,11 +137,11 @@ class Thinned:
 
     Args:
         session_name: The session.
-        retention: The retention that was applied; None to remove everything.
+        retention: The retention that was applied; None if everything was to be removed.
         verdicts: The decision about each checkpoint, oldest first.
-        dry_run: True if nothing was done.
-        bytes_before: The bytes that the session took of its own; None if there is no limit of bytes.
-        bytes_after: The same after the next collection.
+        dry_run: True if nothing was removed.
+        bytes_before: The size of the session's own data in bytes; None if there is no byte limit.
+        bytes_after: Its size after the next collection; None if there is no byte limit.
     """
 
     session_name: str
@@ -152,22 +153,22 @@ class Thinned:
 
     @property
     def is_within(self) -> bool:
-        """True if the limit of bytes is kept, or there is none; else what is left is needed, or among the newest."""
+        """True if the byte limit is met or there is none; otherwise what is left is needed or among the newest."""
         most = self.retention.max_bytes if self.retention is not None else None
         return most is None or self.bytes_after is None or self.bytes_after <= most
 
     @property
     def gone(self) -> list[RetentionVerdict]:
-        """Those that went, or would go, oldest first."""
+        """The checkpoints that were removed, or would be, oldest first."""
         return [one for one in self.verdicts if one.goes]
 
     @property
     def kept(self) -> list[RetentionVerdict]:
-        """Those that stay, oldest first."""
+        """The checkpoints that stay, oldest first."""
         return [one for one in self.verdicts if not one.goes]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON-like data."""
+        """Return the result as JSON-like data."""
         return {
             "session_name": self.session_name,
             "retention": self.retention.to_dict() if self.retention is not None else None,
@@ -188,16 +189,16 @@ def _told(verdict: RetentionVerdict) -> dict[str, Any]:
 def judge(
     points: Iterable[KeptPoint], retention: Retention, now: datetime, measure: Measure | None = None
 ) -> list[RetentionVerdict]:
-    """Decide what becomes of the checkpoints of a session.
+    """Decide which checkpoints of a session are removed.
 
     Args:
-        points: All of them, of all branches.
-        retention: The rules of what the session keeps.
-        now: Aware UTC.
-        measure: A function that returns the size the session would have; None does not hold it to `max_bytes`.
+        points: All checkpoints of the session, on all branches.
+        retention: The rules that decide what the session keeps.
+        now: The current time, aware UTC.
+        measure: A function that returns the size the session would have; None ignores `max_bytes`.
 
     Returns:
-        One for each, oldest first.
+        One verdict for each checkpoint, oldest first.
 
     Example:
         >>> made = datetime.fromisoformat("2026-01-01T00:00:00Z")
@@ -233,7 +234,7 @@ _FIRST, _LAST, _NAMED = "it is the first", "it is one of the newest", "it is the
 
 
 def _kept_by_rule(ordered: Sequence[KeptPoint], retention: Retention) -> dict[int, str]:
-    """Return which checkpoints stay when the others are compressed away, and why."""
+    """Return the checkpoints that compression keeps, each with the reason."""
     keeps = {point.id: _NAMED for point in {point.name: point for point in ordered if point.name is not None}.values()}
     keeps.update((point.id, _FIRST) for point in ordered[:1])
     last = min(retention.keep_last, retention.max_checkpoints or retention.keep_last)
@@ -242,7 +243,7 @@ def _kept_by_rule(ordered: Sequence[KeptPoint], retention: Retention) -> dict[in
 
 
 def _over(ordered: Sequence[KeptPoint], most: int, keeps: Mapping[int, str], goes: Mapping[int, str]) -> dict[int, str]:
-    """Choose what goes because there are too many: the automatic ones, then the named ones, and at last the first."""
+    """Choose what to remove if there are too many: automatic checkpoints, then named ones, and the first one last."""
     too_many = sum(point.id not in goes for point in ordered) - most
     free = _free(ordered, keeps, goes)
     return {point.id: f"there are more than {most}" for point in free[: max(0, too_many)]}
@@ -251,7 +252,7 @@ def _over(ordered: Sequence[KeptPoint], most: int, keeps: Mapping[int, str], goe
 def _too_large(
     ordered: Sequence[KeptPoint], most: int, keeps: Mapping[int, str], goes: Mapping[int, str], measure: Measure
 ) -> dict[int, str]:
-    """Choose what goes because the session is too large: so many that it is not, or all that may, if it stays so."""
+    """Choose what to remove if the session is too large: as few as needed, or everything removable if not enough."""
     free = _free(ordered, keeps, goes)
 
     def is_enough(n: int) -> bool:
@@ -270,6 +271,6 @@ def _too_large(
 
 
 def _free(ordered: Sequence[KeptPoint], keeps: Mapping[int, str], goes: Mapping[int, str]) -> list[KeptPoint]:
-    """List what else may go, in the order in which it goes."""
+    """List the other checkpoints that may be removed, in the order of removal."""
     free = [point for point in ordered if point.id not in goes and not point.needed and keeps.get(point.id) != _LAST]
     return sorted(free, key=lambda point: (keeps.get(point.id) == _FIRST, not point.is_auto, point.id))

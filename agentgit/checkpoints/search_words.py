@@ -1,8 +1,8 @@
-"""Words: what a text is found by, the same on every database. Nothing in a text or a query is ever an operator.
+"""The words by which texts are searched, the same on every database. Texts and queries never contain operators.
 
-A word is a run of letters and digits, folded: without case, accents and width. A character of a script that writes no
-spaces (Chinese, Japanese, Thai, ...) and a picture (emoji) is a word of its own, so that any part of such a text is
-found. What stands together in a query, like `create_order` or `日本`, is found where its words stand together.
+A word is a run of letters and digits, folded: case, accents and width are ignored. Each character of a script without
+spaces (Chinese, Japanese, Thai, ...) and each pictograph (emoji) is a separate word, so that any part of such a text
+can be found. Words that are adjacent in a query, like `create_order` or `日本`, must be adjacent in the text.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import NamedTuple
 from agentgit.errors import InvalidInput
 
 MOST_WORDS = 10_000
-"""The most words of one text that a search finds; PostgreSQL counts places up to 16,383."""
+"""The maximum number of searchable words of one text; PostgreSQL stores positions up to 16,383."""
 
 MOST_CHARACTERS = 200_000
-"""The most characters of these words; PostgreSQL keeps a megabyte of them."""
+"""The maximum number of characters of these words; PostgreSQL stores up to a megabyte."""
 
 LONGEST_WORD = 64
-"""The number of characters of a word that count."""
+"""The number of characters of a word that are compared; the rest is ignored."""
 
 LONGEST_QUERY = 1_000
-"""The most characters of a query."""
+"""The maximum number of characters of a query."""
 
 BEFORE, AFTER = 40, 120
-"""The number of characters that a snippet shows before the match, and from its start on."""
+"""The number of characters that a snippet shows before the start of the match, and from there on."""
 
 _ALONE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u312f\u3190-\u9fff\uf900-\ufaff\U00020000-\U0003fffd"
 _PICTURES = "\u2190-\u2bff\U0001f000-\U0001faff"
@@ -36,7 +36,7 @@ _WORD = re.compile(rf"(?=[^\W_])[{_ALONE}]|[{_PICTURES}]|[^\W_{_ALONE}]+")
 
 
 class Word(NamedTuple):
-    """One word of a text, folded, and where it stands."""
+    """One folded word of a text and its position."""
 
     text: str
     start: int
@@ -44,10 +44,10 @@ class Word(NamedTuple):
 
 
 def words(text: str) -> Iterator[Word]:
-    """Return the first words of a text.
+    """Yield the words of a text, up to `MOST_WORDS` and `MOST_CHARACTERS`.
 
     Args:
-        text: The text in composed form, see `composed`.
+        text: The text in composed form; see `composed`.
 
     Example:
         >>> [word.text for word in words("Café_order: 2x 日本!")]
@@ -64,7 +64,7 @@ def words(text: str) -> Iterator[Word]:
 
 
 def composed(text: str) -> str:
-    """Return a text with each letter and its accents as one character, where there is one."""
+    """Return a text in Unicode form NFC: each letter and its accents are one character if such a character exists."""
     return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
@@ -73,13 +73,13 @@ def _folded(word: str) -> str:
         return word[:LONGEST_WORD].lower()
     apart = unicodedata.normalize("NFKD", word[:LONGEST_WORD])
     kept = unicodedata.normalize("NFC", "".join(c for c in apart if not unicodedata.combining(c))).casefold()
-    # Whatever a character comes apart into: what is ASCII and no letter or digit means something to a database.
+    # A character may decompose into ASCII punctuation, which a database could take for an operator.
     return "".join(c for c in kept if not c.isascii() or c.isalnum())[:LONGEST_WORD]
 
 
 @dataclass(frozen=True)
 class Query:
-    """A search query: all of its terms must be in a text, each as words that stand together.
+    """A search query: a text must contain all of its terms, each as adjacent words.
 
     Args:
         terms: The words of each term.
@@ -89,10 +89,10 @@ class Query:
 
 
 def query(text: str) -> Query:
-    """Read what a person looks for, literally: quotes, operators and the like are no words, and nothing else either.
+    """Parse a search text literally: quotes, operators and the like have no meaning.
 
     Raises:
-        InvalidInput: It is empty or too long.
+        InvalidInput: The text is empty or too long.
 
     Example:
         >>> query('create_order AND "chair').terms
@@ -107,14 +107,14 @@ def query(text: str) -> Query:
 
 
 class Snippet(NamedTuple):
-    """A piece of a text on one line, and where in it something was found, as pairs of start and end."""
+    """An excerpt of a text on one line, and the positions of the matches in it as pairs of start and end."""
 
     text: str
     marks: tuple[tuple[int, int], ...]
 
 
 def snippet(text: str, wanted: Query) -> Snippet:
-    """Cut out the piece of a text where something was found.
+    """Return the excerpt of a text around the first match.
 
     Example:
         >>> snippet("We order two chairs.", query("two chairs"))
@@ -128,20 +128,20 @@ def snippet(text: str, wanted: Query) -> Snippet:
     start, end = _at_space(whole, start, first), _at_space(whole, end, len(whole))
     lead, tail = "…" if start else "", "…" if end < len(whole) else ""
     shift = len(lead) - start
-    # Each space stays one character, so that the marks still fit.
+    # Each whitespace character becomes one space, so that the marks still fit.
     shown = lead + "".join(" " if c.isspace() else c for c in whole[start:end]) + tail
     return Snippet(shown, tuple((a + shift, b + shift) for a, b in found if a >= start and b <= end))
 
 
 def _spots(inside: Sequence[Word], term: tuple[str, ...]) -> Iterator[tuple[int, int]]:
-    """Find where the words of a term stand together."""
+    """Yield the positions where the words of a term are adjacent."""
     for n, word in enumerate(inside):
         if word.text == term[0] and tuple(w.text for w in inside[n : n + len(term)]) == term:
             yield word.start, inside[n + len(term) - 1].end
 
 
 def _at_space(text: str, at: int, until: int) -> int:
-    """Move to the beginning of the next word, unless that is far."""
+    """Move a position to the start of the next word, unless that is far away."""
     if at in (0, len(text)) or text[at - 1].isspace():
         return at
     nearest = min(until, at + 20)

@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line, and exit with the code of the failure if there is one."""
+    """Run the command line and exit with its exit code."""
     try:
         from agentgit.cli.app import run
     except ModuleNotFoundError as error:

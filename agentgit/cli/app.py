@@ -1,4 +1,7 @@
-"""The commands. Each is thin: it reads its arguments, asks the repository, and writes the answer."""
+"""The `agentgit` command-line application: its basic commands, and the registration of all others.
+
+A command only parses its arguments, calls the repository and writes the result.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ app.command("import-langgraph")(transfer.import_langgraph)
 
 
 def run() -> int:
-    """Run the command line; give the exit code of a failure that agentgit raised on purpose."""
+    """Run the application; return the exit code of an `AgentGitError`, or 0."""
     try:
         app(prog_name="agentgit")
     except AgentGitError as error:
@@ -98,7 +101,7 @@ def before(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Keep the database, the user and the tenant that were named before the command."""
+    """Store the database, the user and the tenant that are given before the command."""
     context.obj = db
     WHO.set(Who(user, tenant))
 

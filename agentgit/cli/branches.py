@@ -60,7 +60,7 @@ def add_to(parent: typer.Typer) -> None:
     parent.command(cls=usage("[SESSION]", "BRANCH"))(promote)
 
 
-# -- points
+# -- checkpoints
 
 
 def create(
@@ -173,7 +173,7 @@ def _show(session: Session, branch: InternalSession, as_json: bool) -> None:
     )
 
 
-# -- back and forth
+# -- undo and redo
 
 
 def undo(
@@ -211,7 +211,7 @@ def redo(
         write(as_json, found.redo(branch=branch, force=force))
 
 
-# -- what died
+# -- recovery and exploration
 
 
 def recover(
@@ -279,7 +279,7 @@ def explore(
             found = agent.explore(said, ways, score=_judge(score) if score else None, parallel=parallel, name=name)
         except AgentGitError as error:
             for told in getattr(error, "__notes__", ()):
-                output.note(told)  # where to find what was explored until then
+                output.note(told)  # says how to read the results so far
             raise
         output.emit(as_json, found.to_dict, lambda width: explorations.exploration_lines(found, width=width))
 
@@ -287,10 +287,10 @@ def explore(
 def _laid(
     step: list[str] | None, choices: int | None, choice: list[str] | None, steps: int | None
 ) -> tuple[list[str] | int, int | list[str]]:
-    """Return the messages of the steps, and the choices.
+    """Return the steps and the choices, as `RollbackAgent.explore` takes them.
 
     Raises:
-        InvalidInput: The options name none, or name them twice.
+        InvalidInput: The options name no messages, or mix the two forms.
     """
     if step and not choice and steps is None:
         return step, choices or WAYS
@@ -303,10 +303,10 @@ def _laid(
 
 
 def _judge(path: str) -> Callable[[ExploredBranch], float]:
-    """Return the function that scores leaves.
+    """Import the function that scores leaves.
 
     Raises:
-        InvalidInput: It is no function.
+        InvalidInput: The object is not callable.
     """
     from agentgit.agents import user_modules
 

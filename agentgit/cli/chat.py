@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentgit.repository import Repository
 
 FIRST_SESSION = "chat"
-"""The session to create where none is named and none exists."""
+"""The name of the session that is created if none is named and none exists."""
 
 
 Graph = Annotated[

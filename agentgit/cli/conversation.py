@@ -1,4 +1,4 @@
-"""A conversation with an agent at a terminal or in a pipe: reading lines, and answering them."""
+"""The chat loop: reads lines from a terminal or a pipe, runs turns and slash commands, and writes the output."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from agentgit.repository import Repository
 
 REMEMBERED = 1000
-"""The number of lines that the history keeps."""
+"""The number of lines that the history file keeps."""
 
 
 def at_terminal() -> bool:
-    """Return whether a person is there, who can be shown a prompt and asked."""
+    """Return whether standard input and output are terminals, so that a person can be prompted."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
@@ -50,14 +50,14 @@ Offer = Callable[[str, str], list[str]]
 
 
 def lines(prompt: Callable[[], str], offer: Offer) -> Iterator[str]:
-    """Read lines until there are no more. Ctrl-C at the prompt gives the line up.
+    """Yield lines until the end of the input. Ctrl-C at the prompt discards the line.
 
     Args:
-        prompt: A function that returns the text before a line; without a terminal, nothing is shown.
+        prompt: A function that returns the prompt, which is shown only at a terminal.
         offer: The function that returns the completions for Tab.
     """
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")  # one bad byte is no reason to stop
+        sys.stdin.reconfigure(errors="replace")  # an undecodable byte must not end the chat
     if not at_terminal():
         yield from (line.rstrip("\r\n") for line in iter(sys.stdin.readline, ""))
         return
@@ -73,7 +73,7 @@ def lines(prompt: Callable[[], str], offer: Offer) -> Iterator[str]:
 
 
 def state_folder() -> Path:
-    """Return the folder in which programs of this user keep what they remember."""
+    """Return agentgit's folder in the user's state directory."""
     if os.name == "nt":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "agentgit"
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "agentgit"
@@ -81,10 +81,10 @@ def state_folder() -> Path:
 
 @contextmanager
 def _history(offer: Offer) -> Iterator[None]:
-    """Remember what was written, in a file that only its owner can read; and let Tab complete words."""
+    """Load and save the line history in a file that only its owner can read, and complete words with Tab."""
     try:
         import readline
-    except ImportError:  # not on every system; the prompt works without
+    except ImportError:  # some systems have no readline; the prompt works without it
         yield
         return
     path = state_folder() / "chat_history"
@@ -99,10 +99,10 @@ def _history(offer: Offer) -> Iterator[None]:
 
 def _complete(readline: ModuleType, offer: Offer) -> None:
     def nth(word: str, n: int) -> str | None:
-        """Return the n-th offer: readline asks until there are no more."""
+        """Return the n-th completion; readline calls this until it returns None."""
         try:
             return [*offer(readline.get_line_buffer()[: readline.get_begidx()], word), None][n]
-        except AgentGitError:  # a prompt is no place for a failure
+        except AgentGitError:  # a failed completion must not interrupt the prompt
             return None
 
     readline.set_completer(nth)
@@ -119,7 +119,7 @@ def _read(readline: ModuleType, path: Path) -> None:
 
 
 def _write(readline: ModuleType, path: Path) -> None:
-    before = os.umask(0o077)  # it may be written anew
+    before = os.umask(0o077)  # the file may be created again, and must stay private
     try:
         readline.write_history_file(path)
     finally:
@@ -127,7 +127,7 @@ def _write(readline: ModuleType, path: Path) -> None:
 
 
 def _kept(path: Path, do: Callable[[], None]) -> None:
-    """Do something with the history; say so where it cannot be kept."""
+    """Run an operation on the history file; print a note if it fails."""
     try:
         do()
     except OSError as error:
@@ -142,9 +142,9 @@ class Chat:
 
     Args:
         repo: The repository of the session.
-        agent: The agent that answers; after a rollback it is another one.
-        carry_out: Runs the command of a line that starts with a slash.
-        yes: True to ask for no confirmation.
+        agent: The agent that answers. A rollback, undo, fork or switch replaces it.
+        carry_out: A function that runs a slash command.
+        yes: True to skip confirmations.
     """
 
     def __init__(self, repo: Repository, agent: RollbackAgent, carry_out: CarryOut, *, yes: bool = False) -> None:
@@ -175,7 +175,7 @@ class Chat:
         return 0 if at_terminal() else self.failed
 
     def offer(self, before: str, word: str) -> list[str]:
-        """Return what Tab makes of a word: a slash command, or a place of the session.
+        """Return the completions of a word: slash commands and their options, branches, or checkpoint names.
 
         Args:
             before: The line up to the word.
@@ -220,7 +220,7 @@ class Chat:
         agent, refused = self.agent, self.agent.refused
         before = agent.session.branch().id
         self._runner.run(self._write(chat_turn.go_on(self.agent) if text is None else chat_turn.say(self.agent, text)))
-        if (now := agent.session.branch()).id not in (before, agent.branch_id):  # a tool has asked for a rollback
+        if (now := agent.session.branch()).id not in (before, agent.branch_id):  # a tool requested a rollback
             self.agent = agent.at(now)
             self.show_report()
         if agent.refused is not None and agent.refused is not refused:
@@ -257,23 +257,23 @@ class Chat:
         if chat_turn.is_half_done(self.agent):
             output.note("The turn is not finished: /continue resumes it, /undo rolls it back.")
 
-    # -- what commands share
+    # -- shared by the slash commands
 
     def show_report(self) -> None:
-        """Write what the rollback or switch that led here did."""
+        """Write the report of the rollback or switch that returned the current agent."""
         report = self.agent.report
         if report is not None:
             output.show(rollbacks.lines(report, width=output.width()))
 
     def agree(self, order: SlashOrder, plan: RollbackPlan) -> bool:
-        """Show a plan that changes the world, and ask; return whether to do it.
+        """Return whether to carry out a plan; show it and ask first if it changes the world.
 
         Raises:
-            InvalidInput: There is no terminal to ask at.
+            InvalidInput: Confirmation is needed, and there is no terminal to ask at.
         """
         planned = plan.forced() if slash.FORCE in order.options else plan
         if not planned.is_admissible or not planned.moves_the_world:
-            return True  # the verb itself refuses what is not admissible
+            return True  # the operation itself raises the error for an inadmissible plan
         if self.yes or slash.YES in order.options:
             return True
         output.show(rollbacks.lines(planned, width=output.width()))
@@ -285,7 +285,7 @@ class Chat:
         return False
 
     def fail(self, error: Exception) -> None:
-        """Write a failure, with the plan or report that it carries; the chat continues."""
+        """Write an error, with its plan or report; the chat continues."""
         self.failed = self.failed or getattr(error, "exit_code", 1)
         if isinstance(error, RollbackBlocked):
             output.show(rollbacks.lines(error.plan, width=output.width()))
@@ -333,13 +333,13 @@ class Transcript:
         output.flush()
 
     def asked(self, question: Any) -> None:
-        """Write what the graph asks."""
+        """Write a question of the graph."""
         self.end()
         text = question if isinstance(question, str) else json.dumps(portable(question), ensure_ascii=False)
         output.show([(Span(f"? {visible(line)}", "changed"),) for line in text.splitlines() or [""]])
 
     def end(self) -> None:
-        """End the line."""
+        """End the current line if it is open."""
         if self._is_open:
             output.stream("\n")
         self._is_open = False

@@ -27,7 +27,7 @@ app = typer.Typer(
 
 @app.callback()
 def before(context: typer.Context, db: Where = None) -> None:
-    """Keep the database that was named before the command."""
+    """Store the database that is given before the command."""
     context.obj = db
 
 

@@ -39,7 +39,7 @@ OfSession = Annotated[
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep running until Ctrl-C or SIGTERM.")]
 
 SECONDS = 1.0
-"""The seconds that a worker waits when there is nothing to send."""
+"""The pause in seconds between two rounds of `webhooks deliver --follow`."""
 
 audit = typer.Typer(
     name="audit",
@@ -104,7 +104,10 @@ def events(
 
 @contextmanager
 def _until_stopped() -> Iterator[None]:
-    """Go on until Ctrl-C, or SIGTERM, by which services are stopped; what is being done is ended well."""
+    """Run the block until Ctrl-C or SIGTERM, then leave it without an error.
+
+    SIGTERM, which service managers send, raises KeyboardInterrupt here, so that context managers still clean up.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt):
         yield
@@ -119,7 +122,7 @@ def _delivered(found: Delivered, width: int) -> list[Line]:
 
 
 def _line(as_json: bool, data: Callable[[], Any], lines: Callable[[int], list[Line]]) -> None:
-    """Write one of many answers at once; for a program it is one line."""
+    """Write one result of a stream immediately; as JSON it is one line."""
     if as_json:
         output.stream(json.dumps(data()).replace("\x7f", "\\u007f"))
         output.stream("\n")
@@ -214,7 +217,10 @@ def add(
 
 
 def _secret_in(file: Path) -> str:
-    """Read a secret from a file, or make both; only its owner may read it."""
+    """Read a secret from a file.
+
+    If the file does not exist, it is created with a new secret and is readable only by its owner.
+    """
     from agentgit.sessions.webhooks import new_secret
 
     try:

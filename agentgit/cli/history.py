@@ -86,7 +86,7 @@ def log(
 
 
 def _shown(asked: Log, limit: int | None, after: Checkpoint | str | None) -> list[Checkpoint]:
-    """Read as many as were asked for, or all."""
+    """Read checkpoints of a log, up to the limit or to the end."""
     from agentgit.checkpoints.queries import LARGEST_PAGE
 
     shown: list[Checkpoint] = []
@@ -99,7 +99,7 @@ def _shown(asked: Log, limit: int | None, after: Checkpoint | str | None) -> lis
 
 
 def _place(repo: Repository, session: Session, branch: str | None, after: str | None) -> Checkpoint | str | None:
-    """Read where to go on: a cursor, or any place."""
+    """Return where to continue: the cursor itself, or the checkpoint that a reference names."""
     from agentgit.checkpoints.queries import mark
 
     try:
@@ -114,7 +114,7 @@ def _nothing(asked: Log, after: str | None) -> list[Line]:
 
 
 def time_of(text: str | None) -> datetime | None:
-    """Read a time as ISO 8601; without a zone it is this machine's."""
+    """Parse an ISO 8601 time; without an offset it is in this machine's time zone."""
     if text is None:
         return None
     try:
@@ -181,7 +181,7 @@ def tag(
 
 
 def _places(words: list[str]) -> tuple[str | None, str, str]:
-    """Read `[SESSION] A B`."""
+    """Parse `[SESSION] A B`."""
     if len(words) not in (2, 3):
         raise typer.BadParameter("give two places, and before them a session if it is not the most recent one")
     (*session, a, b) = words
@@ -219,7 +219,7 @@ def _write_page(title: str, value: Drawn, as_json: bool) -> None:
     """Write a value as HTML.
 
     Raises:
-        InvalidInput: JSON is to be written too.
+        InvalidInput: `--json` was given too.
     """
     if as_json:
         raise InvalidInput("Write --html or --json, not both.")

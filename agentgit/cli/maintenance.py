@@ -106,7 +106,7 @@ def _wanted(
     age: float | None,
     size: str | None,
 ) -> Retention | None:
-    """Return the retention with the options applied; other limits stay."""
+    """Return the retention with the options applied; other limits are unchanged. None keeps everything."""
     from agentgit.checkpoints import Retention
 
     if off:

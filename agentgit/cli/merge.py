@@ -1,4 +1,4 @@
-"""`agentgit merge` and `cherry-pick`: copy work between branches; the reducers of the graph write it."""
+"""`agentgit merge` and `cherry-pick`: copy messages and values between branches, through the graph's reducers."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _call(repo: Repository, session: Session, invocation: int) -> Any:
 
 def _wrap(repo: Repository, graph: str, session: Session) -> None:
     """Wrap the graph, whose reducers write the merged values."""
-    from agentgit.agents import user_modules  # takes a second, because it needs LangGraph
+    from agentgit.agents import user_modules  # imported late, because loading LangGraph takes a second
 
     import_from_here()
     repo.wrap(user_modules.graph_in(graph), session.reference)

@@ -61,13 +61,13 @@ GROUPS = {
     "Share": ("share", "unshare", "members", "link", "accept", "users", "keys", "whoami"),
     "Operate": ("workspace", "retention", "gc", "fsck", "delete", "audit", "db"),
 }
-"""The headings, each with its commands."""
+"""The headings of the help, each with its commands."""
 
 OTHERS = "Others"
 
 
 def brief(text: str, width: int) -> str:
-    """Shorten a sentence at a pause so that it fits.
+    """Shorten a sentence at a punctuation mark so that it fits.
 
     Args:
         text: The help of a command; only its first line is used.
@@ -112,7 +112,7 @@ class Grouped(Brief):
 
 
 def _from_before(context: typer.Context, value: str | None) -> str | None:
-    """Take the database that was named before the command, if none was named after it."""
+    """Return the database given after the command, or else the one given before it."""
     return value or context.obj
 
 
@@ -139,19 +139,21 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def names(context: typer.Context, incomplete: str) -> list[str]:
-    """Offer a shell the names of sessions, and behind an @ those of the branches of one.
+    """Return shell completions: the names of sessions, and after `SESSION@` the branches of that session.
 
-    Where there is no database, or none that can be read, nothing is offered: a prompt is no place for a failure.
+    If the database is missing or cannot be read, the list is empty, because an error must not disturb the prompt.
 
     Args:
-        context: The command, with the options that stand before the word.
+        context: The command, with the options before the word.
         incomplete: The typed part of the word.
     """
     return _offered(context, incomplete, lambda repo: _sessions(repo, incomplete))
 
 
 def places_too(context: typer.Context, incomplete: str) -> list[str]:
-    """Offer a shell what `names` does, and the places of the session that was named, else of the most recent one.
+    """Return shell completions: branches, tags and checkpoints of a session, and session names if none is given yet.
+
+    The session is the one that an earlier word names, by default the most recently updated one.
 
     Args:
         context: As `names` takes it.
@@ -167,7 +169,7 @@ def places_too(context: typer.Context, incomplete: str) -> list[str]:
 
 
 WORDS = ("target", "words", "first")
-"""The names of arguments that a session may precede."""
+"""The names of the parameters whose first word may be a session."""
 
 
 def _sessions(repo: Repository, incomplete: str) -> list[str]:
@@ -181,7 +183,7 @@ def _sessions(repo: Repository, incomplete: str) -> list[str]:
 
 
 def _places(repo: Repository, text: str | None, incomplete: str) -> list[str]:
-    """List HEAD, branches, tags and names of checkpoints, and behind a # the numbers on one branch."""
+    """List HEAD, branches, tags and checkpoint names; after `BRANCH#`, also the checkpoint numbers of that branch."""
     from agentgit.cli.references import path
 
     session, _ = path(repo, text)
@@ -240,10 +242,12 @@ Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Show on
 
 
 def usage(*pieces: str) -> type[TyperCommand]:
-    """Make the kind of command whose optional argument comes first, which the parser has no word for.
+    """Return a command class with its own usage line, for commands that parse their words themselves.
+
+    The parser cannot declare an optional argument before a required one.
 
     Args:
-        pieces: The pieces that its help shows after the options.
+        pieces: The text of the usage line after `[OPTIONS]`.
     """
 
     class Command(TyperCommand):
@@ -254,24 +258,24 @@ def usage(*pieces: str) -> type[TyperCommand]:
 
 
 def address(where: str | None) -> str:
-    """Return the database to use: the one that was named, the environment's, or the one of this directory."""
+    """Return the database to use: the named one, else the environment's, else the default in this directory."""
     from agentgit.repository import DEFAULT, ENVIRONMENT
 
     return where or os.environ.get(ENVIRONMENT) or DEFAULT
 
 
 def import_from_here() -> None:
-    """Make modules in this folder importable, as for `python -m agentgit`."""
+    """Make modules in the current directory importable, as `python -m agentgit` does."""
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
 
 
 def to_trust(named: Sequence[str] | None) -> list[str]:
-    """Return the modules that were named, else those of the environment; some may be in this folder.
+    """Return the named modules, else the environment's, and make the current directory importable.
 
     Args:
-        named: As `repository` takes them.
+        named: The modules to trust; None is the environment's.
     """
     from agentgit.repository import trusted
 
@@ -281,26 +285,27 @@ def to_trust(named: Sequence[str] | None) -> list[str]:
 
 
 class Who(NamedTuple):
-    """The user and the tenant that were named before the command, or by the environment."""
+    """The user and the tenant, from the options before the command or from the environment."""
 
     user: str | None = None
     tenant: str | None = None
 
 
-WHO: ContextVar[Who] = ContextVar("agentgit_who", default=Who())  # noqa: B039  # nobody changes it
+WHO: ContextVar[Who] = ContextVar("agentgit_who", default=Who())  # noqa: B039  # the default is immutable
 
 
 @contextmanager
 def repository(where: str | None, *, create: bool = False, trust: Sequence[str] | None = ()) -> Iterator[Repository]:
-    """Open a database that is there, as its local owner or who was named, for one command.
+    """Open an existing database for one command, as the given user or the local owner.
 
     Args:
-        where: As the command line names it.
-        create: True if a file or a tenant that is not there may be made. Who is named must be there.
-        trust: For commands that undo calls or make them again: the modules that were named; None is the environment's.
+        where: The value of `--db`; None is the default.
+        create: True to create a missing file or tenant, if no user is given. A given user must exist.
+        trust: The modules with tools and undo functions, for commands that undo calls or run them again; None is the
+            environment's.
 
     Raises:
-        NotFound: There is no such file, tenant, user or module.
+        NotFound: The file, tenant, user or module does not exist.
     """
     from agentgit.repository import open
 
@@ -312,14 +317,14 @@ def repository(where: str | None, *, create: bool = False, trust: Sequence[str] 
 
 @contextmanager
 def database(where: str | None, *, create: bool = False) -> Iterator[Database]:
-    """Open a database without looking at its schema, for one command.
+    """Open a database for one command without checking its schema.
 
     Args:
-        where: As the command line names it.
-        create: True if a file that is not there may be made.
+        where: The value of `--db`; None is the default.
+        create: True to allow a file that does not exist.
 
     Raises:
-        NotFound: There is no such file.
+        NotFound: The file does not exist.
     """
     from agentgit.store.database import Database
 

@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 
 def carry_out(chat: Chat, order: SlashOrder) -> None:
-    """Do what a command says.
+    """Run a slash command.
 
     Raises:
-        AgentGitError: As the verb that it stands for.
+        AgentGitError: As the operation that the command runs.
     """
     _DO[order.form.name](chat, order)
 
 
-# -- going back and forth
+# -- rollback, undo and redo
 
 
 def _go(chat: Chat, order: SlashOrder, plan: RollbackPlan, move: Callable[[], RollbackAgent]) -> None:
-    """Show a plan, ask, move, and go on where that leads."""
+    """Show a plan, ask for confirmation, run the operation, and continue with the agent that it returns."""
     if chat.agree(order, plan):
         chat.agent = move()
         chat.show_report()
@@ -98,7 +98,7 @@ def _create(chat: Chat, order: SlashOrder) -> None:
 
 
 def next_name(taken: Iterable[str | None]) -> str:
-    """Name a checkpoint that nobody named.
+    """Return an unused name for a checkpoint that is created without one.
 
     Example:
         >>> next_name({"checkpoint-1", "before payment"})
@@ -111,7 +111,7 @@ def next_name(taken: Iterable[str | None]) -> str:
 
 
 def _saved(chat: Chat) -> list[int]:
-    """List the checkpoints of the session that somebody asked for, oldest first."""
+    """List the ids of the session's checkpoints that are not automatic, oldest first."""
     points = [point for branch in chat.agent.tree().walk() for point in branch.points]
     return sorted(point.id for point in points if not point.is_auto)
 
@@ -131,7 +131,7 @@ def _last(chat: Chat, order: SlashOrder) -> None:
 
 
 def _behind(agent: RollbackAgent) -> set[int | None]:
-    """Return the checkpoints on the way here, with those that its branches left from."""
+    """Return the ids of the checkpoints on the agent's path, including the points where its branches start."""
     known = {branch.id: branch for branch in agent.tree().walk()}
     found = {point.id for point in agent.checkpoints()}
     on: int | None = agent.branch_id
@@ -166,7 +166,7 @@ def _say_where(chat: Chat) -> None:
     output.show([(Span(name, "head"), Span(" is the current branch; the world is unchanged"))])
 
 
-# -- looking
+# -- inspection and merging
 
 
 def _tree(chat: Chat, order: SlashOrder) -> None:
@@ -210,13 +210,16 @@ def _pick(chat: Chat, order: SlashOrder) -> None:
 
 
 def _carry(plan: MergePlan, carry: Callable[[], Checkpoint]) -> None:
-    """Show what comes, and let it come: the world stays, and a rollback takes it back."""
+    """Show a merge plan, and run it unless it is empty.
+
+    There is no confirmation, because the world does not change and a rollback undoes the merge.
+    """
     output.show(diffs.merge_lines(plan, width=output.width()))
     if not plan.is_empty:
         output.show(logs.lines([carry()], width=output.width(), zone=None))
 
 
-# -- finding
+# -- search, tags and help
 
 
 def _search(chat: Chat, order: SlashOrder) -> None:

@@ -39,34 +39,34 @@ COLOURS = {
     "changed": "yellow",
     "bad": "bold red",
 }
-"""The look of the styles of the render room in a terminal."""
+"""The terminal style for each span style of `agentgit.render`."""
 
 
 def emit(as_json: bool, data: Callable[[], Any], lines: Callable[[int], Sequence[Line]]) -> None:
-    """Write one answer, for a program or for a person.
+    """Write one result, as JSON or as text.
 
     Args:
-        as_json: True for a program.
+        as_json: True to write JSON.
         data: A function that returns the JSON-like data.
         lines: A function that returns the lines for a width in terminal cells.
     """
     if as_json:
-        # Pure ASCII, so that nothing in it can be obeyed by a terminal or be refused by an encoding.
+        # Pure ASCII, so that the output contains no control codes and every encoding can represent it.
         _write(sys.stdout, json.dumps(portable(data()), indent=2).replace("\x7f", "\\u007f"))
     else:
         show(lines(width()))
 
 
 def line(as_json: bool, data: Callable[[], Any], text: str) -> None:
-    """Write an answer that is one line for a person; see `emit`."""
+    """Write a result whose text form is one line; see `emit`."""
     emit(as_json, data, lambda _: [(Span(text),)])
 
 
 def page(title: str, content: str) -> None:
-    """Write a page of HTML, in pure ASCII, which every browser reads alike.
+    """Write an HTML page in pure ASCII, so that its encoding does not matter.
 
     Args:
-        title: Any text.
+        title: The title as plain text; it is escaped.
         content: The HTML of the page.
     """
     text = f"<!doctype html>\n<title>{escape(title)}</title>\n{content}"
@@ -74,12 +74,12 @@ def page(title: str, content: str) -> None:
 
 
 def width() -> int:
-    """Return the cells of a line; 100 where there is no terminal that could say."""
+    """Return the width of the terminal in cells, at least 40; 100 if it is unknown."""
     return max(40, shutil.get_terminal_size((100, 24)).columns)
 
 
 def show(lines: Sequence[Line]) -> None:
-    """Write lines to standard output, in colours where it is a terminal that takes them."""
+    """Write lines to standard output, in colour where that is supported."""
     if not _takes_colours(sys.stdout):
         _write(sys.stdout, plain(lines))
         return
@@ -88,7 +88,7 @@ def show(lines: Sequence[Line]) -> None:
 
     console = Console(file=sys.stdout, force_terminal=True, highlight=False, markup=False, emoji=False)
     for line in lines:
-        # Text objects are never read as markup, whatever they hold.
+        # Text objects are never parsed as markup, whatever they contain.
         text = Text.assemble(*((fitting(span.text, sys.stdout), COLOURS.get(span.style, "")) for span in line))
         console.print(text, soft_wrap=True)
 
@@ -99,38 +99,38 @@ def say(text: str) -> None:
 
 
 def stream(text: str) -> None:
-    """Write a piece of text at once, without ending the line."""
+    """Write a piece of text immediately, without a newline."""
     sys.stdout.write(fitting(visible(text), sys.stdout))
     flush()
 
 
 def flush() -> None:
-    """Flush the output before a wait for somebody."""
+    """Flush standard output."""
     sys.stdout.flush()
 
 
 def note(text: str) -> None:
-    """Write a line about the work to standard error, so that standard output has the answer alone."""
+    """Write a status line to standard error, so that standard output contains only the result."""
     _write(sys.stderr, text)
 
 
 def ask(question: str) -> bool:
-    """Ask a person for a yes, on standard error; where nobody is there, it is a no."""
+    """Ask a yes-or-no question on standard error; the end of the input counts as no."""
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def confirm(question: str, as_json: bool, show: Callable[[], None] | None = None) -> None:
-    """Ask before something is done; without a yes the command ends, and nothing was done.
+    """Ask for confirmation; without a yes, end the command with exit code 1.
 
     Args:
         question: The question to ask.
-        as_json: True for a program, which nobody can ask.
+        as_json: True if the command writes JSON, and so cannot ask.
         show: A function that writes what would be done, before the question.
 
     Raises:
-        InvalidInput: It is for a program.
+        InvalidInput: The command writes JSON.
     """
     if as_json:
         raise InvalidInput("--json cannot ask for confirmation. Add --yes to confirm.")
@@ -142,16 +142,16 @@ def confirm(question: str, as_json: bool, show: Callable[[], None] | None = None
 
 
 def fail(error: AgentGitError) -> int:
-    """Write a failure as one line to standard error, and give its exit code."""
+    """Write an error as one line to standard error, and return its exit code."""
     _write(sys.stderr, f"error: {clean(str(error))}{_hint(error)}")
     return error.exit_code
 
 
 def result_of(text: str | None) -> Any:
-    """Read what `--result` says that a call returned.
+    """Parse `--result`, the return value of a call as JSON.
 
     Raises:
-        InvalidInput: It is no JSON.
+        InvalidInput: The text is not valid JSON.
     """
     try:
         return None if text is None else json.loads(text)
@@ -160,11 +160,11 @@ def result_of(text: str | None) -> Any:
 
 
 def to_settle(error: Exception, command: str) -> str | None:
-    """Return the command that settles the call which a failure is about; None if it is about none.
+    """Return the command that resolves the call which an error is about; None if there is no such call.
 
     Args:
-        error: The failure.
-        command: The beginning of the command.
+        error: The error.
+        command: The beginning of the command, like `agentgit resolve`.
     """
     calls = [call.id for call in error.plan.unsettled] if isinstance(error, RollbackBlocked) else []
     if isinstance(error, Fenced) and f"repo.resolve({error.invocation}," in str(error):
@@ -198,7 +198,7 @@ def _write(stream: TextIO, text: str) -> None:
 def fitting(text: str, stream: TextIO) -> str:
     """Convert text to what a stream's encoding can represent.
 
-    If needed, agentgit's own drawing turns into ASCII, and the other characters are escaped.
+    If necessary, agentgit's own drawing characters become ASCII, and other characters are escaped.
     """
     encoding = stream.encoding or "utf-8"
     try:
@@ -210,11 +210,11 @@ def fitting(text: str, stream: TextIO) -> str:
 
 @contextmanager
 def bar(what: str, as_json: bool) -> Iterator[OnProgress | None]:
-    """Show how far it is by a bar, in a terminal only.
+    """Show a progress bar in a terminal; yield the function that updates it, or None.
 
     Args:
-        what: The action, in a word.
-        as_json: True if a program reads the answer.
+        what: The action, in one word.
+        as_json: True to show no bar.
     """
     if as_json or not sys.stderr.isatty():
         yield None

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def path(repo: Repository, text: str | None) -> tuple[Session, str | None]:
-    """Read `SESSION`, `SESSION@BRANCH` or `@BRANCH`.
+    """Parse `SESSION`, `SESSION@BRANCH` or `@BRANCH`.
 
     Args:
         repo: The repository to look in.
-        text: The text to read; None is the most recent session.
+        text: The text to parse; None is the most recent session.
 
     Raises:
         NotFound: There is no such session.
@@ -25,7 +25,7 @@ def path(repo: Repository, text: str | None) -> tuple[Session, str | None]:
     try:
         return repo.session(text), None
     except NotFound:
-        # Only now, because the name of a session may have an @ of its own.
+        # Split at the @ only now, because the name of a session may contain one.
         session, at, branch = (text or "").rpartition("@")
         if not (at and branch):
             raise
@@ -33,7 +33,7 @@ def path(repo: Repository, text: str | None) -> tuple[Session, str | None]:
 
 
 def last(repo: Repository, words: list[str]) -> tuple[Session, str | None, str]:
-    """Read `[SESSION[@BRANCH]] WORD`.
+    """Parse `[SESSION[@BRANCH]] WORD`.
 
     Args:
         repo: The repository to look in.
@@ -53,7 +53,7 @@ def last(repo: Repository, words: list[str]) -> tuple[Session, str | None, str]:
 
 
 def maybe(repo: Repository, words: list[str]) -> tuple[Session, str | None, str | None]:
-    """Read `[SESSION[@BRANCH]] [PLACE]`: one word is a place in the most recent session, else a session.
+    """Parse `[SESSION[@BRANCH]] [PLACE]`: one word is a place in the most recent session, else a session.
 
     Args:
         repo: The repository to look in.
@@ -79,7 +79,7 @@ def maybe(repo: Repository, words: list[str]) -> tuple[Session, str | None, str 
 
 
 def checkpoint(repo: Repository, first: str | None, second: str | None) -> Checkpoint:
-    """Read `[SESSION] [REF]`: one argument is a reference in the most recent session, else a session.
+    """Parse `[SESSION] [REF]`: one argument is a reference in the most recent session, else a session.
 
     Args:
         repo: The repository to look in.

@@ -56,7 +56,7 @@ def add_to(app: typer.Typer) -> None:
     app.command()(resolve)
 
 
-# -- plan and do
+# -- plan and run
 
 
 def plan(
@@ -182,7 +182,7 @@ def switch(
         output.emit(as_json, lambda: records.of_branch(now), lambda _: [line])
 
 
-# -- what stopped half way
+# -- interrupted operations
 
 
 def operations(session: Session = None, db: Where = None, as_json: AsJson = False) -> None:
@@ -228,11 +228,14 @@ def resolve(
         output.emit(as_json, call.to_dict, lambda width: conversation.call_lines([call], width=width))
 
 
-# -- what they share
+# -- shared helpers
 
 
 def agree(planned: RollbackPlan, question: str, as_json: bool, *, force: bool = False) -> None:
-    """Show a plan, and ask; a blocked plan is left to the verb, whose error says what to do."""
+    """Show a plan and ask for confirmation.
+
+    For a blocked plan this does nothing: the operation raises an error that says what to do.
+    """
     planned = planned.forced() if force else planned
     if planned.is_admissible:
         output.confirm(question, as_json, lambda: write(False, planned))
@@ -244,7 +247,7 @@ def write(as_json: bool, value: RollbackPlan | RollbackReport) -> None:
 
 @contextmanager
 def carried(as_json: bool) -> Iterator[None]:
-    """Write the plan or the report that a failure carries, before the failure itself."""
+    """Write the plan or report of an error before the error itself."""
     try:
         yield
     except RollbackBlocked as error:

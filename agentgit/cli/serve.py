@@ -52,7 +52,7 @@ def serve(
 ) -> None:
     """Serve the web pages and the HTTP API."""
     try:
-        # Late and by its name: no face knows another one, and neither needs the extra of the other.
+        # Imported late and by name, because `cli` must not import `web`, and works without the extra `server`.
         serving = importlib.import_module("agentgit.web.server")
     except ModuleNotFoundError as error:
         if error.name not in NEEDS:
@@ -94,7 +94,7 @@ def mcp(
 
 def _server() -> ModuleType:
     try:
-        return importlib.import_module("agentgit.mcp.server")  # a face knows no other face
+        return importlib.import_module("agentgit.mcp.server")  # by name, because `cli` must not import `mcp`
     except ModuleNotFoundError as error:
         if error.name != "mcp":
             raise

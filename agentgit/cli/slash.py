@@ -1,4 +1,4 @@
-"""The slash commands of the chat: their forms, and the parser of a line. Pure."""
+"""The slash commands of the chat: their syntax, and the parser of a line. Does no input or output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FORCE, YES, SYNC, RESOLVE = "--force", "--yes", "--sync", "--resolve"
 EVERYWHERE, AFTER, RESULT = "--all-branches", "--after", "--result"
 
 MANY = "..."
-"""The end of the last word of a command that takes any number of words."""
+"""The suffix of the last word in the syntax of a command that takes any number of words."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class SlashForm:
 
     Args:
         name: Its name, in one or two words.
-        words: The words that may follow, optional ones in square brackets; the last one may stand for several.
+        words: The words that may follow, optional ones in square brackets; `...` ends one that may repeat.
         options: Its options; each with the name of its value, or an empty text if it has none.
         help: Its purpose, in a sentence.
     """
@@ -45,7 +45,7 @@ class SlashForm:
         return sum(not word.startswith("[") for word in self.words)
 
     def takes(self, count: int) -> bool:
-        """Return whether so many words may follow."""
+        """Return whether the command accepts this number of words."""
         many = bool(self.words) and self.words[-1].endswith(MANY)
         return count >= self.needed and (many or count <= len(self.words))
 
@@ -105,14 +105,14 @@ NOTES = (
     "PLACE is a checkpoint, like main#3, HEAD~1, a name or an id. --yes: do not ask.",
     "--force: keep what cannot be reversed, and restore files that others changed.",
 )
-"""The text of the help below the commands."""
+"""The lines that the help shows below the commands."""
 
 _BY_NAME = {form.name: form for form in FORMS}
 
 
 @dataclass(frozen=True)
 class SlashOrder:
-    """A command as it was written.
+    """A parsed slash command.
 
     Args:
         form: The form of the command.
@@ -132,7 +132,7 @@ class SlashOrder:
         """Return the first word as a number from 1; None if there is none.
 
         Raises:
-            InvalidInput: It is something else.
+            InvalidInput: The word is not a positive number.
         """
         word = self.word(0)
         if word is not None and not (word.isascii() and word.isdigit() and len(word) < 17 and int(word) > 0):
@@ -141,7 +141,7 @@ class SlashOrder:
 
 
 def parse(line: str) -> SlashOrder:
-    """Read a line that begins with a slash.
+    """Parse a line that begins with a slash.
 
     Args:
         line: The line; names that contain spaces are quoted.
@@ -167,7 +167,7 @@ def parse(line: str) -> SlashOrder:
 
 
 def _form(written: Sequence[str]) -> tuple[SlashForm, Sequence[str]]:
-    """Find the command in the first two words, or in the first."""
+    """Find the command that the first two words, or the first, name; return it with the remaining words."""
     for count in (2, 1):
         name = " ".join(written[:count]).lower()
         form = _BY_NAME.get(ALIASES.get(name, name))
@@ -182,7 +182,7 @@ def _form(written: Sequence[str]) -> tuple[SlashForm, Sequence[str]]:
 
 
 def _sorted(form: SlashForm, rest: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the words and the options apart."""
+    """Separate the words from the options."""
     words: list[str] = []
     options: dict[str, str] = {}
     left = iter(rest)
@@ -201,7 +201,7 @@ def _sorted(form: SlashForm, rest: Sequence[str]) -> tuple[list[str], dict[str, 
 
 
 def offer(before: str, word: str) -> list[str]:
-    """Return the commands, or the second words and options of one, that a word may become.
+    """Return the completions of a word: commands, or the second words and options of one.
 
     Args:
         before: The line up to the word.
@@ -224,7 +224,7 @@ def offer(before: str, word: str) -> list[str]:
 
 
 def lines(width: int) -> list[Line]:
-    """Draw the help.
+    """Return the help as lines.
 
     Args:
         width: The longest line, in terminal cells.

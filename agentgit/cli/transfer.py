@@ -104,7 +104,7 @@ def _is_session(repo: Repository, word: str) -> bool:
 
 
 def _meant(repo: Repository, words: list[str]) -> tuple[Session, str | None, Checkpoint | None]:
-    """Read `[SESSION[@BRANCH] [PLACE]]`."""
+    """Parse `[SESSION[@BRANCH] [PLACE]]`."""
     if len(words) > 2:
         raise InvalidInput(f"{' '.join(words)}: write at most a session, a place and a file; put quotes around a name.")
     session, branch = references.path(repo, words[0] if words else None)
@@ -123,7 +123,7 @@ def _tell(what: str, carried: Carried, *, as_json: bool, piped: bool = False) ->
 
 
 STEP = 200
-"""The number of graph checkpoints of a long thread between two lines of progress, where there is no terminal."""
+"""The number of graph checkpoints between two progress lines of a long thread, if there is no terminal."""
 
 
 def import_langgraph(
@@ -146,7 +146,7 @@ def import_langgraph(
         report = repo.import_langgraph(source, thread, progress, session_prefix=session_prefix, on_error="continue")
     output.emit(as_json, report.to_dict, lambda _: transfer.import_lines(report))
     for one in report.failed:
-        raise typer.Exit(one.error.exit_code if one.error else 1)  # that of the first one that failed
+        raise typer.Exit(one.error.exit_code if one.error else 1)  # the exit code of the first failed thread
 
 
 @contextmanager
@@ -176,7 +176,7 @@ def _progress(as_json: bool) -> Iterator[Callable[[Progress], None] | None]:
 
 
 class _Lines:
-    """Says which thread is read, and of a long one how far it is."""
+    """Writes progress as lines: one for each thread, and more for a long thread."""
 
     def __init__(self) -> None:
         self._said = 0

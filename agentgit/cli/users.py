@@ -87,7 +87,10 @@ def _one(as_json: bool, found: Any, said: str) -> None:
 
 
 def _password() -> str:
-    """Ask for a password, or read it from a pipe; it is never an argument, which other users of the machine see."""
+    """Ask for a password, or read it from a pipe.
+
+    It is never a command-line argument, because other users of the machine can see those.
+    """
     return getpass("Password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
 
 

@@ -1,4 +1,4 @@
-"""`agentgit workspace`: the snapshots of a folder, without any agent: save, list, show, restore, diff, delete, undo."""
+"""`agentgit workspace`: snapshots of a folder, without an agent: save, list, show, restore, diff, delete, undo."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def undo(
         output.emit(as_json, done.to_dict, lambda _: files.restored_lines(done))
 
 
-# -- what they share
+# -- shared helpers
 
 
 @contextmanager
@@ -186,7 +186,11 @@ def _found(workspace: Workspace, ref: str) -> FileCheckpoint:
 
 
 def _require_saved(plan: RestorePlan) -> None:
-    """Refuse to touch what changed and was not saved since."""
+    """Refuse a restore that would change files modified since the last snapshot.
+
+    Raises:
+        WorkspaceChanged: The plan would restore or delete such a file.
+    """
     touched = sorted({*plan.restore, *plan.delete} & set(plan.changed))
     if touched:
         raise WorkspaceChanged(

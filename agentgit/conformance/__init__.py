@@ -1,7 +1,7 @@
 """Checks to run before you trust agentgit's data to a PostgreSQL-compatible server.
 
-Each rule is a function whose docstring says what must be so. `python -m agentgit.conformance URL` runs them all against
-an empty database, and a backend's own tests run them one by one:
+Each rule is a function whose docstring states the requirement. `python -m agentgit.conformance URL` checks all rules
+on an empty database. The tests of a backend can check them one by one:
 
     @pytest.mark.parametrize("rule", RULES, ids=str)
     def test_the_store_keeps_its_contract(rule):

@@ -1,4 +1,4 @@
-"""`python -m agentgit.conformance URL`: check that a database keeps the rules; exit with 1 if one is not kept."""
+"""`python -m agentgit.conformance URL`: check a database against all rules; exit with 1 if one is broken."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentgit.conformance import RULES, check
 
 
 def main() -> int:
-    """Check all rules, and print what became of each."""
+    """Check all rules, print the results, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m agentgit.conformance",
         description="Check that a database keeps the rules that agentgit needs. Give an empty one: sessions are left.",
@@ -22,7 +22,7 @@ def main() -> int:
     except agentgit.AgentGitError as error:
         parser.exit(error.exit_code, f"{error}\n")
     report = check(lambda: agentgit.open(where), RULES)
-    print(report)  # noqa: T201  # a command
+    print(report)  # noqa: T201  # the output of a command
     return 0 if report.is_kept else 1
 
 

@@ -1,4 +1,4 @@
-"""Rules about LangGraph's checkpoints: the contract of its savers, and what is left when all of that was done."""
+"""Rules about LangGraph's checkpoints: the contract of its savers, and a consistent database after all checks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def is_a_whole_saver(trial: Trial) -> None:
     if find_spec("langgraph.checkpoint.conformance") is None:
         raise NotCheckable("LangGraph's suite is not installed. Run: pip install langgraph-checkpoint-conformance")
     suite = importlib.import_module("langgraph.checkpoint.conformance")
-    saver = importlib.import_module("agentgit.saver.saver").SQLModelSaver  # late: LangGraph takes a second
+    saver = importlib.import_module("agentgit.saver.saver").SQLModelSaver  # loading LangGraph takes a second
 
-    @suite.checkpointer_test(name="SQLModelSaver")  # type: ignore[untyped-decorator]  # it is imported late
+    @suite.checkpointer_test(name="SQLModelSaver")  # type: ignore[untyped-decorator]  # the suite is optional
     async def make() -> AsyncIterator[Any]:
         yield saver(trial.repo.context.store.database)
 
@@ -29,7 +29,7 @@ def is_a_whole_saver(trial: Trial) -> None:
 
 
 def leaves_all_sound(trial: Trial) -> None:
-    """After all of this nothing in the database contradicts anything else."""
+    """After all other checks, the contents of the database are consistent."""
     checked = trial.repo.maintenance.fsck(3)
     expect(checked.is_sound, "; ".join(str(finding) for finding in checked.findings[:3]))
 

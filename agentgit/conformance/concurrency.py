@@ -1,4 +1,4 @@
-"""Rules about transactions, and about many writers at once: one gets what all want, and no other write is lost."""
+"""Rules about transactions and concurrent writers: an exclusive claim has one winner, and no write is lost."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from agentgit.values import as_object
 
 
 class _Stop(Exception):
-    """Breaks a transaction off."""
+    """Aborts a transaction."""
 
 
 def leave_nothing_if_they_fail(trial: Trial) -> None:
-    """Of a transaction that raises nothing stays, and what it raised arrives as it was."""
+    """A transaction that raises stores nothing, and the caller receives the exception unchanged."""
     branch_id, store = trial.branch(), trial.repo.context.store
 
     def fail(connection: Connection) -> None:
@@ -41,7 +41,7 @@ def leave_nothing_if_they_fail(trial: Trial) -> None:
 
 
 def are_kept(trial: Trial) -> None:
-    """Committed changes are there for whoever opens the database then, with the handle that wrote them closed."""
+    """Committed changes are visible to new connections, also after the repository that wrote them is closed."""
     branch_id = trial.branch()
     first = trial.another()
     first.context.store.database.write(
@@ -52,10 +52,10 @@ def are_kept(trial: Trial) -> None:
 
 
 def are_seen_whole(trial: Trial) -> None:
-    """Nobody sees what another transaction has not committed, and a reader sees it after that."""
+    """No reader sees uncommitted changes of another transaction, and every reader sees them after the commit."""
     branch_id, store, other = trial.branch(), trial.repo.context.store, trial.another()
     if store.database.in_memory:
-        return  # it has one connection, whose users take turns
+        return  # an in-memory database has one connection, so its users take turns
     seen = []
 
     def write(connection: Connection) -> None:
@@ -69,7 +69,7 @@ def are_seen_whole(trial: Trial) -> None:
 
 
 def run_again(trial: Trial) -> None:
-    """A transaction that another one was in the way of runs again, and is stored once."""
+    """A transaction that conflicts with another one runs again, and its changes are stored once."""
     branch_id, store, runs = trial.branch(), trial.repo.context.store, []
 
     def write(connection: Connection) -> None:
@@ -84,7 +84,7 @@ def run_again(trial: Trial) -> None:
 
 
 def see_one_moment(trial: Trial) -> None:
-    """A reader that asks for one moment sees nothing that is committed later."""
+    """A snapshot read sees nothing that is committed after it began."""
     branch_id, store, other = trial.branch(), trial.repo.context.store, trial.another()
     if store.database.in_memory:
         return
@@ -106,16 +106,16 @@ _TRANSACTIONS = (leave_nothing_if_they_fail, are_kept, are_seen_whole, run_again
 TRANSACTION_RULES = tuple(Rule("transactions", run) for run in _TRANSACTIONS)
 
 WRITERS = 6
-"""The number of writers that want the same at once."""
+"""The number of writers that compete at the same time."""
 
 EACH = 4
-"""The number of times that each writer tries."""
+"""The number of writes of each writer."""
 
 WAIT_SECONDS = 60
 
 
 def _at_once(trial: Trial, work: Callable[[Repository, int], object]) -> list[object]:
-    """Let several do something at the same moment, each with connections of its own; give what they got or raised."""
+    """Run the work of all writers at once, each with its own connections; return the results or conflicts."""
     repos, start = [trial.another() for _ in range(WRITERS)], Barrier(WRITERS)
 
     def one(number: int) -> object:
@@ -134,7 +134,7 @@ def _won(found: list[object]) -> int:
 
 
 def one_takes_a_branch(trial: Trial) -> None:
-    """Of many that want to run a branch one gets it; the others get a Conflict that has its head."""
+    """If many runs acquire a branch at once, one succeeds, and the others get a Conflict with the branch's head."""
     branch_id = trial.branch()
     trial.repo.context.store.database.write(
         lambda c: trial.repo.context.store.checkpoints.add(
@@ -155,7 +155,7 @@ def one_takes_a_branch(trial: Trial) -> None:
 
 
 def late_ones_are_fenced(trial: Trial) -> None:
-    """A run that lost a branch to another run no longer holds it, even after that run has ended."""
+    """A run whose branch was acquired by another run no longer holds it."""
     branch_id, store = trial.branch(), trial.repo.context.store
     write, sessions = store.database.write, store.sessions
     first = write(lambda c: sessions.acquire(c, branch_id, "conformance|1|0|0"))
@@ -167,7 +167,7 @@ def late_ones_are_fenced(trial: Trial) -> None:
 
 
 def one_reverses_a_call(trial: Trial) -> None:
-    """Of many that want to reverse a call one gets it, and a status that may not follow is refused."""
+    """If many writers reverse a call at once, one succeeds; an invalid change of a call's status is refused."""
     branch_id, store = trial.branch(), trial.repo.context.store
     intent = Intent(
         session_id=trial.repo.session(trial.name).id,
@@ -200,7 +200,7 @@ def one_reverses_a_call(trial: Trial) -> None:
 
 
 def no_checkpoint_is_lost(trial: Trial) -> None:
-    """Checkpoints that many make on one branch are all there, numbered without a gap, and the head is the last."""
+    """Checkpoints that writers create on one branch at once are all stored, with gapless numbers up to the head."""
     branch_id = trial.branch()
 
     def make(repo: Repository, number: int) -> None:
@@ -241,7 +241,7 @@ def no_fact_is_lost(trial: Trial) -> None:
 
 
 def one_session_is_made(trial: Trial) -> None:
-    """Many that make a session of the same name find one and the same, with one branch and a whole trail."""
+    """If many writers create a session of the same name, all get one session, with one branch and an intact trail."""
     found = _at_once(trial, lambda repo, number: repo.session(trial.name, create=True).id)
     expect(len(set(found)) == 1, f"{len(set(found))} sessions have the same name.")
     expect(len(trial.repo.session(trial.name).branches()) == 1, "The session has more than one branch.")

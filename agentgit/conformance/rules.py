@@ -12,25 +12,25 @@ from agentgit.repository import Repository
 from agentgit.store.sql.ids import new_id
 
 Opener = Callable[[], Repository]
-"""Opens the database anew; what it gives is closed after use."""
+"""A function that opens the database with new connections; the check closes the repository."""
 
 OK, FAILED, LEFT_OUT = "ok", "FAILED", "left out"
 
 
 class Breach(AssertionError):
-    """A rule is not kept; the text says how that was seen."""
+    """A rule is broken; the message gives the evidence."""
 
 
 class NotCheckable(Exception):
-    """A rule cannot be checked here; the text says why."""
+    """A rule cannot be checked here; the message says why."""
 
 
 class Trial:
-    """One check: repositories on the database, and names that nothing there has yet.
+    """The context of one check: repositories on the database, and a name that is unused there.
 
     Args:
         opener: A function that opens the database.
-        stack: The stack that closes what was opened.
+        stack: The exit stack that closes the repositories.
     """
 
     def __init__(self, opener: Opener, stack: ExitStack) -> None:
@@ -39,22 +39,22 @@ class Trial:
         self.repo = self.another()
 
     def another(self) -> Repository:
-        """Open the database once more, with connections of its own."""
+        """Open the database again, with separate connections."""
         return self._stack.enter_context(self._opener())
 
     def branch(self) -> int:
-        """Make a session of its own; give the id of its branch."""
+        """Create the session of this check if necessary, and return the id of its branch."""
         self.repo.session(self.name, create=True)
         return self.repo.session(self.name).branch().id
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that must be so.
+    """One requirement on a database.
 
     Args:
         group: The subject of the rule.
-        run: Checks it; raises `Breach` if it is not kept.
+        run: The function that checks the rule, and raises `Breach` if it is broken. Its docstring is the rule's text.
     """
 
     group: str
@@ -62,21 +62,21 @@ class Rule:
 
     @property
     def text(self) -> str:
-        """The text of the rule."""
+        """The text of the rule, on one line."""
         return " ".join((inspect.getdoc(self.run) or "").split())
 
     def __str__(self) -> str:
         return f"{self.group}-{self.run.__name__}"
 
     def check(self, opener: Opener) -> None:
-        """Check it on a database.
+        """Check the rule on a database.
 
         Args:
-            opener: Opens the database anew each time.
+            opener: A function that opens the database with new connections.
 
         Raises:
-            Breach: It is not kept.
-            LeftOut: It cannot be checked here.
+            Breach: The rule is broken.
+            NotCheckable: The rule cannot be checked here.
         """
         with ExitStack() as stack:
             self.run(Trial(opener, stack))
@@ -122,11 +122,11 @@ class Report:
 
 
 def check(opener: Opener, rules: Iterable[Rule]) -> Report:
-    """Check rules on a database, each on its own: one that fails keeps no other from being checked.
+    """Check rules on a database; a rule that fails does not stop the others.
 
     Args:
-        opener: Opens the database anew each time; it should hold nothing that is needed.
-        rules: The rules to check; `RULES` has all.
+        opener: A function that opens the database with new connections. The checks leave sessions in it.
+        rules: The rules to check; `RULES` contains all.
     """
     return Report(tuple(_result(rule, opener) for rule in rules))
 
@@ -136,24 +136,24 @@ def _result(rule: Rule, opener: Opener) -> Result:
         rule.check(opener)
     except NotCheckable as reason:
         return Result(rule, LEFT_OUT, str(reason))
-    except Exception as error:  # noqa: BLE001  # whatever a backend raises breaks the rule, and is told
+    except Exception as error:  # noqa: BLE001  # any exception of a backend breaks the rule, and is reported
         told = str(error) if isinstance(error, Breach) else f"{type(error).__name__}: {error}"
         return Result(rule, FAILED, told)
     return Result(rule, OK)
 
 
 def expect(kept: object, why: str) -> None:
-    """Break off if something is not so.
+    """Require that a condition is true.
 
     Raises:
-        Breach: It is not.
+        Breach: The condition is false.
     """
     if not kept:
         breach(why)
 
 
 def breach(why: str) -> NoReturn:
-    """Raise `Breach`: a rule is not kept."""
+    """Raise `Breach`, because a rule is broken."""
     raise Breach(why)
 
 
@@ -162,11 +162,11 @@ def refused(work: Callable[[], object], by: type[Exception], why: str) -> None:
 
     Args:
         work: A function that tries the operation.
-        by: The exception that it has to raise.
-        why: The meaning, if the operation is not refused.
+        by: The exception that the operation must raise.
+        why: The evidence for `Breach`, if the operation succeeds.
 
     Raises:
-        Breach: The operation was done.
+        Breach: The operation succeeded.
     """
     try:
         work()

@@ -1,4 +1,4 @@
-"""Rules about the schema, and about values: what is read is what was written, to the last bit."""
+"""Rules about the schema, and about values: each value is read back exactly as it was written."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _keys(connection: Connection, name: str) -> dict[str, Any]:
 
 
 def refuses_doubles(trial: Trial) -> None:
-    """A second row with the same unique key is refused, and the transaction that brought it leaves nothing."""
+    """A second row with the same unique key is refused, and its transaction stores nothing."""
     trial.branch()
     store, user = trial.repo.context.store, trial.repo.user.id
     refused(
@@ -60,7 +60,7 @@ def refuses_doubles(trial: Trial) -> None:
 
 
 def refuses_orphans(trial: Trial) -> None:
-    """A row cannot refer to one that is not there."""
+    """A row cannot refer to a row that does not exist."""
     store = trial.repo.context.store
     refused(
         lambda: store.database.write(lambda c: store.sessions.create_branch(c, new_id(), "main")),
@@ -70,7 +70,7 @@ def refuses_orphans(trial: Trial) -> None:
 
 
 def keeps_tenants_apart(trial: Trial) -> None:
-    """The same id may be used by two tenants, and what is read of one is never the other's."""
+    """Two tenants may use the same id, and a tenant never reads the other's rows."""
     branch_id, store = trial.branch(), trial.repo.context.store
     other, theirs = store.tenant_id + 1, f"{trial.name}-theirs"
 
@@ -129,19 +129,19 @@ TEXTS = (
 """Texts that some database or driver has changed or refused."""
 
 HUGE = 3 * 2**20
-"""Bytes of a value that is stored in several rows."""
+"""The size in bytes of a value that is stored in several rows."""
 
 NOTHING = Snapshot(graph_checkpoint_id=None, state_hash=b"", position=0, message_count=0)
 
 
 def _point(trial: Trial, branch_id: int, label: Label) -> int:
-    """Make a checkpoint of a branch where nothing was said."""
+    """Create a checkpoint without a conversation on a branch; return its id."""
     store = trial.repo.context.store
     return store.database.write(lambda c: store.checkpoints.add(c, branch_id, NOTHING, label))
 
 
 def keep_text(trial: Trial) -> None:
-    """Any text comes back as it was, with U+0000, lone surrogates, backslashes and in any length."""
+    """Any text is read back unchanged, including U+0000, lone surrogates, backslashes and long texts."""
     branch_id, user = trial.branch(), trial.repo.user.id
     for text in TEXTS:
         made = _point(trial, branch_id, Label(kind="named", user_id=user, name="t", description=text, data={"t": text}))
@@ -151,7 +151,7 @@ def keep_text(trial: Trial) -> None:
 
 
 def keep_times(trial: Trial) -> None:
-    """A time comes back as the same moment, aware, in UTC, to the microsecond."""
+    """A time is read back as an aware datetime in UTC, and is the same moment to the microsecond."""
     branch_id, user = trial.branch(), trial.repo.user.id
     for at in (
         datetime(2026, 1, 2, 3, 4, 5, 678901, UTC),
@@ -166,7 +166,7 @@ def keep_times(trial: Trial) -> None:
 
 
 def keep_ids(trial: Trial) -> None:
-    """Ids up to 2^53 - 1 come back exact, and rows are listed in the order of their ids."""
+    """Ids up to 2^53 - 1 are read back exactly, and rows are listed in the order of their ids."""
     branch_id, user = trial.branch(), trial.repo.user.id
     wanted = sorted([new_id(), new_id(), ID_LIMIT - 1 - new_id() % 1000])
     for made in reversed(wanted):
@@ -178,7 +178,7 @@ def keep_ids(trial: Trial) -> None:
 
 
 def are_stored_once(trial: Trial) -> None:
-    """Equal values take one row, whoever stores them and how often, and a huge one comes back whole."""
+    """Equal values share one row, however often they are stored, and a huge value is read back complete."""
     value = leaf("bytes", trial.name.encode() + bytes(range(256)) * (HUGE // 256))
     for repo in (trial.repo, trial.another()):
         for _ in range(2):
@@ -193,7 +193,7 @@ def are_stored_once(trial: Trial) -> None:
 
 
 def are_checked(trial: Trial) -> None:
-    """A stored value that no longer matches its hash is told, and never given."""
+    """A stored value that no longer matches its hash raises an error, and is never returned."""
     value = leaf("bytes", trial.name.encode())
 
     def damage(connection: Connection) -> None:

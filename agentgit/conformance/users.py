@@ -1,4 +1,4 @@
-"""Rules about users: what is not theirs is not there, and what they may not do is refused and told."""
+"""Rules about users: other users' sessions are invisible, and forbidden actions are refused and recorded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentgit.repository import Repository
 
 
 def _two(trial: Trial) -> tuple[Repository, Repository]:
-    """Make two users, of whom the first has a session."""
+    """Create two users; the first has a session."""
     repo = trial.repo
     owner, other = (repo.as_user(repo.users.add(f"{trial.name}-{name}")) for name in ("owner", "other"))
     owner.session(trial.name, create=True)
@@ -18,7 +18,7 @@ def _two(trial: Trial) -> tuple[Repository, Repository]:
 
 
 def see_only_their_own(trial: Trial) -> None:
-    """A user neither lists nor finds the sessions of another, by name or by id: they are not there."""
+    """A user can neither list another user's sessions nor find them by name or id."""
     owner, other = _two(trial)
     session = owner.session(trial.name)
     expect(session.id not in {one.id for one in other.sessions()}, "Another user's session is listed.")
@@ -27,7 +27,7 @@ def see_only_their_own(trial: Trial) -> None:
 
 
 def may_have_the_same_names(trial: Trial) -> None:
-    """Two users may each have a session of the same name, and each finds their own."""
+    """Two users may each have a session with the same name, and each finds their own."""
     owner, other = _two(trial)
     made = other.session(trial.name, create=True)
     expect(made.id != owner.session(trial.name).id, "Two users have one session.")
@@ -35,7 +35,7 @@ def may_have_the_same_names(trial: Trial) -> None:
 
 
 def do_what_their_role_allows(trial: Trial) -> None:
-    """Whom a session is shared with sees it and does no more than the role allows; unshared, it is not there again."""
+    """A user sees a session shared with them, may do only what the role allows, and loses access when unshared."""
     owner, other = _two(trial)
     ref = f"{owner.user.name}/{trial.name}"
     owner.session(trial.name).sharing.share(other.user.name, role="viewer")

@@ -1,4 +1,4 @@
-"""A demo without a key and without network: a scripted model, a shop whose orders are real, and a story told in it."""
+"""A demo that needs no API key and no network: a scripted model, a shop with a real database, and a story in it."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ __all__ = [
 
 
 class ScriptedModel(BaseChatModel):
-    """A chat model that answers from the conversation alone, so that it answers rightly on every branch.
+    """A chat model whose answer depends only on the conversation, so that it is right on every branch.
 
     Args:
-        replies: The answers; the first where the conversation has no AI message yet, the second after one, …
-        rule: A function that makes the answer from the messages, instead of `replies`.
+        replies: The answers: the first if the conversation has no AI message yet, the second after one, …
+        rule: A function that returns the answer to the messages; if given, `replies` is not used.
 
     Example:
         >>> ScriptedModel(replies=["hello"]).invoke("hi").content
@@ -66,7 +66,7 @@ class ScriptedModel(BaseChatModel):
         return "scripted"
 
     def bind_tools(self, tools: Any, **kwargs: Any) -> Runnable[Any, AIMessage]:
-        """Return the model itself: what it calls is in its script."""
+        """Return the model itself, because its script decides which tools it calls."""
         return self
 
     def _generate(
@@ -77,7 +77,7 @@ class ScriptedModel(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         reply = self.rule(messages) if self.rule else self._reply(messages)
-        # Fresh ids, because a message with an id that is there already would replace that one.
+        # New ids, because a message replaces an existing message with the same id.
         calls = [{**call, "id": call["id"] or f"call-{uuid4().hex[:8]}"} for call in reply.tool_calls]
         fresh = reply.model_copy(update={"id": f"ai-{uuid4().hex[:8]}", "tool_calls": calls})
         return ChatResult(generations=[ChatGeneration(message=fresh)])
@@ -108,13 +108,13 @@ HELP = "Say: what do you have? / order two chairs / note that I am in a hurry / 
 
 
 def _sum(messages: Sequence[BaseMessage], name: str, key: str) -> int:
-    """Add up a number in all results of one tool in this conversation."""
+    """Add up a number in all successful results of one tool in this conversation."""
     results = (m for m in messages if isinstance(m, ToolMessage) and m.name == name and m.status == "success")
     return sum(json.loads(str(m.content))[key] for m in results)
 
 
 def _calls(text: str, messages: Sequence[BaseMessage]) -> Iterator[ToolCall]:
-    """Understand a wish: which tools are to be called, all at once."""
+    """Yield the tool calls that a user's text asks for."""
     for number, item in WISH.findall(text.lower()):
         quantity = NUMBERS.get(number) or int(number)
         yield ToolCall(name="create_order", args={"item": item, "quantity": quantity}, id=None)
@@ -130,7 +130,7 @@ def _calls(text: str, messages: Sequence[BaseMessage]) -> Iterator[ToolCall]:
 
 
 def clerk(messages: Sequence[BaseMessage]) -> AIMessage:
-    """Answer as the shop's clerk: call tools for a wish, then tell what they gave.
+    """Answer as the shop's clerk: call tools for a request, then report their results.
 
     Args:
         messages: The conversation, oldest first.
@@ -156,10 +156,10 @@ def _told(message: ToolMessage) -> str:
 
 
 def build(shop: str | Path = "shop.db") -> CompiledStateGraph[MessagesState, None, MessagesState, MessagesState]:
-    """Build the demo's agent, an ordinary LangGraph graph that knows nothing of agentgit.
+    """Build the demo's agent, an ordinary LangGraph graph that does not use agentgit.
 
     Args:
-        shop: The path of the shop's SQLite file; it is made if it is not there.
+        shop: The path of the shop's SQLite file; it is created if it does not exist.
     """
     shop_tools = tools(open_shop(shop))
     model = ScriptedModel(rule=clerk).bind_tools(shop_tools)
@@ -173,7 +173,7 @@ def build(shop: str | Path = "shop.db") -> CompiledStateGraph[MessagesState, Non
     graph.add_edge(START, "model")
     graph.add_conditional_edges("model", tools_condition)
     graph.add_edge("tools", "model")
-    # One call after the other: which of two comes first on the tool track is then the same each time.
+    # One call at a time, so that the calls have the same order on the tool track in every run.
     return graph.compile().with_config(max_concurrency=1)
 
 
@@ -185,12 +185,12 @@ PLACE = "before the table"
 
 
 def story(database: str | Path | None, shop: str | Path, say: Say) -> None:
-    """Demonstrate agentgit by using it: every fact is read from the session's database or from the shop.
+    """Run the demo. Every fact that it shows is read from the session's database or from the shop.
 
     Args:
-        database: The place of the session, as for `agentgit.open`; the session stays there to look at.
+        database: The database of the session, as for `agentgit.open`. The session is kept there.
         shop: The path of the shop's SQLite file; it is created if it does not exist.
-        say: A function that takes a line, or a block of lines, at a time.
+        say: A function that receives the output, one line or block of lines at a time.
 
     Raises:
         AgentGitError: The database or the shop cannot be used.
@@ -208,13 +208,13 @@ def story(database: str | Path | None, shop: str | Path, say: Say) -> None:
 
 
 def tell(repo: Repository, shop: str | Path, say: Say, *, database: str | Path | None) -> None:
-    """Run the story in a repository that is open.
+    """Run the demo in an open repository.
 
     Args:
         repo: The repository that keeps the session.
-        shop: As `story` takes it.
-        say: As `story` takes it.
-        database: The name of the repository on the command line.
+        shop: The path of the shop's SQLite file, as `story` takes it.
+        say: A function that receives the output, as `story` takes it.
+        database: The database for the printed commands; None is the default.
     """
     graph = build(shop)
     older = {order.id for order in orders(shop)}
@@ -281,7 +281,7 @@ def _show(code: str, comment: str, outcome: object, say: Say) -> None:
 
 
 def _option(database: str | Path | None) -> str:
-    """Write the option that leads the command line to this database, without its password; nothing for the default."""
+    """Return the `--db` option for this database, without its password; empty for the default database."""
     if database is None or str(database) == (os.environ.get(ENVIRONMENT) or DEFAULT):
         return ""
     where = parse_url(database).render_as_string(hide_password=True) if "://" in str(database) else str(database)

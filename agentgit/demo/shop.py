@@ -1,4 +1,4 @@
-"""The world of the demo: a shop in a SQLite file, the tools that act on it, and what takes their effects back."""
+"""The world of the demo: a shop in a SQLite file, the tools that act on it, and their undo functions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from agentgit.effects import Effect, compensable, reversible
 from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
 
 SHOP = "AGENTGIT_DEMO_SHOP"
-"""The environment variable that says where the shop is, if it has moved since a call was recorded."""
+"""The environment variable with the path of the shop, if its file was moved after a call was recorded."""
 
 CATALOGUE = {"chair": 40, "table": 120, "lamp": 25, "sofa": 300}
-"""The goods of the shop, with the price of one in euros."""
+"""The items of the shop, each with its unit price in euros."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS catalogue (item TEXT PRIMARY KEY, price INTEGER NOT NULL);
@@ -36,7 +36,7 @@ FROM catalogue WHERE item = :item RETURNING id, price
 
 
 class Order(NamedTuple):
-    """An order as the shop has it; `price` is in euros, `status` is `open` or `cancelled`."""
+    """An order in the shop. `price` is in euros; `status` is `open` or `cancelled`."""
 
     id: str
     item: str
@@ -50,7 +50,7 @@ class Order(NamedTuple):
 
 @contextmanager
 def _opened(shop: str | Path) -> Iterator[sqlite3.Connection]:
-    """Open a connection whose changes are kept if nothing is raised."""
+    """Open a connection whose changes are committed unless the block raises."""
     if not Path(shop).is_file():
         raise NotFound(f"There is no shop at {shop}. Set {SHOP} to its path.")
     with closing(sqlite3.connect(shop, timeout=30)) as connection, connection:
@@ -58,14 +58,14 @@ def _opened(shop: str | Path) -> Iterator[sqlite3.Connection]:
 
 
 def open_shop(shop: str | Path) -> str:
-    """Make the shop's tables if they are not there, and give the absolute path of its file.
+    """Create the shop's tables if they do not exist, and return the absolute path of its file.
 
     Args:
         shop: The path of a SQLite file.
 
     Raises:
-        InvalidInput: The file is something else; it was not touched.
-        Unavailable: The file cannot be opened or made.
+        InvalidInput: The file is not a shop; it was not changed.
+        Unavailable: The file cannot be opened or created.
     """
     path = Path(shop).absolute()
     try:
@@ -83,7 +83,7 @@ def open_shop(shop: str | Path) -> str:
 
 
 def orders(shop: str | Path) -> list[Order]:
-    """Read the shop's orders, by item.
+    """Return the shop's orders, sorted by item.
 
     Raises:
         NotFound: There is no such shop.
@@ -94,7 +94,7 @@ def orders(shop: str | Path) -> list[Order]:
 
 
 def counted(n: int, noun: str) -> str:
-    """Write a number of things.
+    """Format a number with a noun.
 
     Example:
         >>> counted(1, "chair"), counted(2, "chair")
@@ -104,7 +104,9 @@ def counted(n: int, noun: str) -> str:
 
 
 def tools(shop: str) -> list[BaseTool]:
-    """Make the tools that act on a shop; each result says which shop it was, so that it can be undone after a restart.
+    """Return the tools that act on a shop.
+
+    The results of orders and payments contain the path of the shop, so that they can be undone after a restart.
 
     Args:
         shop: The absolute path of the shop's file, from `open_shop`.
@@ -119,7 +121,7 @@ def tools(shop: str) -> list[BaseTool]:
 
     @tool
     def create_order(item: str, quantity: int) -> dict[str, Any]:
-        """Order something."""
+        """Order a quantity of one item."""
         if quantity < 1:
             raise InvalidInput(f"Order at least one {item}.")
         with _opened(shop) as connection:
@@ -137,14 +139,14 @@ def tools(shop: str) -> list[BaseTool]:
 
     @tool
     def send_mail(to: str, text: str) -> dict[str, Any]:
-        """Send a mail."""
+        """Send an email."""
         with _opened(shop) as connection:
             connection.execute("INSERT INTO outbox VALUES (NULL, ?, ?)", [to, text])
         return {"to": to, "text": text}
 
     @tool
     def add_note(text: str) -> dict[str, Any]:
-        """Keep a note about the customer."""
+        """Save a note about the customer."""
         with _opened(shop) as connection:
             connection.execute("INSERT INTO notes VALUES (NULL, ?)", [text])
         return {"text": text}
@@ -153,29 +155,29 @@ def tools(shop: str) -> list[BaseTool]:
 
 
 def cancel_order(args: dict[str, Any], result: dict[str, Any]) -> None:
-    """Undo `create_order`, from what was recorded of it alone.
+    """Undo `create_order`, using only the recorded call.
 
     Args:
-        args: Its arguments.
-        result: Its return value.
+        args: The recorded arguments.
+        result: The recorded result.
 
     Raises:
-        NotFound: The shop is not where it was, nor where the environment variable `AGENTGIT_DEMO_SHOP` says.
+        NotFound: The shop is not at its recorded path, or at the path in the environment variable `AGENTGIT_DEMO_SHOP`.
         Conflict: The order is not open, so there is nothing to cancel.
     """
     _take_back(result, "UPDATE orders SET status = 'cancelled' WHERE id = ? AND status = 'open'", "order")
 
 
 def refund(args: dict[str, Any], result: dict[str, Any]) -> None:
-    """Make up for `charge_card`: the payment stays in the books, as refunded.
+    """Compensate for `charge_card`: the payment stays in the books as refunded.
 
     Args:
-        args: Its arguments.
-        result: Its return value.
+        args: The recorded arguments.
+        result: The recorded result.
 
     Raises:
-        NotFound: The shop is not where it was, nor where the environment variable `AGENTGIT_DEMO_SHOP` says.
-        Conflict: The payment was refunded before.
+        NotFound: The shop is not at its recorded path, or at the path in the environment variable `AGENTGIT_DEMO_SHOP`.
+        Conflict: The payment was already refunded.
     """
     _take_back(result, "UPDATE payments SET status = 'refunded' WHERE id = ? AND status = 'charged'", "payment")
 
@@ -194,4 +196,4 @@ EFFECTS: dict[str, Effect | str] = {
     "charge_card": compensable(refund),
     "send_mail": "irreversible",
 }
-"""The effects of the tools on the world. Nobody declared `add_note`: every report will say so."""
+"""The effects of the tools. `add_note` is undeclared, and every report says so."""

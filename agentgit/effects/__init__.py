@@ -1,4 +1,4 @@
-"""Effects: what tools do to the world, what was called, and what a rollback would do about it. Pure, no IO."""
+"""Effects of tools on the outside world, recorded calls, and the plans and reports of rollbacks. Pure: no I/O."""
 
 from agentgit.effects.effects import Effect, compensable, effect, reversible
 from agentgit.effects.invocation import ToolInvocation, idempotency_key

@@ -1,4 +1,4 @@
-"""Declarations about the tools of one agent, from all the places where they can be made, MCP annotations too."""
+"""Effect declarations for the tools of one agent, from every source, including MCP annotations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentgit.effects.invocation import identity
 from agentgit.errors import InvalidInput
 
 PLACES = ((), ("annotations",), ("mcp", "annotations"), ("mcp", "tool", "annotations"))
-"""The places of annotations in a tool's metadata: langchain-mcp-adapters, others, langchain.mcp, in this order."""
+"""Paths to MCP annotations in a tool's metadata: of langchain-mcp-adapters, other libraries, and langchain.mcp."""
 
 READS, DESTROYS = ("readOnlyHint", "read_only_hint"), ("destructiveHint", "destructive_hint")
 KEYS = frozenset({*READS, *DESTROYS, *(path[0] for path in PLACES if path)})
@@ -19,11 +19,13 @@ KEYS = frozenset({*READS, *DESTROYS, *(path[0] for path in PLACES if path)})
 
 @dataclass(frozen=True)
 class Hints:
-    """The explicit annotations of a server about a tool; the defaults that MCP assumes for missing ones do not count.
+    """The annotations that an MCP server sets explicitly on a tool.
+
+    MCP's defaults for missing annotations are ignored.
 
     Args:
-        read_only: False if the server says that the tool is not read-only, True if it says that it is.
-        destructive: True if the server says that the tool may destroy something.
+        read_only: The server's `readOnlyHint`; None if it is not set.
+        destructive: The server's `destructiveHint`; None if it is not set.
     """
 
     read_only: bool | None = None
@@ -31,10 +33,10 @@ class Hints:
 
 
 def hints_in(metadata: Any) -> Hints:
-    """Read the annotations in a tool's metadata; where two places differ, the stricter one counts.
+    """Return the MCP annotations in a tool's metadata. If two places differ, the stricter value counts.
 
     Args:
-        metadata: The metadata as LangChain has it: a mapping or None.
+        metadata: The tool's LangChain metadata: a mapping or None.
 
     Example:
         >>> hints_in({"readOnlyHint": False, "destructiveHint": True})
@@ -43,7 +45,7 @@ def hints_in(metadata: Any) -> Hints:
         Hints(read_only=True, destructive=None)
     """
     if isinstance(metadata, Mapping) and KEYS.isdisjoint(metadata):
-        return Hints()  # as for most calls of most tools
+        return Hints()  # fast path: most tools have no annotations
     places = [place for path in PLACES if (place := _at(metadata, path)) is not None]
     read_only = [said for place in places for said in _said(place, *READS)]
     destructive = [said for place in places for said in _said(place, *DESTROYS)]
@@ -57,7 +59,7 @@ def _at(metadata: Any, path: tuple[str, ...]) -> Any:
 
 
 def _said(place: Any, *names: str) -> Iterator[bool]:
-    """Read a hint from a mapping, or from the object that an MCP library makes of it."""
+    """Yield the values of a hint, from a mapping or from the object that an MCP library makes of it."""
     for name in names:
         said = place.get(name) if isinstance(place, Mapping) else getattr(place, name, None)
         if isinstance(said, bool):
@@ -65,11 +67,11 @@ def _said(place: Any, *names: str) -> Iterator[bool]:
 
 
 def stricter(effect: Effect | None, hints: Hints) -> Effect | None:
-    """Return what is to be recorded of a tool, by what was declared and what its server says; never less strict.
+    """Return the effect to record for a tool: the declared one, made stricter if its server's hints require it.
 
     Args:
         effect: The declared effect; None for an undeclared tool.
-        hints: The hints of its server.
+        hints: The hints of the tool's server.
 
     Example:
         >>> stricter(Effect("read_only"), Hints(read_only=False)) is None
@@ -79,7 +81,7 @@ def stricter(effect: Effect | None, hints: Hints) -> Effect | None:
     """
     kind = effect.kind if effect is not None else UNDECLARED
     if kind == READ_ONLY and hints.read_only is True:
-        return effect  # both say so; MCP gives the other hint no meaning then
+        return effect  # both agree, and MCP ignores the destructive hint of a read-only tool
     if hints.destructive is True and kind in (READ_ONLY, IDEMPOTENT, UNDECLARED):
         return replace(effect, kind=IRREVERSIBLE) if effect is not None else Effect(IRREVERSIBLE)
     if kind == READ_ONLY and hints.read_only is False:
@@ -88,7 +90,7 @@ def stricter(effect: Effect | None, hints: Hints) -> Effect | None:
 
 
 ALL = "*"
-"""In the defaults of a repository: every tool of which nothing else is said."""
+"""The key in a repository's defaults for every tool that has no other declaration."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,9 @@ class Declared:
     """The effects of one agent's tools on the outside world.
 
     Args:
-        tools: The effect of every tool that the graph shows or the user names; None for an undeclared tool.
+        tools: The effect of every tool that is visible in the graph or named by the user; None for an undeclared tool.
         defaults: The repository's declarations for all other tools, by name or `*`.
-        bare: For tools whose schema is known, a function that normalizes their arguments, by name.
+        bare: A function that normalizes the arguments of a tool, by name, for tools with a known schema.
     """
 
     tools: Mapping[str, Effect | None] = field(default_factory=dict)
@@ -106,12 +108,12 @@ class Declared:
     bare: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = field(default_factory=dict)
 
     def get(self, name: str, metadata: Any = None, decorated: Effect | None = None) -> Effect | None:
-        """Return what a tool does; None if it is undeclared.
+        """Return the effect of a tool; None if it is undeclared.
 
         Args:
             name: The name of the tool.
-            metadata: LangChain's metadata of it, where the tool itself may be out of sight of the graph.
-            decorated: The effect that its decorator declares, if it has one.
+            metadata: The tool's LangChain metadata. It is available even if the tool is not visible in the graph.
+            decorated: The effect that the tool's decorator declares, if it has one.
         """
         known = name in self.tools
         effect = self.tools[name] if known else decorated or default(self.defaults, name)
@@ -119,29 +121,29 @@ class Declared:
 
     @property
     def acts(self) -> bool:
-        """True if something that may be called acts on the world: it is declared, and not as read-only."""
+        """True if any tool that may be called is declared with an effect other than `read_only`."""
         declared = (*self.tools.values(), *self.defaults.values(), *decorated())
         return any(effect is not None and effect.kind != READ_ONLY for effect in declared)
 
     def in_one_form(self, name: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the arguments of a call as they are compared with those of another one."""
+        """Return the arguments of a call in the normalized form in which calls are compared."""
         return self.bare[name](args) if name in self.bare else args
 
     def kinds(self) -> dict[str, str]:
-        """Return the effect of each tool as it will be recorded, by name."""
+        """Return the kind of effect to record for each tool, by name."""
         return {name: effect.kind if effect else UNDECLARED for name, effect in sorted(self.tools.items())}
 
 
 def default(defaults: Mapping[str, Effect], name: str) -> Effect | None:
-    """Return what a repository says of a tool of which nothing else is said."""
+    """Return a repository's default effect for a tool; None if it has none."""
     return defaults.get(name) or defaults.get(ALL)
 
 
 def as_effects(declared: Mapping[str, Effect | str] | None) -> dict[str, Effect]:
-    """Read `effects={...}` as a user writes it.
+    """Convert `effects={...}`, as a user writes it, to a dict of effects.
 
     Raises:
-        InvalidInput: It is no mapping of tool names to effects.
+        InvalidInput: The value is not a mapping of tool names to effects.
     """
     if declared is None:
         return {}
@@ -156,13 +158,14 @@ def as_effects(declared: Mapping[str, Effect | str] | None) -> dict[str, Effect]
 def recorded(
     effect: Effect | None, tool_name: str, args: Mapping[str, Any], *, is_named: bool = True
 ) -> dict[str, Any]:
-    """Return what the record of one call has from the effect of its tool.
+    """Return the fields that a tool's effect adds to the record of a call.
 
     Args:
-        effect: None if it is undeclared.
+        effect: The declared effect; None if the tool is undeclared.
         tool_name: The name of the tool.
-        args: JSON-like, in the form in which they are compared.
-        is_named: False if the tool was called with a bare text, which names no argument; then all of it counts.
+        args: The arguments of the call, JSON-like and normalized for comparison.
+        is_named: False if the tool was called with a plain string, which names no argument. Then `identity_args` does
+            not apply, and the whole string counts.
     """
     if effect is None:
         return {"effect": UNDECLARED, "undo": None}

@@ -15,25 +15,26 @@ T = TypeVar("T")
 
 
 class ByName(Generic[T]):
-    """Declarations about the tools of a process, by name.
+    """Declarations about the tools of this process, by tool name.
 
-    A program may have two tools of one name, in two graphs. A declaration about one then says nothing about the other.
+    Two graphs of one program may have different tools with the same name. A declaration about one of them does not
+    apply to the other.
     """
 
     def __init__(self) -> None:
         self._said: dict[str, dict[str, T]] = {}
 
     def add(self, tool: Any, said: T) -> None:
-        """Remember what is said of a tool; said again of the same function, as in a notebook, the last word counts.
+        """Add a declaration about a tool. It replaces an earlier one about the same function, as in a notebook.
 
         Args:
-            tool: A function, or what has one.
+            tool: A function, or a tool that wraps one.
             said: The declaration.
         """
         self._said.setdefault(tool_name(tool), {})[_origin(tool)] = said
 
     def get(self, name: str) -> list[T]:
-        """Return the declarations about the tools of a name, each one once.
+        """Return the distinct declarations about tools with this name.
 
         Example:
             >>> found = ByName[str]()
@@ -47,12 +48,12 @@ class ByName(Generic[T]):
         return found
 
     def all(self) -> list[T]:
-        """Return all that is said of any tool."""
+        """Return all declarations."""
         return [said for of_name in list(self._said.values()) for said in of_name.values()]
 
 
 def tool_name(tool: Any) -> str:
-    """Return the name by which a model calls a tool, or the function that one will be made of."""
+    """Return the name by which a model calls a tool. For a function, this is the name that its tool will have."""
     return str(getattr(tool, "name", None) or getattr(tool, "__name__", ""))
 
 
@@ -69,17 +70,17 @@ IRREVERSIBLE = "irreversible"
 UNDECLARED = "undeclared"
 
 KINDS = (READ_ONLY, IDEMPOTENT, REVERSIBLE, COMPENSABLE, IRREVERSIBLE)
-"""The kinds of effect that a tool can be declared as."""
+"""The effect kinds that a tool can declare."""
 
 UNDOABLE = (REVERSIBLE, COMPENSABLE)
-"""The kinds that come with an undo function."""
+"""The kinds that require an undo function."""
 
 ROLES = ("undo", "verify", "precheck")
-"""The roles of a tool's functions."""
+"""The roles of the functions that an effect can have."""
 
 Undo = Callable[..., Any | Awaitable[Any]]
 Look = Callable[..., Any]
-"""Looks at the world for one invocation and changes nothing."""
+"""A function that inspects the world for one invocation and changes nothing."""
 
 Tool = TypeVar("Tool")
 
@@ -94,26 +95,28 @@ _decorated: ByName[Effect] = ByName()
 class Effect:
     """The effect of a tool on the outside world.
 
-    As a decorator it declares the effect of a tool function or a LangChain tool.
+    As a decorator, it declares the effect of a tool function or a LangChain tool.
 
     Args:
         kind: One of `KINDS`.
-        undo: For `reversible` and `compensable`: takes `(args, result)`, and the invocation if it has a third
-            parameter; or its import path `package.module:function`. A call records its name; after a restart it is
-            found again when the graph is wrapped again, or its module is trusted.
-        identity_args: The names of the arguments that make two calls the same; None for all. Leave out what the model
-            makes up anew each time, like a reference.
-        verify: Takes the invocation, and checks whether a call that was broken off happened: False if it did not, None
-            if that cannot be seen, True or its result if it did. A function or an import path.
-        precheck: Takes the invocation, before anything is reversed: None or True if its undo can be done now, else a
-            text or False. A function or an import path.
-        once: True if such a call stands at most once in a session, on whatever branch: an approval, a token.
-        failed_on: The exceptions by which the tool reports that it did nothing; their subclasses count too. Any other
-            error leaves it open whether the call acted.
+        undo: For `reversible` and `compensable`: a function that takes `(args, result)`, and the invocation if it has
+            a third parameter; or its import path `package.module:function`. A call records only the function's name.
+            After a restart, the function is found again when the graph is wrapped again or its module is trusted.
+        identity_args: The names of the arguments that identify a call; None for all. Leave out values that the model
+            invents for each call, like a reference.
+        verify: A function that takes the invocation and checks whether an interrupted call happened; or its import
+            path. It returns False if the call did not happen, None if that cannot be determined, and True or the
+            call's result if it did.
+        precheck: A function that takes the invocation, before anything is reversed; or its import path. It returns
+            None or True if the call can be undone now, else False or the reason as text.
+        once: True if the call may take effect at most once per session, across all branches, such as an approval or
+            a token.
+        failed_on: The exceptions with which the tool reports that it did nothing; their subclasses count too. After
+            any other error it is unknown whether the call acted.
 
     Raises:
-        InvalidInput: The kind is unknown; a required undo function is missing; an argument has no meaning for this
-            kind; a function cannot be called that way; or a text is not an import path.
+        InvalidInput: The kind is unknown; a required undo function is missing; an argument does not apply to this
+            kind; a function does not accept the required arguments; or a string is not an import path.
     """
 
     kind: str
@@ -140,7 +143,7 @@ class Effect:
         object.__setattr__(self, "failed_on", _exceptions(self.failed_on))
 
     def _require_meaning(self) -> None:
-        """Refuse what says nothing about a tool of this kind: whoever wrote it believes that it does something."""
+        """Reject arguments that do not apply to this kind, because their author expects them to have an effect."""
         if not isinstance(self.once, bool):
             raise InvalidInput(f"once must be True or False, not {self.once!r}.")
         given = [name for name in ("identity_args", "verify", "precheck") if getattr(self, name) is not None]
@@ -152,7 +155,7 @@ class Effect:
 
     def __call__(self, tool: Tool) -> Tool:
         try:
-            object.__setattr__(tool, ATTRIBUTE, self)  # also on pydantic, which refuses unknown attributes
+            object.__setattr__(tool, ATTRIBUTE, self)  # pydantic refuses unknown attributes in setattr()
         except (AttributeError, TypeError):
             raise InvalidInput(
                 f"{tool!r} cannot carry an effect; declare the effect in wrap(effects={{'tool name': ...}})."
@@ -161,29 +164,29 @@ class Effect:
         return tool
 
     def functions(self) -> Iterator[tuple[str, Undo | str]]:
-        """Visit the functions that are declared, each with what it is for: `undo`, `verify`, `precheck`."""
+        """Yield each declared function with its role: `undo`, `verify` or `precheck`."""
         for role in ROLES:
             if (function := getattr(self, role)) is not None:
                 yield role, function
 
     @property
     def has_identity(self) -> bool:
-        """True if it matters whether two calls are the same: a trace of them stays, or there may be only one."""
+        """True if identical calls must be recognized: the call leaves a trace, or may happen only once."""
         return self.kind in (COMPENSABLE, IRREVERSIBLE) or self.once
 
     @property
     def undo_path(self) -> str | None:
-        """The qualified name of the undo function, which a call records; None if there is none."""
+        """The qualified name of the undo function, as a call records it; None if there is none."""
         return path_of(self.undo)
 
     @property
     def verify_path(self) -> str | None:
-        """The qualified name of `verify`, as `undo_path`."""
+        """The qualified name of `verify`, as a call records it; None if there is none."""
         return path_of(self.verify)
 
     @property
     def precheck_path(self) -> str | None:
-        """The qualified name of `precheck`, as `undo_path`."""
+        """The qualified name of `precheck`, as a call records it; None if there is none."""
         return path_of(self.precheck)
 
 
@@ -195,17 +198,17 @@ def effect(
     once: bool = False,
     failed_on: tuple[type[Exception], ...] = (),
 ) -> Effect:
-    """Declare what a tool does: `read_only`, `idempotent` or `irreversible`.
+    """Declare that a tool is `read_only`, `idempotent` or `irreversible`.
 
     Args:
         kind: The kind of the effect.
-        identity_args: The arguments that identify a call, as `Effect` takes them.
-        verify: The `verify` function, as `Effect` takes it.
-        once: True if such a call stands at most once in a session, on whatever branch.
-        failed_on: The exceptions by which the tool reports that it did nothing.
+        identity_args: The names of the arguments that identify a call; see `Effect`.
+        verify: The function that checks whether an interrupted call happened; see `Effect`.
+        once: True if the call may take effect at most once per session, across all branches.
+        failed_on: The exceptions with which the tool reports that it did nothing.
 
     Raises:
-        InvalidInput: As `Effect`.
+        InvalidInput: As for `Effect`.
 
     Example:
         >>> @effect("read_only")
@@ -227,18 +230,18 @@ def reversible(
     once: bool = False,
     failed_on: tuple[type[Exception], ...] = (),
 ) -> Effect:
-    """Declare that `undo(args, result)` brings the world back to what it was before the call.
+    """Declare that `undo(args, result)` restores the world to its state before the call.
 
     Args:
-        undo: The undo function, as `Effect` takes it.
-        identity_args: The arguments that identify a call, as `Effect` takes them.
-        verify: The `verify` function, as `Effect` takes it.
-        precheck: The `precheck` function, as `Effect` takes it.
-        once: True if such a call stands at most once in a session, on whatever branch.
-        failed_on: The exceptions by which the tool reports that it did nothing.
+        undo: The undo function; see `Effect`.
+        identity_args: The names of the arguments that identify a call; see `Effect`.
+        verify: The function that checks whether an interrupted call happened; see `Effect`.
+        precheck: The function that checks whether the call can be undone; see `Effect`.
+        once: True if the call may take effect at most once per session, across all branches.
+        failed_on: The exceptions with which the tool reports that it did nothing.
 
     Raises:
-        InvalidInput: As `Effect`.
+        InvalidInput: As for `Effect`.
 
     Example:
         >>> reversible("shop:cancel_order", verify="shop:was_ordered").undo_path
@@ -256,24 +259,24 @@ def compensable(
     once: bool = False,
     failed_on: tuple[type[Exception], ...] = (),
 ) -> Effect:
-    """Declare that `undo(args, result)` makes up for the call, though a trace of it stays (a refund, a correction).
+    """Declare that `undo(args, result)` compensates for the call (a refund, a correction), but a trace remains.
 
     Args:
-        undo: The undo function, as `Effect` takes it.
-        identity_args: The arguments that identify a call, as `Effect` takes them.
-        verify: The `verify` function, as `Effect` takes it.
-        precheck: The `precheck` function, as `Effect` takes it.
-        once: True if such a call stands at most once in a session, on whatever branch.
-        failed_on: The exceptions by which the tool reports that it did nothing.
+        undo: The undo function; see `Effect`.
+        identity_args: The names of the arguments that identify a call; see `Effect`.
+        verify: The function that checks whether an interrupted call happened; see `Effect`.
+        precheck: The function that checks whether the call can be undone; see `Effect`.
+        once: True if the call may take effect at most once per session, across all branches.
+        failed_on: The exceptions with which the tool reports that it did nothing.
 
     Raises:
-        InvalidInput: As `Effect`.
+        InvalidInput: As for `Effect`.
     """
     return Effect(COMPENSABLE, undo, identity_args, verify, precheck, once, failed_on)
 
 
 def declared_on(tool: Any) -> Effect | None:
-    """Find the effect that a decorator left on a tool or on its function."""
+    """Return the effect that a decorator set on a tool or on its function; None if there is none."""
     for candidate in (tool, getattr(tool, "func", None), getattr(tool, "coroutine", None)):
         found = getattr(candidate, ATTRIBUTE, None)
         if isinstance(found, Effect):
@@ -282,7 +285,7 @@ def declared_on(tool: Any) -> Effect | None:
 
 
 def declared_by_name(name: str) -> Effect | None:
-    """Find the effect that a decorator declared of a tool of that name; None if two tools of that name do not agree."""
+    """Return the effect that decorators declared for this tool name; None if there is none or if two differ."""
     found = _decorated.get(name)
     return found[0] if len(found) == 1 else None
 
@@ -293,7 +296,7 @@ def decorated() -> list[Effect]:
 
 
 def as_effect(declared: Effect | str) -> Effect:
-    """Read what a user may write in `effects={...}`: an Effect, or the name of one."""
+    """Convert a value of `effects={...}`, an `Effect` or the name of a kind, to an `Effect`."""
     return declared if isinstance(declared, Effect) else Effect(declared)
 
 
@@ -303,13 +306,13 @@ def path_of(function: Undo | str | None) -> str | None:
 
 
 def require_path(path: str) -> tuple[str, str]:
-    """Take an import path apart, without importing anything.
+    """Split an import path into module and name, without importing anything.
 
     Args:
         path: `package.module:function`; `function` may be dotted.
 
     Raises:
-        InvalidInput: It has no such form.
+        InvalidInput: The path does not have this form.
     """
     module, _, name = path.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
@@ -318,14 +321,16 @@ def require_path(path: str) -> tuple[str, str]:
 
 
 def resolve(path: str) -> Undo:
-    """Import a function by its path, which the program itself declared: never by one that was recorded.
+    """Import a function by its path.
+
+    The path must come from a declaration of the program itself, never from a record.
 
     Args:
         path: `package.module:function`; `function` may be dotted.
 
     Raises:
-        InvalidInput: It has no such form, or it is no function.
-        NotFound: Nothing is there.
+        InvalidInput: The path does not have this form, or does not name a function.
+        NotFound: The module or the name cannot be imported.
     """
     module, name = require_path(path)
     try:
@@ -336,18 +341,20 @@ def resolve(path: str) -> Undo:
         raise NotFound(f"The function {path} cannot be imported here: {error}.") from error
     if not callable(found):
         raise InvalidInput(f"{path} is not a function.")
-    return found  # type: ignore[no-any-return]  # what a path names has no static type
+    return found  # type: ignore[no-any-return]  # an imported object has no static type
 
 
 def require_function(role: str, function: Undo | str) -> None:
-    """Refuse what cannot be called as it will be: an undo function late in a rollback is too late.
+    """Check that a function accepts the arguments of its role.
+
+    It is checked at declaration, because in the middle of a rollback it would be too late.
 
     Args:
         role: One of `ROLES`.
-        function: Of an import path only the form is looked at.
+        function: The function. Of an import path only the form is checked.
 
     Raises:
-        InvalidInput: It is neither a function nor an import path, or takes other arguments.
+        InvalidInput: It is neither a function nor an import path, or it does not accept the arguments.
     """
     if isinstance(function, str):
         require_path(function)
@@ -358,7 +365,7 @@ def require_function(role: str, function: Undo | str) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # some built-in functions do not tell
+        return  # some built-in functions have no signature
     if not any(_binds(signature, shape.count(",") + 1) for shape in shapes):
         name = getattr(function, "__name__", repr(function))
         raise InvalidInput(f"{role}={name}{signature} must accept the arguments ({shapes[0]}).")
@@ -381,7 +388,10 @@ def _names(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def _exceptions(given: Any) -> tuple[type[Exception], ...]:
-    """Check that these are exception classes; what breaks a call off (KeyboardInterrupt) is no answer of its tool."""
+    """Check that these are subclasses of `Exception`.
+
+    A `BaseException` such as `KeyboardInterrupt` aborts the call and reports nothing about its outcome.
+    """
     if not isinstance(given, tuple | list):
         raise InvalidInput(f"failed_on={given!r} must be a tuple of exception classes: failed_on=(ToolException,).")
     if wrong := [one for one in given if not (isinstance(one, type) and issubclass(one, Exception))]:

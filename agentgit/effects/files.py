@@ -1,4 +1,4 @@
-"""Changes to the files of a workspace by a rollback or a switch: part of its plan and of its report. Pure values."""
+"""File changes of a rollback or a switch, as its plan and its report list them. Pure values."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ from typing import Any, Protocol, Self
 from agentgit.values import shown
 
 WRITE, DELETE, ASIDE, CONFLICT, MISSING, LEFT = "write", "delete", "aside", "conflict", "missing", "left"
-"""A path gets the content it had; goes, because it was made since; is moved aside, because no snapshot has it and it
-stands in the way; was changed by somebody else since the last turn; is gone, and cannot be restored because
-the snapshot left it out; is left as it is, because the snapshot left it out, though it changed or came since."""
+"""The actions for a path.
+
+- `write`: the path gets its earlier content back.
+- `delete`: the path is deleted, because it was created since.
+- `aside`: the path is moved aside, because no snapshot has it and it is in the way.
+- `conflict`: someone else has changed the path since the last turn.
+- `missing`: the path is gone and cannot be restored, because the snapshot left it out.
+- `left`: the path changed or was created since, but is left as it is, because the snapshot left it out.
+"""
 
 OVERWRITTEN = "overwritten"
-"""Somebody else's changes at a path were replaced or deleted by force; a safety snapshot has them."""
+"""The action for a path where someone else's changes were replaced or deleted by force; a safety snapshot has them."""
 
 IMPORTED = "imported"
-"""The setting of files that marks an import whose workspace nobody has looked at since."""
+"""The settings key that marks imported files that have never been in this workspace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +32,8 @@ class FileChange:
 
     Args:
         action: `write`, `delete`, `aside`, `conflict`, `missing`, `left` or `overwritten`.
-        path: Relative to the workspace.
-        why: The reason, as a sentence; empty where the action says it.
+        path: The path, relative to the workspace.
+        why: The reason, as a sentence; empty if the action explains itself.
     """
 
     action: str
@@ -43,12 +49,13 @@ class FileChanges:
     """The changes to the files of a workspace.
 
     Args:
-        workspace: Its directory.
+        workspace: The directory of the workspace.
         snapshot: The snapshot that the files are restored to.
         changes: The change to each path that differs.
-        safety: The snapshot of what was there before; empty in a plan.
-        problem: Why the files could not be restored; empty if they were, or in a plan can be.
-        everything: True if an environment of the user's own was restored as a whole; it does not list files.
+        safety: The snapshot of the files before the restore; empty in a plan.
+        problem: Why the files cannot be restored (in a plan) or were not restored (in a report); empty if they can be
+            or were.
+        everything: True if a custom environment was restored as a whole. It does not list files.
     """
 
     workspace: str
@@ -60,17 +67,17 @@ class FileChanges:
 
     @property
     def is_needed(self) -> bool:
-        """True if bringing the files back does, or would do, anything: what is missing stays so."""
+        """True if there is a problem or a path to change; `missing` and `left` paths do not change."""
         return bool(self.problem) or any(change.action not in (MISSING, LEFT) for change in self.changes)
 
     @property
     def conflicts(self) -> list[str]:
-        """The paths that somebody else has changed since the last turn."""
+        """The paths that someone else has changed since the last turn."""
         return [change.path for change in self.changes if change.action == CONFLICT]
 
     @property
     def summary(self) -> str:
-        """A sentence that counts them."""
+        """A sentence that counts the changes by action."""
         counted = {action: sum(c.action == action for c in self.changes) for action in _SAID}
         said = ", ".join(f"{_files(n)} {_SAID[action]}" for action, n in counted.items() if n)
         if self.everything:
@@ -81,12 +88,12 @@ class FileChanges:
         return "\n".join([*(f"  {change}" for change in self.changes), self.summary])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return them as JSON-like data, which `from_dict` reads again."""
+        """Return the changes as JSON-like data, which `from_dict` reads."""
         return {**vars(self), "changes": [vars(change) for change in self.changes]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` gave, also after a way through JSON."""
+        """Create the changes from the data that `to_dict` returned, also after a round trip through JSON."""
         return cls(**{**data, "changes": [FileChange(**change) for change in data["changes"]]})
 
 
@@ -107,7 +114,7 @@ class FilesAt:
 
     Args:
         snapshot: The id of the snapshot in the store of its workspace.
-        settings: The settings that open that workspace again, JSON-like.
+        settings: The settings that reopen the workspace, JSON-like.
     """
 
     snapshot: str
@@ -115,63 +122,64 @@ class FilesAt:
 
     @property
     def is_imported(self) -> bool:
-        """True if an import brought the snapshot, and the files were never so in that workspace."""
+        """True if the snapshot was imported and its files have never been in this workspace."""
         return bool(self.settings.get(IMPORTED))
 
     def brought(self) -> FilesAt:
-        """Return the same files, which are in the workspace now."""
+        """Return the same files without the import mark, once they are in the workspace."""
         settings = {name: value for name, value in self.settings.items() if name != IMPORTED}
         return FilesAt(snapshot=self.snapshot, settings=settings)
 
 
 class Keeper(Protocol):
-    """A workspace as rollbacks use it: it takes snapshots of a session's files and restores them."""
+    """The workspace interface that rollbacks use to take and restore snapshots of a session's files."""
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The settings that open it again in another process, JSON-like."""
+        """The settings that reopen the workspace in another process, JSON-like."""
 
     @property
     def is_automatic(self) -> bool:
-        """True if snapshots are taken without being asked for."""
+        """True if snapshots are taken automatically."""
 
     def take(self, why: str) -> FilesAt:
-        """Take a snapshot; the last one, if nothing has changed since."""
+        """Take a snapshot; return the last one if nothing has changed since."""
 
     def before(self, tool_name: str, args: Mapping[str, Any]) -> None:
-        """Keep what a tool call is about to change."""
+        """Save the files that a tool call is about to change."""
 
     def plan(self, at: FilesAt, known: FilesAt | None = None) -> FileChanges:
-        """Return what `bring` would do; what is not as in `known` was changed by somebody else.
+        """Return what `bring` would do. Files that differ from `known` were changed by someone else.
 
         Args:
-            at: The files to come to.
-            known: Those that the session left; None is the newest snapshot, whoever took it.
+            at: The files to restore.
+            known: The files as the session left them; None is the newest snapshot, whoever took it.
         """
 
     def expect(self, at: FilesAt) -> None:
-        """Check that `bring` can be done.
+        """Check that `bring` can restore these files.
 
         Raises:
             AgentGitError: The snapshot or the directory is gone.
         """
 
     def bring(self, at: FilesAt, known: FilesAt | None = None) -> FileChanges:
-        """Bring the files back, with a safety snapshot first; twice does no harm.
+        """Restore the files, after taking a safety snapshot. Restoring twice is harmless.
 
         Args:
-            at: The files to come to.
-            known: Those that the session left: what is not as in them, and is replaced or deleted, is named.
+            at: The files to restore.
+            known: The files as the session left them. Files that differ from them and are replaced or deleted are
+                listed as `overwritten`.
         """
 
     def diff(self, a: FilesAt, b: FilesAt) -> Mapping[str, Any]:
-        """Compare two snapshots; the fields of a `Diff` of checkpoints, by their names."""
+        """Compare two snapshots; return the file fields of a checkpoint `Diff`, by name."""
 
     def release(self, at: FilesAt) -> None:
-        """Let a snapshot go when its time comes; nothing needs it any more."""
+        """Release a snapshot that nothing needs any more."""
 
     def collect(self) -> None:
-        """Free the space of what no snapshot has any more."""
+        """Free the space of data that no snapshot uses any more."""
 
 
 def _files(n: int) -> str:

@@ -1,4 +1,4 @@
-"""The names under which calls record the functions of their declaration, and what two such names say of each other."""
+"""The names under which calls record the functions of their effect, and how two such names are compared."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, Self
 MAIN = "__main__"
 
 SPAWNED = "__mp_main__"
-"""The name of a program's main module in processes that `multiprocessing` has spawned."""
+"""The name of the main module in processes that `multiprocessing` spawns."""
 
 LONGEST = 200
-"""The number of characters of a name that are shown: a row may contain anything."""
+"""The maximum number of characters of a name to show, because a row may contain anything."""
 
 
 class Name(NamedTuple):
@@ -26,7 +26,7 @@ class Name(NamedTuple):
 
     Args:
         path: Its module and its qualified name, `package.module:function`.
-        source: For a function of `__main__`, the hash of its source; None where that cannot be read.
+        source: For a function of `__main__`, the hash of its source; None if the source cannot be read.
         file: For a function of `__main__`, the name of the script; None in a notebook or a shell.
     """
 
@@ -36,7 +36,7 @@ class Name(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Read what `str` wrote.
+        """Parse the string form of a name.
 
         Example:
             >>> Name.read("__main__:undo@9f86d081884c in shop.py")
@@ -52,18 +52,18 @@ class Name(NamedTuple):
 
     @property
     def is_of_main(self) -> bool:
-        """True if the function is of a script, a notebook or a shell: another one may have one of the same name."""
+        """True if the function is from a script, a notebook or a shell; others may have one of the same name."""
         return self.path.startswith(f"{MAIN}:")
 
 
 def name_of(function: Callable[..., Any] | str) -> Name:
-    """Name a function.
+    """Return the name of a function.
 
-    A method is named by its class, a partial by its function, a callable object by its type. Of a function of
-    `__main__` the name has the source too: each script and each notebook calls itself so.
+    A method is named by its class, a partial by its function, a callable object by its type. The name of a function
+    of `__main__` includes a hash of its source, because every script and every notebook is called `__main__`.
 
     Args:
-        function: Or its import path, which is its name.
+        function: The function, or its import path, which is its name.
 
     Example:
         >>> str(name_of(textwrap.dedent)), str(name_of(functools.partial(textwrap.dedent))), str(name_of([].append))
@@ -90,7 +90,12 @@ def _origin(function: Callable[..., Any]) -> tuple[str | None, str | None]:
 
 @functools.lru_cache(maxsize=1024)
 def _source(code: CodeType) -> str | None:
-    """Hash the source of a function; once, because its file may be edited while the program runs."""
+    """Return a hash of the source of a function.
+
+    It is cached, because the file may be edited while the program runs.
+    """
+    if code.co_filename == "<string>":  # `exec` keeps no source; Python 3.13 would return that of `python -c`
+        return None
     try:
         text = textwrap.dedent(inspect.getsource(code))
     except (OSError, TypeError, SyntaxError):
@@ -99,10 +104,11 @@ def _source(code: CodeType) -> str | None:
 
 
 def is_other(recorded: Name, here: Name) -> bool:
-    """Return whether a function that is declared here is another one than the call recorded.
+    """Return whether a function that is declared here differs from the one that the call recorded.
 
-    Of two functions of `__main__` with one path, those of two scripts are two, unless their source is the same. One
-    whose source has changed within its script or notebook counts as the same one, mended; `doubt` says so.
+    Two functions of `__main__` with the same path differ if they come from two scripts and their sources differ. A
+    function whose source has changed within its script or notebook counts as the same function; `doubt` mentions the
+    change.
 
     Example:
         >>> noted, mended = Name("__main__:undo", "1", "a.py"), Name("__main__:undo", "2", "a.py")
@@ -117,9 +123,9 @@ def is_other(recorded: Name, here: Name) -> bool:
 
 
 def doubt(recorded: Name, here: Name) -> str | None:
-    """Return what is uncertain about a function of `__main__` that `is_other` takes for the recorded one.
+    """Return why a function of `__main__` may not be the recorded one, although `is_other` accepts it.
 
-    Returns None if nothing is uncertain.
+    Returns None if there is no doubt.
 
     Example:
         >>> doubt(Name("__main__:undo", "1", "a.py"), Name("__main__:undo", "2", "a.py"))
@@ -133,7 +139,9 @@ def doubt(recorded: Name, here: Name) -> str | None:
 
 
 def shown(name: Name | str) -> str:
-    r"""Write a name for people: what a row says may be long, or hold what moves a terminal.
+    r"""Return a name in a form that is safe to print.
+
+    A row may contain a long text or terminal control characters, so the name is truncated, and quoted if needed.
 
     Example:
         >>> shown("shop:cancel"), shown("shop:" + chr(0))

@@ -1,4 +1,4 @@
-"""The ToolInvocation: one call of one tool, its identity, its status in the journal, and its mark in a tree."""
+"""`ToolInvocation`: one call of one tool, with its identity, its status in the journal and its mark in a tree."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from agentgit.values import Listed, Shown, to_json
 
 
 def identity(tool_name: str, args: Mapping[str, Any], identity_args: Sequence[str] | None) -> str:
-    """Hash what makes a call the same as another one.
+    """Return a hash that is the same for identical calls.
 
     Args:
         tool_name: The name of the tool.
         args: The arguments of the call, JSON-like; 5 and 5.0 are the same.
-        identity_args: The names of the arguments that count; None for all. One that is missing counts as missing.
+        identity_args: The names of the arguments that count; None for all. A missing argument differs from any value.
 
     Example:
         >>> one = identity("pay", {"to": "Ann", "euros": 5, "reference": "a1"}, ["to", "euros"])
@@ -34,34 +34,34 @@ def identity(tool_name: str, args: Mapping[str, Any], identity_args: Sequence[st
 
 
 def _sorted(value: Any) -> Any:
-    """Bring the keys of dicts, however deep, into one order, and whole numbers into one form."""
+    """Sort the keys of nested dicts, and convert whole floats to integers."""
     if isinstance(value, Mapping):
         return [[key, _sorted(value[key])] for key in sorted(value)]
     if isinstance(value, list):
         return [_sorted(item) for item in value]
     if isinstance(value, float) and value.is_integer():
-        return int(value)  # a model writes the same amount now so, now so
+        return int(value)  # a model may write the same amount as 5 or as 5.0
     return value
 
 
 def call_key(branch_id: int, place: str, call: str, tool_name: str) -> str:
-    """Make the idempotency key of a call: every attempt at it has the same.
+    """Return the idempotency key of a call. Every attempt at the call has the same key.
 
     Args:
-        branch_id: The branch that makes it.
-        place: The AI message that asked for it, or the task that makes it.
-        call: Its id there; models may use the same one in another place.
+        branch_id: The branch that makes the call.
+        place: The AI message that requested the call, or the task that makes it.
+        call: The id of the call within that place. Models may use the same id in another place.
         tool_name: The name of the tool.
     """
     return _digest(f"{branch_id}\0{place}\0{call}\0{tool_name}")
 
 
 def key_after(key: str, what: str = "") -> str:
-    """Make the idempotency key of a call that is made once more, because its effect was taken back.
+    """Return the idempotency key of a call that is made again because its effect was reversed.
 
     Args:
-        key: The key before it.
-        what: The part that makes it another one, if several come after that one.
+        key: The previous key.
+        what: A text that tells several keys apart if they follow the same key.
     """
     return _digest(f"{key}\0{what}")
 
@@ -74,10 +74,10 @@ _key: ContextVar[str | None] = ContextVar("agentgit_idempotency_key", default=No
 
 
 def idempotency_key() -> str:
-    """Return the idempotency key of the tool call that is running, for a service that makes a call with it only once.
+    """Return the idempotency key of the running tool call.
 
-    Every attempt at the same call has the same key: a retry, and the attempt after a crash. A call that was reversed
-    and is made again has another one.
+    Pass it to a service that executes each request at most once per key. Every attempt at the same call has the same
+    key: a retry, and the attempt after a crash. A call that was reversed and is made again has a new key.
 
     Raises:
         NotFound: No recorded call is running here.
@@ -95,7 +95,7 @@ def idempotency_key() -> str:
 
 @contextmanager
 def running(key: str | None) -> Iterator[None]:
-    """Mark a call as the running one until the block ends."""
+    """Set the idempotency key of the running call for the duration of the block."""
     token = _key.set(key)
     try:
         yield
@@ -104,7 +104,7 @@ def running(key: str | None) -> Iterator[None]:
 
 
 CALL, REPLAY, REDO = "call", "replay", "redo"
-"""Why there is an invocation: the tool was called, the record answered for it, or it ran again for an earlier one."""
+"""The kinds of invocation: the tool was called, the call was answered from the record, or the tool ran again."""
 
 INTENDED = "intended"
 PAUSED = "paused"
@@ -124,41 +124,41 @@ MOVES: dict[str, frozenset[str]] = {
     REVERSE_FAILED: frozenset({REVERSING, REVERSED}),
     REVERSE_UNKNOWN: frozenset({REVERSED, REVERSE_FAILED}),
 }
-"""The states that may follow each state. Out of `unknown` leads only the call's own late end or a person's word."""
+"""The statuses that may follow each status. Only the late end of the call or a person's decision ends `unknown`."""
 
 STANDING = frozenset({INTENDED, DONE, UNKNOWN, FAILED, REVERSING, REVERSE_FAILED, REVERSE_UNKNOWN})
-"""The statuses in which something of the call may be in the world."""
+"""The statuses in which the call may have an effect in the world."""
 
 DECISIONS = {
     UNKNOWN: {"happened": DONE, "did_not_happen": FAILED},
     REVERSE_UNKNOWN: {"happened": REVERSED, "did_not_happen": REVERSE_FAILED},
     REVERSE_FAILED: {"happened": REVERSED, "did_not_happen": REVERSE_FAILED},
 }
-"""The state that follows when a person says that the call, or its reversal, happened or did not."""
+"""The status that follows a person's decision on whether the call, or its reversal, happened."""
 
 
 ELSEWHERE = "it was imported: it happened in another world"
-"""Why nothing is done about an imported call: not reversed, not looked for, not made again by itself."""
+"""The reason why an imported call is never reversed, verified or automatically run again."""
 
 _VERIFY_RAISED = "its verify raised "
-"""Begins what an error message says of a look at the world that failed."""
+"""The prefix of the error of a failed `verify` in an error message."""
 
 _TIMES = ("started_at", "ended_at")
 
 
 class _Short(Repr):
-    """Names a value in a few words, however much it holds."""
+    """A `repr` that abbreviates large values."""
 
     def repr_str(self, x: str, level: int) -> str:
-        """Return the beginning of a text; the base gives both ends."""
+        """Return the beginning of a string; the base class returns both ends."""
         return repr(x) if len(x) <= _LONGEST else f"{x[:_LONGEST]!r}…"
 
 
 _LONGEST = 40
-"""The number of characters that stand for a text."""
+"""The maximum number of characters of a string to show."""
 
 brief = _Short().repr
-"""A function that returns the repr of a value in a few words."""
+"""A function that returns an abbreviated repr of a value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,30 +166,32 @@ class ToolInvocation(Shown):
     """One call of one tool.
 
     Args:
-        id: The identity in the database.
+        id: The id in the database.
         internal_session_id: The branch whose track it is on.
-        position: Its place on the track from the root of the session, from 0.
+        position: Its position on the track, counted from 0 at the root of the session.
         tool_name: The name of the tool.
         args: The arguments of the call, JSON-like.
         result: Its return value, JSON-like; None unless it is done.
-        error_message: The text of what it raised, if it did; and of what its `verify` raised, if the outcome is open.
+        error_message: The error that the call raised, if any; and the error of its `verify`, if the outcome is unknown.
         status: `intended`, `paused`, `done`, `failed`, `unknown`, `reversing`, `reversed`, `reverse_failed` or
             `reverse_unknown`.
         effect: The effect of the tool, as declared when it was called.
-        tool_call_id: The id of the call in the AI message; None if no message asked for it.
-        started_at: Aware UTC.
-        ended_at: Aware UTC; None while it runs, and where it was never learned.
-        replay_of: The recorded invocation that this one stands for on another branch.
-        idempotency_key: The same for every attempt at this call.
-        undo: The qualified name of its undo function as declared at the call, if it has one. It is never imported.
-        verify: The qualified name of the function that looks whether it happened, if it has one.
-        precheck: The qualified name of the function that looks whether it can be undone, if it has one.
-        kind: `call`; `replay` if the tool did not run because the record had the answer; `redo` if it ran again in
-            place of an earlier invocation, which is not on the track a second time.
-        identity: The hash of what makes two calls the same, for tools of which that matters.
-        made_on: The branch that made it, by its id in the session that it was imported from; None if it was made here.
-        runs: How often its tool has begun: once more each time that it waited for a person's answer. What it does
-            before a question, it does each time.
+        tool_call_id: The id of the call in the AI message; None if no message requested it.
+        started_at: The start time, timezone-aware UTC.
+        ended_at: The end time, timezone-aware UTC; None while the call runs, or if the time is unknown.
+        replay_of: The id of the recorded invocation that this one replays or runs again.
+        idempotency_key: The idempotency key, the same for every attempt at this call.
+        undo: The qualified name of the undo function that was declared when the tool was called, if any. It is never
+            imported.
+        verify: The qualified name of the function that checks whether the call happened, if any.
+        precheck: The qualified name of the function that checks whether the call can be undone, if any.
+        kind: `call`; `replay` if the call was answered from the record; `redo` if the tool ran again in place of an
+            earlier invocation. A `redo` takes no place of its own on the track.
+        identity: The hash by which identical calls are recognized, for tools that need it.
+        made_on: For an imported call, the id that its branch had in the original session; None if the call was made
+            here.
+        runs: The number of times that the tool started. It starts again each time that it has waited for a person's
+            answer, and the code before the question runs again.
     """
 
     id: int
@@ -216,37 +218,37 @@ class ToolInvocation(Shown):
 
     @property
     def is_imported(self) -> bool:
-        """True if it was made elsewhere: what it did is not in the world of this session."""
+        """True if the call was imported: its effect is not in the world of this session."""
         return self.made_on is not None
 
     @property
     def has_raised(self) -> bool:
-        """True if it raised and may have acted before; False also for one that was broken off, which never ended."""
+        """True if the call raised and may have acted before. False for an interrupted call, which never ended."""
         return self.status == UNKNOWN and self.ended_at is not None
 
     @property
     def may_be_repeated(self) -> bool:
-        """True if it raised and is reversible: then it blocks nothing, whether or not it acted."""
+        """True if the call raised and is reversible. It then blocks nothing, whether or not it acted."""
         return self.has_raised and self.effect == REVERSIBLE
 
     @property
     def first_id(self) -> int:
-        """The id of the call that this one repeats, if it ran again; else its own."""
+        """The id of the call that this one runs again; for any other call, its own id."""
         return self.id if self.replay_of is None or self.kind != REDO else self.replay_of
 
     @property
     def verify_raised(self) -> str | None:
-        """The error that its `verify` raised, as in the error message; None if it raised none."""
+        """The error of the call's `verify`, as in the error message; None if there is none."""
         _, mark, said = (self.error_message or "").partition(_VERIFY_RAISED)
         return mark + said or None
 
     @property
     def own_error(self) -> str | None:
-        """The error that the call or its undo raised: the error message without the error of its `verify`."""
+        """The error of the call or its undo, without the error of its `verify`; None if there is none."""
         return (self.error_message or "").partition(_VERIFY_RAISED)[0].removesuffix("; ") or None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as a JSON-like dict, times in ISO form."""
+        """Return all fields as a JSON-like dict, with times in ISO 8601 format."""
         data = {f.name: getattr(self, f.name) for f in fields(self)}
         for name in _TIMES:
             data[name] = data[name].isoformat() if data[name] else None
@@ -254,10 +256,10 @@ class ToolInvocation(Shown):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` gave, also after a way through JSON.
+        """Create an invocation from the data that `to_dict` returned, also after a round trip through JSON.
 
         Raises:
-            InvalidInput: It is something else.
+            InvalidInput: The data is not an invocation.
         """
         try:
             times = {name: datetime.fromisoformat(data[name]) if data.get(name) else None for name in _TIMES}
@@ -271,11 +273,11 @@ class ToolInvocation(Shown):
 
 
 def and_verify(error: str | None, raised: str | None) -> str | None:
-    """Write into one error message what a call raised, and what its `verify` raised.
+    """Combine the error of a call and the error of its `verify` into one message.
 
     Args:
-        error: The error of the call or its undo; None if it raised nothing.
-        raised: The error of the `verify`; None if it did not raise.
+        error: The error of the call or its undo; None if there is none.
+        raised: The error of the `verify`; None if there is none.
 
     Example:
         >>> and_verify("TimeoutError: late", "KeyError: 'id'")
@@ -285,11 +287,11 @@ def and_verify(error: str | None, raised: str | None) -> str | None:
 
 
 class ToolTrack(Listed[ToolInvocation]):
-    """Tool calls in order, which a notebook shows as a table."""
+    """A list of tool calls in order. A notebook shows it as a table."""
 
 
 MARKS = ("running", "done", "irreversible", "reversed", "failed", "unknown")
-"""The marks of a call, in the order to show them."""
+"""The marks of a call, in display order."""
 
 _OF_STATUS = {
     INTENDED: "running",
@@ -304,11 +306,11 @@ _OF_STATUS = {
 
 
 def mark(effect: str, status: str) -> str | None:
-    """Return the mark of a call; None if it is nothing that somebody would want to see in a tree.
+    """Return the mark that a call gets in a tree; None if it gets none.
 
     Args:
         effect: The effect of the tool on the outside world.
-        status: The call's, in the journal.
+        status: The status of the call in the journal.
 
     Example:
         >>> mark("reversible", "done"), mark("irreversible", "done"), mark("read_only", "done")

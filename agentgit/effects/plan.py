@@ -1,4 +1,4 @@
-"""The plan of a rollback or a switch: what would be done about each effect, and why. Pure: nothing happens here."""
+"""The plan of a rollback or a switch: the action for each effect, and its reason. Pure: nothing is executed here."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ REDO = "redo"
 ANSWER = "answer"
 
 TOOLS_MODES = ("reverse", "keep", "require_clean")
-"""The treatment of effects in a rollback: reverse them, leave the world alone, or refuse if there are any."""
+"""How a rollback treats effects: reverse them, leave the world alone, or refuse if any would have to be reversed."""
 
 RECORD, EXECUTE = "record", "execute"
 REPLAY_MODES = (RECORD, REDO, EXECUTE)
-"""The ways the tool track comes to a new branch: from the record; with reversed calls run again; all run again."""
+"""How a new branch gets its tool track: from the record; with reversed calls run again; with all calls run again."""
 
 ROLLBACK, SWITCH, FORK, WORLD_ONLY = "rollback", "switch", "fork", "world_only"
-"""The subjects of a plan: a rollback, a switch to another branch, a rollback of the world without the conversation."""
+"""The kinds of plans and reports: a rollback, a switch, a fork, a rollback of the world without the conversation."""
 
 GOING_BACK = "it was reversed later, and its tool does not run again"
 
 AGAIN = "its tool runs again for the new branch"
 
 NAMED = 3
-"""The number of blocking tools that a summary names."""
+"""The maximum number of blocking tools that a summary names."""
 
 UNDECLARED = (
     "its tool was not declared when it was called, so it can only be undone by hand; "
     "a declaration applies to later calls only"
 )
-"""Why an undeclared call stays."""
+"""The reason why an undeclared call is kept."""
 
 Why = Callable[[ToolInvocation], str | None]
-"""A function that returns the reason why something cannot be done about an invocation; None if it can."""
+"""A function that returns why an action on an invocation is impossible; None if it is possible."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +52,12 @@ class PlanStep:
 
     Args:
         action: `reverse`, `redo` (the tool runs again), `keep`, `block` (it can be neither reversed nor silently kept),
-            `gone` (the conversation tells of it, but it has been reversed since), or `answer` (the tool does not run
+            `gone` (the conversation mentions it, but it has been reversed since), or `answer` (the tool does not run
             again; the new branch gets the recorded result, and the effect stays in the world).
         invocation: The call that had the effect.
         why: The reason, as a sentence.
-        otherwise: The action that `force=True` chooses for a step that is in the way: `keep`; `gone` if the tool would
-            have to run again and cannot; `answer` if its effect stands and the record answers for it.
+        otherwise: The action that `force=True` takes for a blocked step: `keep`; `gone` if the tool would have to run
+            again and cannot; `answer` if the effect is still in the world and the call is answered from the record.
     """
 
     action: str
@@ -71,18 +71,18 @@ class PlanStep:
 
 @dataclass(frozen=True, kw_only=True)
 class RollbackPlan(Drawn):
-    """The actions of a rollback or a switch, in order: reversals newest first, then what runs again, oldest first.
+    """The steps of a rollback or a switch, in order: reversals newest first, then repeated calls oldest first.
 
-    `str` draws it; a notebook shows it as a table.
+    `str()` renders it as text; a notebook shows it as a table.
 
     Args:
-        checkpoint_id: The checkpoint that it would go back to; for a switch the head of the branch, 0 if it has none.
-        target: The name of that place for a person.
-        position: The number of tool invocations before it.
+        checkpoint_id: The id of the checkpoint to go back to; for a switch, the branch's head, or 0 if it has none.
+        target: The display name of that checkpoint.
+        position: The number of tool invocations before that checkpoint.
         kind: `rollback`, `switch` or `world_only`.
         replayed: The invocations that the branch's track begins with.
         steps: The planned action for each effect.
-        files: The planned changes to the files; None if there is no workspace, or its files are to be left alone.
+        files: The planned changes to the files; None if there is no workspace or its files are to be left alone.
     """
 
     checkpoint_id: int
@@ -95,51 +95,51 @@ class RollbackPlan(Drawn):
 
     @property
     def reversals(self) -> list[PlanStep]:
-        """The steps that would run an undo function, in the order they would run."""
+        """The steps that would run an undo function, in execution order."""
         return [step for step in self.steps if step.action == REVERSE]
 
     @property
     def redos(self) -> list[PlanStep]:
-        """The steps that would run a tool again, in the order they would run."""
+        """The steps that would run a tool again, in execution order."""
         return [step for step in self.steps if step.action == REDO]
 
     @property
     def moves_the_world(self) -> bool:
-        """True if something would be reversed or run again, or stands in the way of that."""
+        """True if anything would be reversed, run again or restored, or if a step is blocked."""
         return bool(self.reversals or self.redos or self.blockers or (self.files and self.files.changes))
 
     @property
     def kept(self) -> list[PlanStep]:
-        """The steps that would leave something in the world."""
+        """The steps that would leave an effect in the world."""
         return [step for step in self.steps if step.action == KEEP]
 
     @property
     def answered(self) -> list[PlanStep]:
-        """The steps whose tool does not run again, because the record answers for it."""
+        """The steps whose tool does not run again, because the call is answered from the record."""
         return [step for step in self.steps if step.action == ANSWER]
 
     @property
     def blockers(self) -> list[PlanStep]:
-        """The steps that stand in the way; `force=True` keeps them, or answers them from the record."""
+        """The blocked steps. `force=True` keeps their effects, or answers the calls from the record."""
         return [step for step in self.steps if step.action == BLOCK]
 
     @property
     def unsettled(self) -> list[ToolInvocation]:
-        """The calls in the way of which somebody can tell what happened; see `Repository.resolve`."""
+        """The blocking calls whose outcome a person can decide with `Repository.resolve`."""
         return [step.invocation for step in self.blockers if step.invocation.status in invocation.DECISIONS]
 
     @property
     def is_admissible(self) -> bool:
-        """True if nothing stands in the way."""
+        """True if no step is blocked."""
         return not self.blockers
 
     def forced(self) -> RollbackPlan:
-        """Return the plan in which what stands in the way is left as it is in the world."""
+        """Return the plan that `force=True` carries out: each blocked step takes its `otherwise` action."""
         return replace(self, steps=[_forced(step) if step.action == BLOCK else step for step in self.steps])
 
     @property
     def heading(self) -> str:
-        """A sentence that says what it is a plan of."""
+        """A sentence that says what is planned."""
         calls = f"{self.position} tool call{'' if self.position == 1 else 's'}"
         return {
             ROLLBACK: f"Rollback to {self.target}: a new branch that begins with {calls}.",
@@ -161,15 +161,15 @@ class RollbackPlan(Drawn):
         return f"{_blocked_by(self.blockers)}. Nothing is changed. With force: {_counted(self.forced().steps)}."
 
     def without(self, known: Collection[int]) -> RollbackPlan:
-        """Leave out the steps about these invocations."""
+        """Return the plan without the steps for these invocations."""
         return replace(self, steps=[step for step in self.steps if step.invocation.id not in known])
 
     def as_request(self) -> list[dict[str, Any]]:
-        """Return the steps as an operation keeps them."""
+        """Return the steps in the form in which an operation stores them."""
         return [{"action": s.action, "why": s.why, "invocation": s.invocation.id} for s in self.steps]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as JSON-like data, which `from_dict` reads again."""
+        """Return the plan as JSON-like data, which `from_dict` reads."""
         return {
             "checkpoint_id": self.checkpoint_id,
             "target": self.target,
@@ -183,10 +183,10 @@ class RollbackPlan(Drawn):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` gave, also after a way through JSON.
+        """Create a plan from the data that `to_dict` returned, also after a round trip through JSON.
 
         Raises:
-            InvalidInput: It is something else.
+            InvalidInput: The data is not a plan.
 
         Example:
             >>> plan = RollbackPlan(checkpoint_id=1, target="main#1", position=0)
@@ -213,7 +213,7 @@ _SAID = {
     GONE: ("is gone", "are gone"),
     ANSWER: ("is answered from the record", "are answered from the record"),
 }
-"""The wording for one effect, and for several."""
+"""The wording for one effect and for several."""
 
 
 def _counted(steps: list[PlanStep]) -> str:
@@ -228,18 +228,19 @@ def _blocked_by(steps: list[PlanStep]) -> str:
 
 
 def _forced(step: PlanStep) -> PlanStep:
-    """Leave an effect as it is: in the world, or out of it if its tool cannot run again."""
+    """Replace the action of a blocked step by its `otherwise` action."""
     return replace(step, action=step.otherwise, why=f"forced: {step.why}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PastCall:
-    """A call on the path to a checkpoint, as `replay="execute"` looks at it.
+    """A call on the path to a checkpoint, as input for `replay="execute"`.
 
     Args:
-        invocation: The call that was made; of one that the record answered, the call that it stands for.
-        stands: The run of it that may stand in the world: itself, or the newest in its place; None if none does.
-        blocked: Why its tool must not or cannot run again; None if it runs.
+        invocation: The call; if it was answered from the record, the original call.
+        stands: The run whose effect may be in the world: the call itself, or the newest run in its place; None if there
+            is none.
+        blocked: Why its tool must not or cannot run again; None if it can.
     """
 
     invocation: ToolInvocation
@@ -263,25 +264,25 @@ def make_plan(
     remark: Why = lambda call: None,
     kind: str = ROLLBACK,
 ) -> RollbackPlan:
-    """Decide about every effect that stands in the world and is not on the path to the checkpoint.
+    """Plan an action for every effect that is in the world and is not on the path to the checkpoint.
 
-    With `execute` also about those on the path: they are reversed with the others, and then made again.
+    With `execute`, also plan for the calls on the path: they are reversed with the others, and then run again.
 
     Args:
         checkpoint_id: The id of the checkpoint to go back to.
-        target: The name that a person uses for that place.
+        target: The display name of that checkpoint.
         position: The number of tool invocations before it.
-        later: The other invocations of the session that may stand in the world, newest first in world order; with
-            `execute` all of them.
-        can_undo: None if the undo function of an invocation is at hand, else why not.
+        later: The invocations of the session that may have an effect in the world and are not on the path, newest first
+            in world order; with `execute`, also those on the path.
+        can_undo: Returns why an invocation cannot be undone here; None if it can.
         gone: Invocations before the checkpoint that were reversed since, or may have been, oldest first.
-        accepted: The `first_id` of those that an earlier rollback kept and reported.
+        accepted: The `first_id` of each invocation that an earlier rollback kept and reported.
         tools: One of `TOOLS_MODES`.
         replay: One of `REPLAY_MODES`.
-        track: The calls before the checkpoint, oldest first; only `execute` asks for them.
-        can_redo: None if the tool of an invocation can be run again, else why not.
-        remark: The further remark about the functions of an invocation; None if there is none.
-        kind: The subject of the plan.
+        track: The calls before the checkpoint, oldest first; only needed for `execute`.
+        can_redo: Returns why the tool of an invocation cannot run again; None if it can.
+        remark: Returns a further remark about the functions of an invocation; None if there is none.
+        kind: The kind of the plan.
     """
     past, again = _executed(track, can_undo, tools)
     steps = [
@@ -301,7 +302,7 @@ def make_plan(
 
 
 def _remarked(step: PlanStep, remark: Why) -> PlanStep:
-    """Add what is to be told of the functions that this step calls, or would have to ask."""
+    """Add the remark about the functions that this step calls, or would have to call."""
     asks = step.action in (REVERSE, BLOCK) or step.invocation.status == invocation.UNKNOWN
     said = remark(step.invocation) if asks else None
     return step if said is None else replace(step, why=f"{step.why}; {said}")
@@ -310,17 +311,18 @@ def _remarked(step: PlanStep, remark: Why) -> PlanStep:
 def _executed(
     track: Sequence[PastCall], can_undo: Why, tools: str
 ) -> tuple[dict[int, PlanStep | None], list[PlanStep]]:
-    """Decide about the calls of the path that are to be made again.
+    """Plan the calls on the path that run again.
 
     Returns:
-        What is done first about each of those that stand, by the id of what stands; and then the runs, oldest first.
+        The reversal of each run that is still in the world, by its id, or None if it is not reversed; and the steps
+        that run the calls again, oldest first.
     """
     first: dict[int, PlanStep | None] = {}
     runs: list[PlanStep] = []
     for call in track:
         step = None if call.stands is None else _step(call.stands, can_undo, tools)
         if call.invocation.status in (invocation.FAILED, invocation.PAUSED):
-            continue  # it is not made to fail again; what it may have done is told like any other
+            continue  # it does not run again; an effect that it may have had is planned like any other
         why = call.blocked or (step.why if step is not None and step.action == BLOCK else None)
         is_there = call.stands is not None or call.invocation.effect == effects.READ_ONLY
         if call.stands is not None:
@@ -338,14 +340,14 @@ def _again(call: ToolInvocation, can_redo: Why, why: str) -> PlanStep:
 
 
 def _redo(call: ToolInvocation, can_redo: Why) -> PlanStep:
-    """Make a call again that was reversed, unless that was done to another world."""
+    """Plan to run a reversed call again, unless it was imported and so happened in another world."""
     if call.is_imported:
         return PlanStep(action=GONE, invocation=call, why=ELSEWHERE)
     return _again(call, can_redo, "it was reversed, and runs again")
 
 
 def _doubt(call: ToolInvocation) -> str | None:
-    """Return why it is not known whether the effect of a call is still in the world; None if it is known."""
+    """Return why it is unknown whether the effect of a call is still in the world; None if it is known."""
     if call.status in (invocation.REVERSING, invocation.REVERSE_UNKNOWN):
         return "it is unknown whether it has been reversed since; check, then call repo.resolve()"
     if call.status == invocation.UNKNOWN and call.kind == invocation.REDO:

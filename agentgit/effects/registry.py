@@ -1,4 +1,4 @@
-"""The functions of this process that act on a recorded call: undo it, verify it, make it again."""
+"""The registry of this process's functions that undo, verify and repeat recorded calls."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from agentgit.effects.invocation import ELSEWHERE, REVERSE_FAILED, REVERSE_UNKNO
 from agentgit.errors import InvalidInput, NotFound
 
 Run = Callable[[dict[str, Any], str], Any]
-"""Calls a tool with recorded arguments, on the thread of a branch; gives what it returned, or what to await for it."""
+"""A function that calls a tool with recorded arguments on a branch's thread; returns the result or an awaitable."""
 
 EVERYWHERE = 0
-"""Stands for all sessions, in place of the id of one."""
+"""The session id that means all sessions."""
 
 CALLED = {"undo": "undo function", "verify": "verify", "precheck": "precheck"}
 
@@ -39,7 +39,7 @@ class _Here(NamedTuple):
 
     Args:
         name: The name of the function.
-        function: Itself; the sentence that says why its import path leads nowhere.
+        function: The function, or a sentence that says why its import path cannot be resolved.
     """
 
     name: Name
@@ -47,14 +47,15 @@ class _Here(NamedTuple):
 
 
 class Registry:
-    """The functions at hand: those that this process declared, and nothing else.
+    """The functions that this process has declared for acting on recorded calls.
 
-    They were declared of a session's tools when a graph was wrapped, or of every session's: by modules that the
-    operator trusts, or as defaults. A record has only the name of a function. That chooses among those that are
-    declared here of a tool of that name, and is never imported. What a later declaration leaves out stays as an earlier
-    one had it, for the calls that were made under that one. What a decorator says of a tool of the same name elsewhere
-    in the process says nothing: to undo a payment with the function of another shop's `pay` would do harm, and call it
-    undone.
+    They are declared for the tools of one session when a graph is wrapped, or for all sessions by modules that the
+    operator trusts or by the repository's defaults. A record has only the name of a function. The name selects one of
+    the functions that are declared here for that tool; it is never imported.
+
+    If a later declaration omits a function, the earlier one is kept for the calls that were made under it. Decorators
+    on tools with the same name elsewhere in the process are ignored: undoing a payment with the function of another
+    shop's `pay` would do harm and report the payment as undone.
 
     Args:
         defaults: The repository's effects for tools with no other declaration, by name or `*`.
@@ -71,15 +72,15 @@ class Registry:
             self.declare(EVERYWHERE, tool_name, effect)
 
     def offer(self, take: Callable[[], None]) -> None:
-        """Take what a module declares when it is first needed: the module is still being run.
+        """Defer the declarations of a module that is still being executed, until they are first needed.
 
         Args:
-            take: Declares and provides it; imports nothing that is not imported.
+            take: A function that makes the declarations. It must not import a module that is not imported yet.
         """
         self._waiting.append(take)
 
     def declare(self, session_id: int, tool_name: str, effect: Effect) -> None:
-        """Remember the functions that belong to a tool; an import path is imported now, and not by a plan.
+        """Register the functions of a tool's effect. Import paths are imported now, not when a plan is made.
 
         Args:
             session_id: The external session, or `EVERYWHERE`.
@@ -94,31 +95,31 @@ class Registry:
                 before = self._declared.get((session_id, tool_name, role), {})
                 kept = {path: here for path, here in before.items() if path not in {one.path for one in names}}
                 now = {one.path: _Here(one, found) for one in names}
-                self._declared[session_id, tool_name, role] = kept | now  # a new one: others may be reading the old one
+                self._declared[session_id, tool_name, role] = kept | now  # a new dict: others may be reading the old
 
     def provide(self, session_id: int, tool_name: str, run: Run | str) -> None:
-        """Remember how a tool is called again.
+        """Register the function that runs a tool again.
 
         Args:
             session_id: The external session, or `EVERYWHERE`.
             tool_name: The name of the tool.
-            run: Calls it; or a sentence that says why it can be called only by its graph.
+            run: A function that calls the tool, or a sentence that says why only its graph can call it.
         """
         self._runners[session_id, tool_name] = run
 
     def attach(self, session_id: int, keeper: Keeper) -> None:
-        """Remember which workspace a session's files are in."""
+        """Register the workspace that holds a session's files."""
         self._keepers[session_id] = keeper
 
     def keeper(self, session_id: int) -> Keeper | None:
-        """Return the workspace that a session's files are in; None if none was attached here."""
+        """Return the workspace that holds a session's files; None if none was attached here."""
         return self._keepers.get(session_id)
 
     def undo(self, session_id: int, call: ToolInvocation) -> Undo:
         """Return the function that undoes one recorded call.
 
         Raises:
-            NotFound: None is declared here, or another one than the call recorded.
+            NotFound: The call was imported; or its undo function is not declared here, or only a different one is.
         """
         if call.is_imported:
             raise NotFound(ELSEWHERE)
@@ -128,32 +129,32 @@ class Registry:
         return undo
 
     def verify(self, session_id: int, call: ToolInvocation) -> Look | None:
-        """Return the function that looks whether one recorded call happened; None if it has none.
+        """Return the function that checks whether a recorded call happened; None if it has none.
 
         Raises:
-            NotFound: It is not declared here, or another one is.
+            NotFound: It is not declared here, or only a different one is.
         """
         return self._find("verify", session_id, call)
 
     def precheck(self, session_id: int, call: ToolInvocation) -> Look | None:
-        """Return the function that looks whether one recorded call can be undone now; None if it has none.
+        """Return the function that checks whether a recorded call can be undone now; None if it has none.
 
         Raises:
-            NotFound: It is not declared here, or another one is.
+            NotFound: It is not declared here, or only a different one is.
         """
         return self._find("precheck", session_id, call)
 
     def failed_on(self, session_id: int, call: ToolInvocation) -> tuple[type[Exception], ...]:
-        """Return the exceptions by which the tool of a recorded call says that it did nothing."""
+        """Return the exceptions with which the tool of a recorded call reports that it did nothing."""
         effect = self._effect(session_id, call.tool_name)
         return effect.failed_on if effect is not None else ()
 
     def runner(self, session_id: int, call: ToolInvocation) -> Run:
-        """Return the function that makes one recorded call again.
+        """Return the function that runs a recorded call again.
 
         Raises:
-            NotFound: Its tool is not at hand, or can be called only by its graph; or the tool of that name here has
-                another undo function than the call recorded.
+            NotFound: The tool is not available, or only its graph can call it; or the tool of that name here has a
+                different undo function from the one that the call recorded.
         """
         self._take_what_waits()
         run = self._runners.get((session_id, call.tool_name)) or self._runners.get((EVERYWHERE, call.tool_name))
@@ -165,11 +166,11 @@ class Registry:
         if isinstance(run, str):
             raise NotFound(run)
         if call.undo is not None and self._of(session_id, call.tool_name, "undo"):
-            self._here("undo", session_id, call)  # a tool with another undo function is another tool
+            self._here("undo", session_id, call)  # a tool with a different undo function is a different tool
         return run
 
     def cannot_run(self, session_id: int, call: ToolInvocation) -> str | None:
-        """Return why a recorded call cannot be made again here; None if it can."""
+        """Return why a recorded call cannot run again here; None if it can."""
         try:
             self.runner(session_id, call)
         except NotFound as error:
@@ -183,7 +184,7 @@ class Registry:
             return "its tool was not declared when it was called, so the effect of a second run is unknown"
         if call.effect == IRREVERSIBLE or (declared is not None and declared.kind == IRREVERSIBLE):
             return "its tool is irreversible, and must not run a second time"
-        # Of a reversible or idempotent call the identity is recorded only if its tool happens once.
+        # A reversible or idempotent call records an identity only if its tool is declared with once=True.
         was_once = call.identity is not None and call.effect in (REVERSIBLE, IDEMPOTENT)
         if was_once or (declared is not None and declared.once):
             return "its tool is declared once=True, and must not run a second time"
@@ -198,7 +199,7 @@ class Registry:
         return None
 
     def remark(self, session_id: int, call: ToolInvocation) -> str | None:
-        """Return what a plan should mention about the functions of a call, other than obstacles; None if nothing."""
+        """Return what a plan should mention about the functions of a call besides obstacles; None for nothing."""
         said = [self._remark(role, session_id, call) for role in ROLES if not call.is_imported]
         return "; ".join(one for one in said if one is not None) or None
 
@@ -208,26 +209,26 @@ class Registry:
             return None
         try:
             here = self._here(role, session_id, call)
-        except NotFound as error:  # of the others it is said where they are asked for
+        except NotFound as error:  # other roles report the error when their function is used
             asks = role == "verify" and call.status in (UNKNOWN, REVERSE_UNKNOWN, REVERSE_FAILED)
             return str(error) if asks else None
         return doubt(Name.read(recorded), here.name)
 
-    # -- among what is declared
+    # -- lookup of declarations
 
     def _find(self, role: str, session_id: int, call: ToolInvocation) -> Undo | None:
-        if call.is_imported:  # a function that looks at the world of this program would see another one
+        if call.is_imported:  # a function of this program would inspect another world than the call's
             return None
         if getattr(call, role) is not None:
             return _usable(self._here(role, session_id, call))
         known = self._of(session_id, call.tool_name, role)
-        return _usable(known[0]) if known else None  # it was recorded without one: nothing says that this is another
+        return _usable(known[0]) if known else None  # the call recorded no name that could differ
 
     def _here(self, role: str, session_id: int, call: ToolInvocation) -> _Here:
-        """Find the function that a call recorded among those that are declared here.
+        """Return the declared function whose name a call recorded.
 
         Raises:
-            NotFound: It is not among them.
+            NotFound: The function is not declared here.
         """
         recorded, known = Name.read(getattr(call, role)), self._of(session_id, call.tool_name, role)
         if found := next((here for here in known if not is_other(recorded, here.name)), None):
@@ -240,7 +241,7 @@ class Registry:
         )
 
     def _of(self, session_id: int, tool_name: str, role: str) -> list[_Here]:
-        """List what is declared of a tool, the nearest and latest word first."""
+        """List the functions that are declared for a tool in a role, the most specific and newest declaration first."""
         self._take_what_waits()
         return [
             here
@@ -249,20 +250,20 @@ class Registry:
         ]
 
     def _effect(self, session_id: int, tool_name: str) -> Effect | None:
-        """Return the nearest declaration of a tool; None if there is none."""
+        """Return the most specific declared effect of a tool; None if there is none."""
         self._take_what_waits()
         found = (self._effects.get(place) for place in _places(session_id, tool_name))
         return next((effect for effect in found if effect is not None), None)
 
     def _take_what_waits(self) -> None:
-        with self._changing:  # who comes second waits until all is there
+        with self._changing:  # a second thread waits until all are declared
             while self._waiting:
                 self._waiting[0]()
                 self._waiting.pop(0)
 
 
 def _places(session_id: int, tool_name: str) -> tuple[tuple[int, str], ...]:
-    """Return where a tool may be declared, the nearest first."""
+    """Return the keys under which a tool may be declared, the most specific first."""
     return (session_id, tool_name), (EVERYWHERE, tool_name), (EVERYWHERE, ALL)
 
 

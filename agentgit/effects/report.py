@@ -13,7 +13,7 @@ from agentgit.errors import InvalidInput
 from agentgit.values import Drawn
 
 GROUPS = ("reversed", "redone", "drifted", "answered", "replayed", "kept", "gone", "failed", "remaining")
-"""The possible outcomes of the steps of a plan, and of the track."""
+"""The possible outcomes of the steps of a plan and of the calls of the track."""
 
 DONE = "done"
 
@@ -36,24 +36,24 @@ class ReportItem:
 
 @dataclass(frozen=True, kw_only=True)
 class RollbackReport(Drawn):
-    """The results of a rollback or a switch. `str` draws them; a notebook shows them as a table.
+    """The result of a rollback or a switch. `str()` renders it as text; a notebook shows it as a table.
 
     Args:
-        operation_id: The operation, for `repo.resume`; 0 if nothing was to be done, and none was recorded.
-        status: `done`, or `partial` if a reversal failed or was never tried.
-        checkpoint_id: The checkpoint that it went back to.
+        operation_id: The id of the operation, for `repo.resume`; 0 if nothing was to be done and none was recorded.
+        status: `done`, or `partial` if a reversal failed or was not tried.
+        checkpoint_id: The id of the checkpoint that it went back to.
         branch: The name of the branch that it led to.
-        kind: `rollback`, `switch` or `world_only`, as in a plan.
+        kind: `rollback`, `switch`, `fork` or `world_only`.
         reversed: Effects that were reversed, in the order of their reversal.
         redone: Calls whose tool ran again.
-        drifted: The redone calls that returned something else than before.
-        answered: Calls that were to run again and did not: the new branch has their recorded results.
-        replayed: Invocations that the new branch's track begins with, taken from the record as they are.
+        drifted: Redone calls that returned a different result than before.
+        answered: Calls that should have run again but did not; the new branch has their recorded results.
+        replayed: Invocations at the beginning of the new branch's track, taken unchanged from the record.
         kept: Effects that stay in the world.
-        gone: Effects that the conversation tells of, and that were reversed before.
+        gone: Effects that the conversation mentions but that had been reversed before.
         failed: Reversals that raised.
-        remaining: The steps that were not tried, because an earlier one failed or returned something else.
-        files: The changes to the files; None if there is no workspace, or its files were to be left alone.
+        remaining: Steps that were not tried, because an earlier one failed or returned a different result.
+        files: The changes to the files; None if there is no workspace or its files were to be left alone.
     """
 
     operation_id: int
@@ -73,7 +73,7 @@ class RollbackReport(Drawn):
     files: FileChanges | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as JSON-like data, which `from_dict` reads again."""
+        """Return the report as JSON-like data, which `from_dict` reads."""
         groups = {
             group: [{"invocation": item.invocation.to_dict(), "reason": item.reason} for item in items]
             for group, items in self.groups().items()
@@ -83,10 +83,10 @@ class RollbackReport(Drawn):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` gave, also after a way through JSON.
+        """Create a report from the data that `to_dict` returned, also after a round trip through JSON.
 
         Raises:
-            InvalidInput: It is something else.
+            InvalidInput: The data is not a report.
 
         Example:
             >>> report = RollbackReport(operation_id=1, status="done", checkpoint_id=2, branch="main-2")
@@ -101,12 +101,12 @@ class RollbackReport(Drawn):
             raise InvalidInput(f"Not a report: {error}. Pass what to_dict() returned.") from error
 
     def groups(self) -> dict[str, list[ReportItem]]:
-        """Return the items by what became of them, in the order of `GROUPS`."""
+        """Return the items by outcome, in the order of `GROUPS`."""
         return {group: getattr(self, group) for group in GROUPS}
 
     @property
     def heading(self) -> str:
-        """A sentence that says what it is a report of."""
+        """A sentence that names the operation, its status and its branch."""
         n = len(self.replayed) + len(self.answered)
         calls = f"{n} tool call{'' if n == 1 else 's'}"
         if self.kind == SWITCH:
@@ -117,7 +117,7 @@ class RollbackReport(Drawn):
 
     @property
     def summary(self) -> str:
-        """A sentence that counts what became of the effects."""
+        """A sentence that counts the effects by outcome."""
         items = self.groups()
         counted = [f"{len(items[group])} {word}" for group, word in _SAID.items() if items[group]]
         nothing = "The world is unchanged" if self.kind in (SWITCH, FORK) else "There was nothing to reverse"

@@ -1,4 +1,4 @@
-"""Results and errors of calls: what a record says, how messages carry it, and what an error proves. Pure."""
+"""Results and errors of calls: comparing results, updating them in messages, and what an error proves. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from agentgit.effects.effects import COMPENSABLE, IRREVERSIBLE, REVERSIBLE, Effect
 
 PACKED = "agentgit_packed"
-"""The key in the record of a `Command` or a message that holds the object itself, if that can be built again."""
+"""The key in the record of a `Command` or a message that holds the serialized object, if it can be rebuilt."""
 
 
 def said(result: Any) -> Any:
-    """Return what a recorded result says, so that two calls of a tool can be compared.
+    """Return a recorded result without call ids and serialized objects, so that two results can be compared.
 
     Args:
         result: The result as it was recorded, JSON-like.
@@ -37,24 +37,24 @@ def _unaddressed(value: Any) -> Any:
 
 
 LASTING = frozenset({REVERSIBLE, COMPENSABLE, IRREVERSIBLE})
-"""The effects of which something stands in the world after a call, so that it matters whether the call acted."""
+"""The effects that last in the world after a call, so that it matters whether the call acted."""
 
 
-class NothingDone(Exception):  # it is no failure of its own: it says what another one means
-    """The part of `agentgit.NotDone` that needs no LangChain."""
+class NothingDone(Exception):  # not an AgentGitError: it only marks the errors of tools
+    """The part of `agentgit.NotDone` that does not need LangChain."""
 
     raised_by: Any = None
-    """The call that raised it first. For a call that it only passes through, it proves nothing."""
+    """The call that raised it first. It proves nothing about an outer call that it only passes through."""
 
 
 @dataclass(eq=False)
 class Body:
-    """The known facts about a run of one tool's own function.
+    """The observed facts about one run of a tool's own function.
 
     Args:
         effect: The declared effect of the tool; None if it is undeclared.
-        is_seen: True if the function runs inside `running`; else there are only the errors that LangChain reports.
-        has_begun: False if the function was not entered: the arguments of the call did not fit.
+        is_seen: True if the function runs inside `running`; else only the errors that LangChain reports are known.
+        has_begun: False if the function was not entered, because the arguments of the call did not fit.
         error: The exception that the function raised; None if it returned.
     """
 
@@ -65,7 +65,7 @@ class Body:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Note that the function begins, and what it raises."""
+        """Record that the function starts, and the exception that it raises."""
         self.has_begun = True
         try:
             yield
@@ -74,14 +74,14 @@ class Body:
             raise
 
     def raised(self, error: BaseException, *, has_begun: bool) -> None:
-        """Note an error of the call; `has_begun` is False if the function was not entered."""
+        """Record an error of the call; `has_begun` is False if the function was not entered."""
         self.error, self.has_begun = error, has_begun
         if isinstance(error, NothingDone) and error.raised_by is None:
             error.raised_by = self
 
     @property
     def may_have_acted(self) -> bool:
-        """True if the call raised and nothing proves that it did nothing before."""
+        """True if the function was entered and its error does not prove that it did nothing."""
         if not self.has_begun:
             return False
         if isinstance(self.error, NothingDone) and self.error.raised_by is self:
@@ -90,7 +90,7 @@ class Body:
 
     @property
     def matters(self) -> bool:
-        """True if it must be known whether the call acted: something stands then, or it may happen only once."""
+        """True if it must be known whether the call acted: its effect lasts, or it may happen only once."""
         return self.effect is not None and (self.effect.kind in LASTING or self.effect.once)
 
 
@@ -106,17 +106,17 @@ BLOCKS = frozenset(
         "file",
     }
 )
-"""The types of the content blocks that a tool message may have, as LangChain knows them."""
+"""The types of content blocks that LangChain accepts in a tool message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answered:
-    """The answer to a tool call of a conversation.
+    """The answer to a tool call in a conversation.
 
     Args:
         tool_call_id: The id of the call in the AI message.
         then: The recorded result.
-        now: The result of the run that took its place; the same one if there was none.
+        now: The result of the run that replaced the call; the recorded result if there was none.
     """
 
     tool_call_id: str
@@ -125,10 +125,10 @@ class Answered:
 
 
 def content_of(value: Any) -> Any:
-    """Return the content of the message that ToolNode makes of what a tool returned.
+    """Return the message content that `ToolNode` makes of a tool's return value.
 
     Args:
-        value: The value as it was recorded, JSON-like.
+        value: The return value as it was recorded, JSON-like.
 
     Example:
         >>> content_of("done"), content_of({"order": 7}), content_of([{"type": "text", "text": "hi"}])
@@ -139,7 +139,7 @@ def content_of(value: Any) -> Any:
 
 
 class Rewriter:
-    """Puts new results into the messages of one conversation.
+    """Replaces tool results in the messages of one conversation.
 
     Args:
         answers: The answers to the tool calls of the path, oldest first.
@@ -151,9 +151,10 @@ class Rewriter:
             self._left.setdefault(answer.tool_call_id, []).append(answer)
 
     def rewritten(self, messages: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-        """Return the messages that change, by their places. A message that says something else than its result stays.
+        """Return the messages that change, by index. A message that does not match its recorded result is not changed.
 
-        Models may use an id again, and old messages may be gone: so the newest message belongs to the newest call.
+        Messages are matched with calls from the newest to the oldest, because models may reuse an id and old messages
+        may be gone.
 
         Args:
             messages: The messages in LangChain's stored form, oldest first.
@@ -173,7 +174,7 @@ class Rewriter:
 
 
 def _in_place(data: Mapping[str, Any], answer: Answered) -> dict[str, Any] | None:
-    """Return the fields that a message has with the new result; None if it does not have the recorded one."""
+    """Return the fields of a message with the new result; None if the message does not match the recorded one."""
     for then, now in zip(_forms(answer.then, answer), _forms(answer.now, answer), strict=False):
         if all(data.get(name) == value for name, value in then.items()):
             return now
@@ -181,7 +182,7 @@ def _in_place(data: Mapping[str, Any], answer: Answered) -> dict[str, Any] | Non
 
 
 def _forms(value: Any, answer: Answered) -> Iterator[dict[str, Any]]:
-    """Visit the fields that a message may have of a result, by how its tool may have returned it."""
+    """Yield the fields that a message may have for a result, one for each way in which a tool can return it."""
     if isinstance(value, dict) and PACKED in value:
         message = next((m for m in _messages_in(value) if m.get("tool_call_id") == _address(value, answer)), None)
         if message is not None:
@@ -194,13 +195,13 @@ def _forms(value: Any, answer: Answered) -> Iterator[dict[str, Any]]:
 
 
 def _address(value: Mapping[str, Any], answer: Answered) -> str | None:
-    """Return which call a returned message answers: the recorded one, or the one that a run was given an id for."""
+    """Return the id of the call that a returned message answers: the recorded id, or else the first in the value."""
     ids = [message.get("tool_call_id") for message in _messages_in(value)]
     return answer.tool_call_id if answer.tool_call_id in ids else next(iter(ids), None)
 
 
 def _messages_in(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Visit the tool messages in the record of a message, of a `Command`, or of a list of these."""
+    """Yield the tool messages in the record of a message, a `Command`, or a list of these."""
     if isinstance(value, list):
         for one in value:
             yield from _messages_in(one)

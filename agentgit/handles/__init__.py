@@ -1,1 +1,1 @@
-"""Every verb on one session, without a graph."""
+"""The session handle: all operations on one session that need no graph."""

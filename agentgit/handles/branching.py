@@ -1,4 +1,4 @@
-"""Saving the point where a branch stands, tagging it, making branches there, and taking abandoned ones back."""
+"""Creating checkpoints, tags and branches, and recovering abandoned branches."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from agentgit.store.sql.tables import CHECKPOINT
 
 
 def recover(access: SessionAccess, branch: BranchRef, *, force: bool) -> InternalSession:
-    """Take back a branch whose turn or rollback died.
+    """Recover a branch whose turn or rollback died.
 
     Args:
         access: The session.
         branch: The branch; None is the current one.
-        force: True to take it also from a process of this machine that lives.
+        force: True to recover it even if its process is alive on this machine.
 
     Raises:
         NotFound: There is no such branch.
-        Conflict: Its process is alive, on this machine; nothing was done.
+        Conflict: Its process is alive on this machine; nothing was done.
     """
     context, store = access.context, access.context.store
 
@@ -70,7 +70,7 @@ class Tagging(SessionAccess):
         """Tag a checkpoint.
 
         Raises:
-            InvalidInput, Conflict, NotFound, Ambiguous: As `Session.tag`.
+            InvalidInput, Conflict, NotFound, Ambiguous: As for `Session.tag`.
         """
         references.place_name(name, "tag")
         if description is not None and not isinstance(description, str):
@@ -90,7 +90,7 @@ class Tagging(SessionAccess):
         return self.context.change(give)
 
     def remove(self, name: str) -> Tag:
-        """Remove a tag, and return what it was.
+        """Remove a tag and return it.
 
         Raises:
             NotFound: The session has no such tag.
@@ -105,7 +105,7 @@ class Tagging(SessionAccess):
         return self.context.change(take)
 
     def all(self) -> list[Tag]:
-        """List the tags of the session, the newest first."""
+        """List the tags of the session, newest first."""
         return Tags(self.context.read(lambda c: self.context.store.tags.all(c, self.find(c).id)))
 
     def find_tag(self, connection: Connection, name: str) -> Tag:
@@ -127,13 +127,13 @@ class Tagging(SessionAccess):
 
 
 class Branching(SessionAccess):
-    """Checkpoints and branches that are made where a branch of a session stands. The world stays as it is."""
+    """Creates checkpoints and branches at the current point of a branch. The world is not changed."""
 
     def files(self, why: str) -> FilesAt | None:
-        """Keep the files of the session's workspace as they are now; None if it has none.
+        """Take a snapshot of the files in the session's workspace; return None if it has no workspace.
 
         Raises:
-            Unavailable: The workspace is not here, or its files cannot be kept.
+            Unavailable: The workspace is not available here, or its files cannot be saved.
         """
         try:
             return self.context.engine().files.take(self.session_id, why)
@@ -144,14 +144,14 @@ class Branching(SessionAccess):
             ) from error
 
     def save(self, branch_id: int, label: Label, files: FilesAt | None) -> Checkpoint:
-        """Save the point where a branch stands; what it keeps of files was taken before.
+        """Save the current point of a branch as a checkpoint.
 
-        If its last turn broke off inside a batch of tool calls, the point is before that batch.
+        If the last turn stopped inside a batch of tool calls, the checkpoint is placed before that batch.
 
         Args:
             branch_id: The id of the branch.
             label: The label of the checkpoint.
-            files: Those that it keeps.
+            files: The snapshot of the files, taken before; None for none.
 
         Raises:
             Conflict: The branch is running.
@@ -165,7 +165,7 @@ class Branching(SessionAccess):
             require_whole(row)
             point = self._standing(connection, row, files)
             made = self._point(connection, self.context.store.checkpoints.add(connection, row.id, point, label))
-            with suppress(Corrupt):  # what is damaged is no reason to lose this point
+            with suppress(Corrupt):  # damaged texts must not prevent the checkpoint
                 self.context.store.texts.follow(connection, row.id)
             return made, retention.automatic(connection, self.context.store, row.external_session_id)
 
@@ -175,7 +175,7 @@ class Branching(SessionAccess):
         return self.context.views.checkpoint(made)
 
     def _editable(self, connection: Connection, branch_id: int) -> Found:
-        """Read a branch, if the principal still may change the session."""
+        """Read a branch, after checking that the principal may still change the session."""
         row = self.context.store.sessions.branch(connection, branch_id)
         self.context.authorize(connection, row.external_session_id)
         return row
@@ -184,23 +184,23 @@ class Branching(SessionAccess):
         return self.context.store.checkpoints.by_id(connection, checkpoint_id)
 
     def _standing(self, connection: Connection, row: Found, files: FilesAt | None) -> Snapshot:
-        """Return where a branch stands, and write down which files it has."""
+        """Return the current point of a branch, and record which files it has."""
         now = self.context.store.moment(connection, row).snapshot
         if files is None:
             return now
         return replace(now, workspace_snapshot_id=self.context.store.snapshots.see(connection, row, files))
 
     def fork(self, branch_id: int, to: CheckpointRef | None, name: str | None, files: FilesAt | None) -> int:
-        """Make a branch that leaves from another one; return its id.
+        """Create a branch from another one, and return its id.
 
         Args:
-            branch_id: The id of the branch that is left.
-            to: The point; None is where it stands now.
-            name: The name of the new branch; None for a free one.
-            files: Those of the workspace now, where it leaves from now.
+            branch_id: The id of the branch to fork.
+            to: The checkpoint to fork from; None is the branch's current point.
+            name: The name of the new branch; None for the next free one.
+            files: The current files of the workspace, if `to` is None.
 
         Raises:
-            NotFound, Ambiguous, InvalidInput, Conflict: As `Session.fork`.
+            NotFound, Ambiguous, InvalidInput, Conflict: As for `Session.fork`.
         """
 
         def make(connection: Connection) -> int:
@@ -216,12 +216,14 @@ class Branching(SessionAccess):
         return self.context.store.database.write(make, durable=True)
 
     def here(self, connection: Connection, branch_id: int, files: FilesAt | None) -> Found:
-        """Return the checkpoint where a branch stands, making one if there is none; while it runs, its head.
+        """Return a checkpoint of the current point of a branch; create one if needed.
+
+        While the branch runs, return its head.
 
         Args:
             connection: A connection in a transaction that writes.
             branch_id: The id of the branch.
-            files: Those of the workspace now; None if there are none.
+            files: The current files of the workspace; None if there are none.
         """
         row = self.context.store.recover(connection, self.context.store.sessions.branch(connection, branch_id))
         require_whole(row)
@@ -234,6 +236,6 @@ class Branching(SessionAccess):
 
 
 def _stands_at(head: Found, now: Snapshot) -> bool:
-    """Return whether a branch stands where its head was made, with the same files."""
+    """Return whether a branch is still at its head, with the same files."""
     same = head.graph_checkpoint_id == now.graph_checkpoint_id and where(head) == where(now)
     return same and now.workspace_snapshot_id in (None, head.workspace_snapshot_id)

@@ -18,18 +18,18 @@ from agentgit.store.records.sessions import Found
 
 
 class Comparator(SessionAccess):
-    """Compares what a session has with itself, or with another session."""
+    """Compares checkpoints and branches of a session with each other or with those of another session."""
 
     def diff(self, a: CheckpointRef, b: CheckpointRef, other: SessionAccess) -> Diff:
         """Compare two checkpoints.
 
         Args:
-            a: The one to start from.
-            b: The one to compare it with.
+            a: The checkpoint to start from.
+            b: The checkpoint to compare it with.
             other: The session in which the name of `b` is looked up.
 
         Raises:
-            NotFound, Ambiguous, InvalidInput: As `Session.diff`.
+            NotFound, Ambiguous, InvalidInput: As for `Session.diff`.
         """
 
         def look(connection: Connection) -> tuple[Checkpoint, Checkpoint, Compared]:
@@ -40,10 +40,10 @@ class Comparator(SessionAccess):
         return self._diff(*self.context.read(look))
 
     def compare(self, a: CheckpointRef, b: CheckpointRef) -> Comparison:
-        """Put two branches side by side.
+        """Compare two branches.
 
         Raises:
-            NotFound, Ambiguous, InvalidInput: As `Session.compare`.
+            NotFound, Ambiguous, InvalidInput: As for `Session.compare`.
         """
         comparing = Comparing(self.context.store)
 
@@ -70,7 +70,7 @@ class Comparator(SessionAccess):
         )
 
     def _diff(self, one: Checkpoint, two: Checkpoint, folded: Compared) -> Diff:
-        """Compare what two checkpoints do not share, and their files."""
+        """Compare the parts that two checkpoints do not share, and their files."""
         rests = (
             Checkpoint(
                 id=point.id,
@@ -90,7 +90,7 @@ class Comparator(SessionAccess):
         )
 
     def _named(self, *found: tuple[Found, ExternalSession]) -> list[Checkpoint]:
-        """Make checkpoints; if they are of several sessions, their references name them."""
+        """Convert rows to checkpoints. If these are from different sessions, their references include the session."""
         points = [self.context.views.checkpoint(row) for row, _ in found]
         if len({session.id for _, session in found}) > 1:
             for point, (_, session) in zip(points, found, strict=True):
@@ -98,7 +98,7 @@ class Comparator(SessionAccess):
         return points
 
     def _find(self, connection: Connection, access: SessionAccess, ref: CheckpointRef) -> tuple[Found, ExternalSession]:
-        """Find a checkpoint and its session; an id says by itself which session that is."""
+        """Find a checkpoint and its session. The id of a checkpoint determines its session."""
         owner = self.context.lookup.owner_of(connection, ref)
         access = SessionAccess(self.context, owner.id) if owner is not None else access
         return access.checkpoint(connection, ref), access.find(connection)

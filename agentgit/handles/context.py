@@ -1,4 +1,4 @@
-"""The context of the verbs of a repository and of its sessions: one store, bound to one principal."""
+"""The context that a repository and its sessions share: one store, bound to one principal."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ UserRef = User | str | int
 
 
 class WrappedGraph(Protocol):
-    """An agent on a branch, as far as a session without a graph needs one: its graph's reducers merge."""
+    """The part of an agent that merging needs: the reducers of its graph apply the changes."""
 
     def plan_merge(self, source: CheckpointRef, *, resolve: Resolve = None) -> MergePlan:
-        """Return what `merge` would bring."""
+        """Return what `merge` would change."""
 
     def merge(self, source: CheckpointRef, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint:
-        """Bring in what another branch did."""
+        """Merge the changes of another branch."""
 
     def plan_cherry_pick(self, what: Any) -> MergePlan:
-        """Return what `cherry_pick` would bring."""
+        """Return what `cherry_pick` would change."""
 
     def cherry_pick(self, what: Any, *, name: str | None = None) -> Checkpoint:
-        """Bring in chosen messages."""
+        """Apply the chosen messages."""
 
 
 class Context:
-    """One store, bound to one principal, with the ways into the database that check the principal's rights.
+    """One store, bound to one principal. Its methods check the principal's rights before they use the database.
 
     Args:
         store: The store of one tenant.
-        principal: The principal to act for; what belongs to others, and is not shared with the principal, is not found.
-        effects: The effects of tools that are not declared elsewhere, by name; `*` stands for all of those.
-        registry: The functions at hand, of the context that this one comes from; None for a new one.
-        entered: The branches that sessions were moved to, of the context that this one comes from; None for a new one.
+        principal: The principal to act for. Objects of others that are not shared with the principal are not found.
+        effects: The effects of tools without another declaration, by name; `*` covers all of these.
+        registry: The registry of the context that this one is derived from; None for a new one.
+        entered: The value of `entered` of the context that this one is derived from; None for a new one.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class Context:
         self.effects = effects or {}
         self.registry = registry or Registry(self.effects)
         self.entered = {} if entered is None else entered
-        """The branch that a rollback or switch of this process has moved each session to, by the session's id."""
+        """The branch to which a rollback or switch in this process has moved each session, by the session's id."""
         self.wrapped: dict[int, Callable[[int], WrappedGraph]] = {}
-        """Functions that return an agent on a branch of a session, by the session's id, for graphs wrapped here."""
+        """For each session with a graph wrapped here, by its id, a function that returns an agent on a branch."""
 
     def bound_to(self, principal: Principal) -> Context:
-        """Return a context on the same database for another principal, with the same functions at hand."""
+        """Return a context on the same database for another principal, with the same registry."""
         return Context(self.store, principal, self.effects, self.registry, self.entered)
 
     @property
@@ -89,11 +89,11 @@ class Context:
         return self.principal.user
 
     def read(self, look: Callable[[Connection], T], *, one_moment: bool = False) -> T:
-        """Read in one transaction, if the principal's access still holds.
+        """Run a function in one read transaction, if the principal's access is still valid.
 
         Args:
-            look: A function that reads.
-            one_moment: True to see one moment of the database in all statements.
+            look: The function, which only reads.
+            one_moment: True if all statements must see the same state of the database.
         """
         with self.store.database.reading(one_moment=one_moment) as connection:
             self.lookup.check_valid(connection)
@@ -102,13 +102,13 @@ class Context:
     def change(
         self, work: Callable[[Connection], T], *, durable: bool = True, scope: str = READ, on: Database | None = None
     ) -> T:
-        """Do something in one transaction, if the principal's access still holds in it and covers a scope.
+        """Run a function in one write transaction, if the principal's access is still valid and covers a scope.
 
         Args:
-            work: A function that does the work.
-            durable: The durability, as `Database.write` takes it.
+            work: The function.
+            durable: True if the commit must survive a power failure; see `Database.write`.
             scope: The scope that the principal needs.
-            on: The database bound to see more than the principal's sessions, where `work` itself checks who may.
+            on: A database that sees more than the principal's sessions. `work` must check the rights itself.
         """
 
         def allowed(connection: Connection) -> T:
@@ -118,7 +118,7 @@ class Context:
         return (on or self.store.database).write(allowed, durable=durable)
 
     def require_admin(self, verb: str) -> None:
-        """Refuse a verb that concerns everybody to all but admins.
+        """Check that the principal is an admin, for an operation that affects all users.
 
         Raises:
             NotAllowed: The principal is not an admin.
@@ -127,10 +127,10 @@ class Context:
             self.lookup.require_admin(connection, verb)
 
     def authorize(self, connection: Connection, session_id: int) -> None:
-        """Refuse a change of a session to a principal that may not edit it.
+        """Check that the principal may edit a session.
 
         Raises:
-            NotFound, NotAllowed: The principal may not.
+            NotFound, NotAllowed: The principal cannot see the session, or may not edit it.
         """
         self.lookup.admit(connection, session_id, EDITOR)
 
@@ -138,7 +138,7 @@ class Context:
         """Find a user by name or id.
 
         Raises:
-            NotFound: There is none.
+            NotFound: There is no such user.
         """
         found = self.store.users.find(connection, user) if isinstance(user, User | str | int) else None
         if found is None:
@@ -150,7 +150,7 @@ class Context:
 
     @contextmanager
     def noting_moves(self, session_id: int) -> Iterator[None]:
-        """Note in `entered` where the session continues, if that changes in this block."""
+        """Record in `entered` the branch on which the session continues, if it changes within this block."""
         before = self._current(session_id)
         yield
         now = self._current(session_id)
@@ -162,13 +162,13 @@ class Context:
             return self.store.sessions.current(connection, session_id)
 
     def engine(self) -> RollbackEngine:
-        """Return what rolls back and switches; asynchronous functions run on the event loop that called, if one did."""
+        """Return the rollback engine. Async functions run on the caller's event loop, if there is one."""
         return RollbackEngine(self.store, self.registry, settle_here(), admit=self.authorize)
 
 
 @dataclass(frozen=True)
 class SessionAccess:
-    """One session, as far as a principal may see it. The parts of `Session` are made on it.
+    """Access to one session for one principal. The parts of `Session` derive from it.
 
     Args:
         context: The store and the principal.
@@ -179,7 +179,7 @@ class SessionAccess:
     session_id: int
 
     def find(self, connection: Connection, needs: Role = VIEWER) -> ExternalSession:
-        """Read the session, for a principal that has a role in it.
+        """Read the session, after checking that the principal has a role in it.
 
         Raises:
             NotFound, NotAllowed: The principal does not have that role.
@@ -195,14 +195,14 @@ class SessionAccess:
         return self.context.lookup.branch(connection, self.find(connection, needs), ref)
 
     def read_branch(self, ref: BranchRef, needs: Role = VIEWER) -> Found:
-        """Find the row of a branch, in a transaction of its own."""
+        """Find the row of a branch, in its own transaction."""
         return self.context.read(lambda connection: self.branch(connection, ref, needs))
 
     def checkpoint(self, connection: Connection, ref: CheckpointRef, branch: BranchRef = None) -> Found:
         """Find the row of a checkpoint of the session.
 
         Raises:
-            NotFound, Ambiguous, InvalidInput: As `Session.get_checkpoint`.
+            NotFound, Ambiguous, InvalidInput: As for `Session.get_checkpoint`.
         """
         found = self.find(connection)
         return self.context.lookup.checkpoint(

@@ -1,4 +1,4 @@
-"""Export of a session to a file, and its steps for evaluation and learning."""
+"""Export of a session to a file, and of its steps (trajectories) for evaluation and training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from agentgit.workspace.snapshot_export import Outgoing
 
 
 class Exporter(SessionAccess):
-    """Writes a session to a file."""
+    """Writes a session to a file, and lists its steps."""
 
     def export(
         self,
@@ -45,11 +45,11 @@ class Exporter(SessionAccess):
         """Write a session, a branch or a checkpoint to one file.
 
         Raises:
-            NotFound, Conflict, Corrupt, Unavailable: As `Session.export`.
+            NotFound, Conflict, Corrupt, Unavailable: As for `Session.export`.
         """
         with tempfile.TemporaryFile() as file:
             header = self._write(file, branch, checkpoint, files=files)
-            whole = check(watched(file, progress, times=1))  # what is given away can be read
+            whole = check(watched(file, progress, times=1))  # make sure that the export can be read
             file.seek(0)
             with _target(path) as target:
                 shutil.copyfileobj(file, target)
@@ -85,7 +85,7 @@ class Exporter(SessionAccess):
         return header
 
     def _cut(self, connection: Connection, branch: BranchRef, checkpoint: CheckpointRef | None) -> Cut:
-        """Find what is meant: the session, one branch of it, or one checkpoint."""
+        """Return the part to export: the session, one branch or one checkpoint."""
         session = self.context.store.sessions.one(connection, self.find(connection).id)
         if checkpoint is not None:
             point = self.checkpoint(connection, checkpoint, branch)
@@ -94,7 +94,7 @@ class Exporter(SessionAccess):
         return Cut(session=session, branch=self.branch(connection, branch) if branch is not None else None)
 
     def trajectories(self, branch: BranchRef) -> Iterator[dict[str, Any]]:
-        """Return the steps of branches.
+        """Yield the steps of one branch, or of all branches.
 
         Raises:
             NotFound: There is no such branch.
@@ -123,9 +123,9 @@ class Exporter(SessionAccess):
             yield {"session": session.session_name, "branch": row.name, **step}
 
     def _still_so(self, connection: Connection, row: Any) -> Iterator[Any]:
-        """Return the checkpoints on the way whose conversation the branch still begins with.
+        """Yield the checkpoints on the path whose conversation is still the beginning of the branch's conversation.
 
-        Where messages were summed up, changed or deleted since, a count of messages tells nothing of a place.
+        If messages were summarized, changed or deleted since, a message count does not identify a position any more.
         """
         graphs = self.context.store.graphs
         newest = graphs.newest(connection, row.thread_id)
@@ -142,7 +142,7 @@ class Exporter(SessionAccess):
 
 @contextmanager
 def _target(path: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
-    """Open the target of a write; a file appears only when it is complete."""
+    """Open the target for writing. A file appears under its name only when it is complete."""
     if not isinstance(path, (str, Path)):
         yield path
         return

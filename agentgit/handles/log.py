@@ -1,4 +1,4 @@
-"""The log of a session: its checkpoints by page and by filter, and search by words."""
+"""The log of a session: its checkpoints by page and filter, and full-text search."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class TextSearch(SessionAccess):
     """Finds messages, tool calls and named checkpoints of a session by their words."""
 
     def find_words(self, text: str, scope: Scope, limit: int, after: str | None, progress: OnProgress | None) -> Hits:
-        """Find what has all words of a text.
+        """Find the messages, calls and checkpoints that contain all words of a text.
 
         Raises:
-            InvalidInput, NotFound, Corrupt: As `Session.search`.
+            InvalidInput, NotFound, Corrupt: As for `Session.search`.
         """
         wanted, size, before = query(text), page_size(limit), rank(after)
         complete = self._index(progress)
@@ -44,7 +44,7 @@ class TextSearch(SessionAccess):
         self, connection: Connection, scope: Scope, wanted: Query, after: Rank, limit: int, *, complete: bool
     ) -> Hits:
         parts = LogReader(self.context, self.session_id).parts(connection, scope, points=True)
-        if not wanted.terms:  # nothing but signs, and no text is found by these
+        if not wanted.terms:  # only punctuation, which matches no text
             return Hits([], complete=complete, names_only=self.context.store.texts.names_only)
         whole = scope.which == "all"
         at_once = limit + 1
@@ -58,7 +58,7 @@ class TextSearch(SessionAccess):
         )
 
     def _index(self, progress: OnProgress | None) -> bool:
-        """Index the texts of the session that are not indexed yet; return whether that was possible."""
+        """Index the texts of the session that are not indexed yet, and return whether that was possible."""
 
         def look(connection: Connection) -> dict[int, int]:
             return self.context.store.texts.behind(connection, self.find(connection).id)
@@ -73,7 +73,7 @@ class TextSearch(SessionAccess):
                     if progress is not None:
                         progress(min(done, total), total)
         except (Unavailable, Corrupt):
-            return False  # read only, locked or damaged: what is known can be searched all the same
+            return False  # read-only, locked or damaged: the existing index can still be searched
         return True
 
 
@@ -98,7 +98,7 @@ class LogReader(SessionAccess):
     """Reads the checkpoints of a session for its log."""
 
     def author(self, name: str) -> int:
-        """Return the id of the user whose checkpoints are wanted.
+        """Return the id of a user, to list only their checkpoints.
 
         Raises:
             NotFound: There is no such user.
@@ -113,7 +113,7 @@ class LogReader(SessionAccess):
         """Find a checkpoint.
 
         Raises:
-            NotFound, Ambiguous, InvalidInput: As `Session.get_checkpoint`.
+            NotFound, Ambiguous, InvalidInput: As for `Session.get_checkpoint`.
         """
 
         def look(connection: Connection) -> Checkpoint:
@@ -122,7 +122,7 @@ class LogReader(SessionAccess):
         return self.context.read(look)
 
     def page(self, scope: Scope, wanted: Filter, limit: int, after: Mark) -> Page[Checkpoint]:
-        """Read a part of a log, see `Log.page`."""
+        """Read one page of a log; see `Log.page`."""
 
         def look(connection: Connection) -> Page[Checkpoint]:
             parts = self.parts(connection, scope, points=wanted.by_person)
@@ -149,7 +149,7 @@ class LogReader(SessionAccess):
         Args:
             connection: An open connection.
             scope: The path, branch or session.
-            points: True to include, on a path, the checkpoints that branches left from.
+            points: True to include, on a path, the checkpoints that branches were forked from.
         """
         session, sessions = self.find(connection), self.context.store.sessions
         if scope.which == "all":
@@ -168,14 +168,14 @@ class LogReader(SessionAccess):
 
 
 class Log:
-    """The checkpoints of a path, a branch or a session, the newest first. Made by `Session.log`.
+    """The checkpoints of a path, a branch or a session, newest first. `Session.log` creates it.
 
-    Nothing is read before it is asked for, and then columns only: states are read when they are looked at.
+    Checkpoints are read on demand, without their states. The state of a checkpoint is read when it is accessed.
 
     Args:
-        reader: Reads the checkpoints of one session.
+        reader: The reader of the session's checkpoints.
         scope: The path, branch or session to list.
-        wanted: The checkpoints that are wanted.
+        wanted: The filter for the checkpoints.
 
     Example:
         >>> import agentgit
@@ -206,7 +206,7 @@ class Log:
         return {"text/plain": plain(self._lines()), "text/html": self._repr_html_()}
 
     def _lines(self) -> list[Line]:
-        """Draw the first page."""
+        """Render the first page."""
         page = self.page()
         more = [(Span(f"the newest {len(page)} of {len(self)}", "dim"),)] if page.next is not None else []
         return [*log_lines(page.items[::-1]), *more] or [(Span("no checkpoints yet", "dim"),)]
@@ -226,18 +226,20 @@ class Log:
 
     @property
     def is_filtered(self) -> bool:
-        """True if it leaves anything out."""
+        """True if the log has a filter."""
         return self._wanted != Filter()
 
     def page(self, limit: int = PAGE, *, after: Checkpoint | str | None = None) -> Page[Checkpoint]:
-        """Read a part of it. What is added meanwhile is on no later page, and what is deleted moves nothing.
+        """Read one page.
+
+        Checkpoints that are added in the meantime are on no later page, and deleted ones do not shift the pages.
 
         Args:
-            limit: The largest number of results, 1 to 1,000.
-            after: The `next` of the page before, or a checkpoint to go on behind; None for the first one.
+            limit: The maximum number of results, 1 to 1,000.
+            after: The `next` of the previous page, or the checkpoint to continue after; None for the first page.
 
         Raises:
-            InvalidInput: The limit or the cursor is none.
+            InvalidInput: The limit or the cursor is not valid.
             NotFound: There is no such session, branch or tag.
         """
         if isinstance(after, Checkpoint) and after.created_at is not None:
@@ -254,20 +256,20 @@ class Log:
             return None
 
     def latest(self, name: str | None = None) -> Checkpoint | None:
-        """Return the newest checkpoint, or the newest one of a name; None if there is none."""
+        """Return the newest checkpoint, or the newest one with a name; None if there is none."""
         log = self if name is None else self.by_name(name)
         return next(islice(log.page(1), 1), None)
 
     def by_name(self, name: str) -> Log:
-        """Leave only those that a person called exactly so."""
+        """Return the log of the checkpoints to which a person gave exactly this name."""
         return self._only(name=name)
 
     def since(self, when: datetime) -> Log:
-        """Leave only those made then or later."""
+        """Return the log of the checkpoints created at this time or later."""
         return self._only(since=when)
 
     def between(self, start: datetime, end: datetime) -> Log:
-        """Leave only those made from one time to another, both included."""
+        """Return the log of the checkpoints created between two times, both included."""
         return self._only(since=start, until=end)
 
     def _only(self, **more: Any) -> Log:

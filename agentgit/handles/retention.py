@@ -1,4 +1,4 @@
-"""Retention and erasure: the checkpoints that a session keeps, and what is erased for good."""
+"""Retention and erasure: the checkpoints that a session keeps, and the permanent deletion of data."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def erase(
     may: Callable[[Connection], object],
     work: Callable[[Connection], erasure.Gone],
 ) -> Erased:
-    """Release the snapshots of files, delete in one transaction, and rewrite the database without what was deleted.
+    """Release file snapshots, delete rows in one transaction, and rewrite the database without the deleted data.
 
     Args:
         context: The context of the user who erases.
-        which: The sessions to erase.
-        may: A function that checks in a transaction whether the user may erase.
+        which: A query for the sessions to erase.
+        may: A function that checks, in a transaction, whether the user may erase.
         work: A function that deletes.
 
     Raises:
-        Conflict: Somebody works on a session, or made one meanwhile.
+        Conflict: Someone is using a session, or has created one in the meantime.
         NotFound, NotAllowed: Raised by `may`.
     """
     store = context.store
@@ -51,14 +51,14 @@ def erase(
         return work(connection)
 
     sessions = context.change(look, scope=WRITE)
-    # Before the rows that name them go: broken off, it is done again.
+    # Before the rows that name the snapshots are deleted, so that an interrupted erasure can be repeated.
     files = context.engine().files
     snapshots, left = files.release_all(which)
     try:
-        # Sessions of others may have begun as one of these, and say so in words.
+        # Sessions of other users may have been created from these sessions and mention their names.
         gone = context.change(delete, scope=WRITE, on=store.everybodys)
     finally:
-        files.hold_again(snapshots)  # of what was not erased after all, or what others have come to need
+        files.hold_again(snapshots)  # those that were not erased, or that others need by now
     problem = wiped(store.database)
     return Erased(
         sessions=len(sessions),
@@ -72,7 +72,7 @@ def erase(
 
 
 def wiped(database: Database) -> str:
-    """Write a database anew without what is deleted; say why not, where somebody holds it."""
+    """Rewrite a database without deleted data; return why that failed, or an empty string."""
     try:
         database.shrink(wipe=True)
     except Unavailable as error:
@@ -81,7 +81,7 @@ def wiped(database: Database) -> str:
 
 
 class SessionRetention(SessionAccess):
-    """The retention of a session. `Session.retention` is it."""
+    """The retention of a session, as `Session.retention`."""
 
     def get(self) -> Retention | None:
         """Return the retention of the session; None if it keeps everything."""
@@ -91,9 +91,9 @@ class SessionRetention(SessionAccess):
         """Set the retention of the session, and return the previous one.
 
         From then on, checkpoints that it does not keep are removed automatically, whenever a turn ends or a checkpoint
-        is made. The conversation and the tool track stay, and so does each checkpoint that something needs: the head of
-        a branch, where a branch leaves or begins, where a rollback went, what waits for an answer, and the way back
-        before an effect that is not resolved.
+        is created. The conversation and the tool track are kept, and so is each checkpoint that something needs: the
+        head of a branch, the point where a branch forks or begins, the target of a rollback, a checkpoint that waits
+        for an answer, and the last checkpoint before an unresolved effect.
 
         Args:
             retention: None to keep everything from now on.
@@ -130,11 +130,12 @@ class SessionRetention(SessionAccess):
         return self.context.change(change)
 
     def apply(self, retention: Retention | None = None, *, dry_run: bool = False) -> Thinned:
-        """Delete the checkpoints that the session does not keep, now; return for each whether it goes, and why.
+        """Delete the checkpoints that the session does not keep, now; return the decision about each checkpoint.
 
         Args:
-            retention: The retention to apply this time; None is the one that `set` set.
-            dry_run: True to tell only. With `max_bytes` it also tells whether the limit can be kept: `is_within`.
+            retention: The retention to apply this time; None is the one of the session.
+            dry_run: True to return the decisions without deleting anything. With `max_bytes`, `is_within` tells whether
+                the limit can be met.
 
         Raises:
             InvalidInput: The session has no retention, and none was given.
@@ -169,10 +170,10 @@ class SessionRetention(SessionAccess):
         return done
 
     def clear(self, *, branch: BranchRef = None) -> int:
-        """Delete all checkpoints that nothing needs, also the named ones; return how many were deleted.
+        """Delete all checkpoints that nothing needs, including named ones, and return how many were deleted.
 
         Args:
-            branch: Only those that this branch made; None for all.
+            branch: The branch whose own checkpoints are deleted; None for all branches.
         """
 
         def work(connection: Connection) -> int:
@@ -194,7 +195,7 @@ class SessionRetention(SessionAccess):
 
 
 def delete_unneeded(access: SessionAccess, ids: Collection[int]) -> list[RetentionVerdict]:
-    """Delete those of some checkpoints of a session that nothing needs; return for each whether it went, and why.
+    """Delete those of the given checkpoints that nothing needs; return the decision about each of them.
 
     Args:
         access: The session.

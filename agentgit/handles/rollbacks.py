@@ -1,4 +1,4 @@
-"""Rollback, switch, undo and redo of one session, from the words of a user to the request that is carried out."""
+"""Rollback, switch, undo and redo of one session: from a user's arguments to the request that the engine executes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agentgit.values import as_object
 
 @dataclass(frozen=True, kw_only=True)
 class RollbackOptions:
-    """The options of a rollback, as `Session.rollback` takes them."""
+    """The options of a rollback; see `Session.rollback`."""
 
     tools: str = "reverse"
     files: bool = True
@@ -37,7 +37,7 @@ class RollbackOptions:
 
 
 class Rollbacks(SessionAccess):
-    """The verbs that move the world of a session. Each names the branch that it starts from."""
+    """The operations that change the world of a session. Each takes the branch that it starts from."""
 
     # -- rollback
 
@@ -45,7 +45,7 @@ class Rollbacks(SessionAccess):
         """Return what a rollback would do, without doing anything.
 
         Raises:
-            NotFound, Ambiguous, InvalidInput: As `Session.plan_rollback`.
+            NotFound, Ambiguous, InvalidInput: As for `Session.plan_rollback`.
         """
         source, target, label = self.context.read(lambda c: self._target(c, branch, to))
         return self.context.engine().plan(
@@ -59,10 +59,10 @@ class Rollbacks(SessionAccess):
         )
 
     def run(self, to: CheckpointRef, branch: BranchRef, options: RollbackOptions) -> int:
-        """Roll back; return the id of the new branch, or of the same one if the conversation stays.
+        """Roll back, and return the id of the new branch, or of the same branch if the conversation is unchanged.
 
         Raises:
-            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `Session.rollback`.
+            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As for `Session.rollback`.
         """
         source, target, label = self.context.read(lambda c: self._target(c, branch, to, EDITOR))
         request = Request(
@@ -72,18 +72,18 @@ class Rollbacks(SessionAccess):
             return self.context.engine().run(request)
 
     def report(self, branch_id: int, *, kind: str = ROLLBACK, made: bool = True) -> RollbackReport:
-        """Read the report of what has just been done.
+        """Read the report of the operation that has just ended.
 
         Args:
-            branch_id: The branch that it led to.
+            branch_id: The branch that the operation led to.
             kind: The kind of operation: `rollback` or `fork`.
-            made: True if it made that branch; False if it changed the world of it only.
+            made: True if it created that branch; False if it only changed the world.
         """
 
         def read(connection: Connection) -> RollbackReport:
             rows = self.context.store.operations.of_branches(connection, [branch_id])
             done = [row for row in rows if row.kind == kind]
-            # What made a branch came first of all that led to it; what only moved its world came last.
+            # The operation that created a branch is its oldest one; the one that only changed the world is the newest.
             return self.context.engine().reports.read(connection, done[0] if made else done[-1])
 
         return self.context.read(read)
@@ -95,7 +95,7 @@ class Rollbacks(SessionAccess):
     def _target(
         self, connection: Connection, branch: BranchRef, to: CheckpointRef, needs: Role = VIEWER
     ) -> tuple[Found, Found, str]:
-        """Find the branch that is left, the checkpoint that is meant, and how a person calls it."""
+        """Find the branch to leave, the checkpoint to go to, and the checkpoint's display name."""
         found = self.find(connection, needs)
         source = self.context.lookup.branch(connection, found, branch)
         return source, *self.context.lookup.target(connection, found, source, to)
@@ -103,15 +103,15 @@ class Rollbacks(SessionAccess):
     # -- files alone
 
     def rewind(self, request: Request) -> RollbackReport:
-        """Bring files back; the conversation stays.
+        """Restore files; the conversation is unchanged.
 
         Raises:
-            NotFound, WorkspaceChanged, RollbackIncomplete, Conflict: As `Session.rewind_files`.
+            NotFound, WorkspaceChanged, RollbackIncomplete, Conflict: As for `Session.rewind_files`.
         """
         return self.report(self.context.engine().run(request), made=False)
 
     def plan_request(self, request: Request) -> RollbackPlan:
-        """Return what bringing files back would do, without doing anything."""
+        """Return what restoring files would do, without doing anything."""
         return self.context.engine().plan(
             request.source_id, request.target, request.label, tools="keep", files=request.files, conversation=False
         )
@@ -119,10 +119,10 @@ class Rollbacks(SessionAccess):
     def rewind_request(
         self, restore_point: CheckpointRef, branch: BranchRef, needs: Role = EDITOR, *, force: bool = False
     ) -> Request:
-        """Return the request to bring back the files of a restore point.
+        """Return the request to restore the files of a restore point.
 
         Raises:
-            NotFound: As `Session.rewind_files`.
+            NotFound: As for `Session.rewind_files`.
         """
         store, lookup = self.context.store, self.context.lookup
 
@@ -136,7 +136,7 @@ class Rollbacks(SessionAccess):
                     f"{label} has no files: no workspace was attached when it was created. Wrap the graph with "
                     "workspace=... (agentgit chat --workspace DIR) to keep its files from then on."
                 )
-            # Of another session only the files are meant; this one stays at its own head.
+            # From another session, only the files are restored; this session stays at its own head.
             own = point.external_session_id == found.id
             target = point if own else lookup.target(connection, found, source, "HEAD")[0]
             return self._files_request(source.id, target, label, at, force=force)
@@ -158,15 +158,15 @@ class Rollbacks(SessionAccess):
     # -- switch
 
     def plan_switch(self, branch: BranchRef) -> RollbackPlan:
-        """Return what would bring the world to where a branch stands, without doing anything."""
+        """Return what would bring the world to the state of a branch, without doing anything."""
         return self.context.engine().plan_switch(self.read_branch(branch).id)
 
     def enter(self, branch: BranchRef) -> Found:
-        """Make a branch the current one, whatever stands in the world; return its row.
+        """Make a branch the current one without changing the world, and return its row.
 
         Raises:
             NotFound: The session has no such branch.
-            Conflict: Its rollback is half done.
+            Conflict: The branch's rollback is incomplete.
         """
 
         def move(connection: Connection) -> Found:
@@ -188,18 +188,18 @@ class Rollbacks(SessionAccess):
         on_error: str = "stop",
         current: bool = True,
     ) -> tuple[int, int]:
-        """Enter a branch, and bring branch and world together; return the ids of the branch and of the operation.
+        """Switch to a branch, and handle differences of the world; return the ids of the branch and of the operation.
 
         Args:
-            branch: The branch to enter.
-            source: The branch that is left.
-            sync: As `Session.switch` takes it.
-            force: As `Session.switch` takes it.
-            on_error: As `Session.switch` takes it.
-            current: False to bring the world to the branch only, while the session stays on its current one.
+            branch: The branch to switch to.
+            source: The branch to leave.
+            sync: See `Session.switch`.
+            force: See `Session.switch`.
+            on_error: See `Session.switch`.
+            current: False to change only the world, while the session stays on its current branch.
 
         Raises:
-            NotFound, InvalidInput, RollbackBlocked, RollbackIncomplete, Conflict: As `Session.switch`.
+            NotFound, InvalidInput, RollbackBlocked, RollbackIncomplete, Conflict: As for `Session.switch`.
         """
 
         def find(connection: Connection) -> tuple[int, Found]:
@@ -220,13 +220,13 @@ class Rollbacks(SessionAccess):
         with self.context.noting_moves(self.session_id):
             return row.id, self.context.engine().switch(request)
 
-    # -- one step back, and forth
+    # -- undo and redo
 
     def previous(self, branch: BranchRef, steps: int = 1, needs: Role = EDITOR) -> tuple[int, int]:
-        """Find the checkpoint that lies so many different points back; return the ids of the branch and of it.
+        """Return the ids of a branch and of the checkpoint that lies `steps` distinct points back on it.
 
         Raises:
-            NotFound, InvalidInput: As `Session.undo`.
+            NotFound, InvalidInput: As for `Session.undo`.
         """
         if not isinstance(steps, int) or steps < 1:
             raise InvalidInput(f"steps must be a number from 1, not {steps!r}.")
@@ -242,7 +242,7 @@ class Rollbacks(SessionAccess):
             here = (where(now.snapshot), last) if now.settled else None
             found = 0
             for point in reversed(path):
-                # Where no workspace was attached, its files say nothing.
+                # A checkpoint without a workspace does not differ in its files.
                 there = (where(point), names.get(point.workspace_snapshot_id, last))
                 if there != here:
                     here, found = there, found + 1
@@ -256,7 +256,7 @@ class Rollbacks(SessionAccess):
         return self.context.read(look)
 
     def rewound(self, branch: BranchRef, needs: Role = EDITOR, *, force: bool = False) -> Request | None:
-        """Return how to take back a rewind of files, if that is the last thing that was done on a branch."""
+        """Return the request to undo a rewind of files, if that was the last operation on a branch; else None."""
         store = self.context.store
 
         def look(connection: Connection) -> Request | None:
@@ -276,10 +276,10 @@ class Rollbacks(SessionAccess):
         return self.context.read(look)
 
     def left_by(self, branch: BranchRef, needs: Role = EDITOR) -> int:
-        """Return the id of the branch that was left by the rollback that made this one.
+        """Return the id of the branch from which a rollback created this one.
 
         Raises:
-            NotFound: No rollback made it.
+            NotFound: The branch was not created by a rollback.
         """
 
         def look(connection: Connection) -> int:
@@ -293,5 +293,5 @@ class Rollbacks(SessionAccess):
 
 
 def where(point: Found | Snapshot) -> tuple[bytes, int, bytes]:
-    """Return a key that identifies a point: its state, its track, and what waits there."""
+    """Return a key that identifies a point: its state, its position on the track, and its pending writes."""
     return point.state_hash, point.position, point.pending or NO_WRITES

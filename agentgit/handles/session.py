@@ -1,4 +1,4 @@
-"""The session: every verb on one session, without a graph."""
+"""The `Session` handle: all operations on one session that need no graph."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from agentgit.store.records.checkpoints import named
 
 
 class Session(SessionReader):
-    """Every verb on one session, without a graph. Made by `Repository.session`.
+    """A session, with all operations that need no graph. `Repository.session` creates it.
 
-    A branch is named by its name or id; where none is named, the current branch is meant. A checkpoint is named by a
-    `Checkpoint`, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`, or `message:<id>`, the
-    restore point before a user's message.
+    A branch is given by its name or id; by default it is the current branch. A checkpoint is given as a `Checkpoint`,
+    its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`, or `message:<id>`, the restore point
+    before a user's message.
 
     Args:
         context: The store and the principal.
@@ -63,12 +63,12 @@ class Session(SessionReader):
 
     @cached_property
     def sharing(self) -> Sharing:
-        """The members of the session, and the links by which others join."""
+        """The members of the session, and the links with which others join."""
         return Sharing(self._context, self.id)
 
     @cached_property
     def retention(self) -> SessionRetention:
-        """The checkpoints that the session keeps, and their removal."""
+        """The retention of the session: the checkpoints that it keeps, and the deletion of others."""
         return SessionRetention(self._context, self.id)
 
     def checkpoint(
@@ -80,7 +80,7 @@ class Session(SessionReader):
         data: Any = None,
         files: bool = True,
     ) -> Checkpoint:
-        """Save the point where a branch stands.
+        """Save the current point of a branch as a checkpoint.
 
         Args:
             name: The name of the checkpoint; names may repeat.
@@ -92,7 +92,7 @@ class Session(SessionReader):
         Raises:
             Conflict: The branch is running.
             InvalidInput: The name is empty or too long.
-            Unavailable: The workspace is not here, or its files cannot be kept.
+            Unavailable: The workspace is not available here, or its files cannot be saved.
         """
         label = named(self._context.user.id, name, description, data)
         row = self._access.read_branch(branch, EDITOR)
@@ -100,30 +100,30 @@ class Session(SessionReader):
         return self._branching.save(row.id, label, kept)
 
     def delete_checkpoint(self, ref: CheckpointRef, *, branch: BranchRef = None) -> Checkpoint:
-        """Delete a checkpoint, and return what it was; the conversation and the tool track stay.
+        """Delete a checkpoint and return it. The conversation and the tool track are kept.
 
         Args:
-            ref: The checkpoint, as the class describes it.
-            branch: The branch of `HEAD`; None is the current one.
+            ref: The checkpoint, in one of the forms that the class lists.
+            branch: The branch that `HEAD` refers to; None is the current one.
 
         Raises:
-            Conflict: Something needs it, as a branch, a tag, a rollback, a merge or a call that is not resolved.
-            NotFound, Ambiguous, InvalidInput: As `get_checkpoint`.
+            Conflict: Something needs it, such as a branch, a tag, a rollback, a merge or an unresolved call.
+            NotFound, Ambiguous, InvalidInput: As for `get_checkpoint`.
         """
         found = self.get_checkpoint(ref, branch=branch)
-        found.to_dict()  # its content, while it is there
+        found.to_dict()  # load its content before it is deleted
         for one in delete_unneeded(self._access, {found.id or 0}):
             if not one.goes:
                 raise Conflict(f"Checkpoint {one.point.reference} cannot be deleted: {one.why}.")
         return found
 
     def cleanup_auto_checkpoints(self, *, branch: BranchRef = None, keep: int = 5) -> int:
-        """Delete the automatic checkpoints of a path but the newest ones; return how many were deleted.
+        """Delete the automatic checkpoints of a path except the newest, and return how many were deleted.
 
-        Named ones stay, and so does each that something needs, as `retention.set` lists it.
+        Named checkpoints are kept, and so is each one that something needs; `retention.set` lists the cases.
 
         Args:
-            branch: The branch; None is the current one.
+            branch: The branch at the end of the path; None is the current one.
             keep: The number of automatic checkpoints to keep.
 
         Raises:
@@ -136,23 +136,23 @@ class Session(SessionReader):
         return sum(one.goes for one in delete_unneeded(self._access, set(automatic[: max(0, len(automatic) - keep)])))
 
     def tag(self, ref: CheckpointRef, name: str, *, branch: BranchRef = None, description: str | None = None) -> Tag:
-        """Tag a checkpoint: the tag is a name for the place, unique in the session. A tagged checkpoint is kept.
+        """Tag a checkpoint with a name that is unique in the session. A tagged checkpoint is kept.
 
         Args:
-            ref: The checkpoint, as the class describes it.
-            name: A text of up to 200 characters that is not a number, not HEAD, and without # ~ @.
-            branch: The branch of `HEAD`; None is the current one.
-            description: A sentence about it.
+            ref: The checkpoint, in one of the forms that the class lists.
+            name: The tag: up to 200 characters, not a number, not HEAD, and without # ~ @.
+            branch: The branch that `HEAD` refers to; None is the current one.
+            description: A sentence about the tag.
 
         Raises:
             InvalidInput: The name is not valid.
-            Conflict: Another checkpoint has this tag, or a branch this name.
-            NotFound, Ambiguous: As `get_checkpoint`.
+            Conflict: Another checkpoint has this tag, or a branch has this name.
+            NotFound, Ambiguous: As for `get_checkpoint`.
         """
         return self._tagging.add(ref, name, branch, description)
 
     def untag(self, name: str) -> Tag:
-        """Remove a tag, and return what it was; the checkpoint stays.
+        """Remove a tag and return it. The checkpoint is kept.
 
         Raises:
             NotFound: The session has no such tag.
@@ -174,34 +174,35 @@ class Session(SessionReader):
         on_drift: str = "stop",
         request_id: str | None = None,
     ) -> RollbackReport:
-        """Go back: a new branch at an earlier point, with the later effects reversed. The branch that is left stays.
+        """Create a new branch at an earlier checkpoint and reverse the later effects. The old branch is kept.
 
         Args:
             to: The checkpoint to go back to.
-            branch: The branch that is left; None is the current one.
+            branch: The branch to leave; None is the current one.
             tools: `reverse`, `keep` (leave the world alone) or `require_clean` (refuse if anything is to be reversed).
-            files: True to bring the files of the workspace back, if one is attached; what was there before is kept in
-                a safety snapshot.
-            conversation: False to take back only what the tools did and the files, and stay on the branch.
-            replay: How the tool calls before that point come to the new branch. `record`: from the record, no tool
-                runs. `redo`: those that were reversed since run again. `execute`: what stands is reversed, then all
-                of them run again; refused with `tools="keep"`, because their effects would happen twice.
-            name: The name of the new branch; None for the next one like `main-2`.
-            force: True to keep in the world what cannot be reversed, and to bring back files that others have changed.
-            on_error: `stop` at the first undo or tool that fails, or `continue` with the others.
-            on_drift: `stop` at the first tool that runs again and returns something else, or `continue`.
-            request_id: Your own name for this rollback: the same one twice gives the same branch.
+            files: True to restore the files of the workspace, if one is attached. A safety snapshot keeps their
+                previous content.
+            conversation: False to roll back only tool effects and files, and stay on the branch.
+            replay: How the new branch gets the tool calls before the checkpoint. `record`: from the record, without
+                running a tool. `redo`: calls that were reversed since run again. `execute`: effects in the world are
+                reversed, then all calls run again. `execute` is refused with `tools="keep"`, because the effects would
+                happen twice.
+            name: The name of the new branch; None for the next free one, like `main-2`.
+            force: True to keep effects that cannot be reversed, and to restore files that others have changed.
+            on_error: `stop` at the first undo function or tool that fails, or `continue` with the others.
+            on_drift: `stop` at the first repeated call that returns a different result, or `continue`.
+            request_id: Your own id for this rollback. A second rollback with the same id returns the same branch.
 
         Returns:
             The report, with the name of the new branch.
 
         Raises:
-            RollbackBlocked: An effect that cannot be reversed stands in the way; nothing was done.
-            WorkspaceChanged: Somebody else has changed the files since the last turn; nothing was done.
-            Unavailable: The files are to come back, and the workspace or the snapshot is gone; nothing was done.
-            RollbackIncomplete: An undo function or a tool raised; `repo.resume(operation)` goes on from there.
+            RollbackBlocked: An effect cannot be reversed; nothing was done.
+            WorkspaceChanged: Someone else has changed the files since the last turn; nothing was done.
+            Unavailable: The files cannot be restored, because the workspace or the snapshot is gone; nothing was done.
+            RollbackIncomplete: An undo function or a tool raised; `repo.resume(operation)` continues from there.
             Conflict: The branch is running.
-            NotFound, Ambiguous, InvalidInput: As `plan_rollback`.
+            NotFound, Ambiguous, InvalidInput: As for `plan_rollback`.
         """
         options = RollbackOptions(
             tools=tools,
@@ -217,33 +218,33 @@ class Session(SessionReader):
         return self._rollbacks.report(self._rollbacks.run(to, branch, options), made=conversation)
 
     def undo(self, steps: int = 1, *, branch: BranchRef = None, force: bool = False) -> RollbackReport:
-        """Roll back to the newest checkpoint that differs from where a branch stands now.
+        """Roll back to the newest checkpoint that differs from the current point of a branch.
 
         Args:
-            steps: The number of such points to go back, at least 1.
-            branch: The branch that is left; None is the current one.
-            force: As `rollback` takes it.
+            steps: The number of such checkpoints to go back, at least 1.
+            branch: The branch to leave; None is the current one.
+            force: See `rollback`.
 
         Raises:
-            NotFound: There are not so many.
+            NotFound: There are not that many.
             InvalidInput: `steps` is less than 1.
-            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `rollback`.
+            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As for `rollback`.
         """
         left, to = self._rollbacks.previous(branch, steps)
         return self.rollback(to, branch=left, force=force)
 
     def redo(self, *, branch: BranchRef = None, force: bool = False) -> RollbackReport:
-        """Take back the last rollback: go on where the branch was that it left, with what it reversed run again.
+        """Undo the last rollback: return to the branch that it left, and run the reversed calls again.
 
-        If files alone were brought back since the last turn, these are as before that again.
+        If only files were restored since the last turn, undo that instead.
 
         Args:
-            branch: The branch that the rollback made; None is the current one.
-            force: As `switch` takes it.
+            branch: The branch that the rollback created; None is the current one.
+            force: See `switch`.
 
         Raises:
-            NotFound: There is nothing to take back.
-            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `switch`.
+            NotFound: There is nothing to redo.
+            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As for `switch`.
         """
         made = self._access.read_branch(branch, EDITOR).id
         rewound = self._rollbacks.rewound(made, force=force)
@@ -255,27 +256,28 @@ class Session(SessionReader):
     def switch(
         self, branch: BranchRef, sync: str | None = None, *, force: bool = False, on_error: str = "stop"
     ) -> RollbackReport:
-        """Make a branch the one that the session continues on.
+        """Continue the session on another branch.
 
         Args:
             branch: The name or id of the branch.
-            sync: What to do about a world that another branch has changed. None: nothing; the next turn says so if it
-                matters. `world`: reverse what is not of that branch, and run again what of it was reversed. `note`:
-                leave the world, and tell the model with the next message. `ignore`: leave it, and record that.
-            force: True to keep in the world what cannot be reversed or run again, and to bring back files that others
-                have changed.
-            on_error: `stop` at the first undo or tool that fails, or `continue` with the others.
+            sync: What to do if another branch has changed the world. None: nothing; the next turn reports the change if
+                it matters. `world`: reverse the effects of other branches, and run this branch's reversed calls again.
+                `note`: leave the world as it is, and tell the model with the next message. `ignore`: leave the world as
+                it is, and record that.
+            force: True to keep effects that cannot be reversed or run again, and to restore files that others have
+                changed.
+            on_error: `stop` at the first undo function or tool that fails, or `continue` with the others.
 
         Returns:
-            The report of what was done to the world; without `sync` that is nothing, and its `operation_id` is 0.
+            The report of the changes to the world. Without `sync` there are none, and its `operation_id` is 0.
 
         Raises:
             NotFound: The session has no such branch.
-            InvalidInput: `sync` is none of these.
-            RollbackBlocked: Something stands in the way of `sync="world"`; nothing was done.
-            WorkspaceChanged: Somebody else has changed the files; nothing was done.
-            RollbackIncomplete: An undo function or a tool raised; `repo.resume(operation)` goes on from there.
-            Conflict: The branch's rollback is half done.
+            InvalidInput: `sync` is not one of these.
+            RollbackBlocked: An effect or a call blocks `sync="world"`; nothing was done.
+            WorkspaceChanged: Someone else has changed the files; nothing was done.
+            RollbackIncomplete: An undo function or a tool raised; `repo.resume(operation)` continues from there.
+            Conflict: The branch's rollback is incomplete.
         """
         if sync is None:
             row = self._rollbacks.enter(branch)
@@ -288,21 +290,21 @@ class Session(SessionReader):
     def fork(
         self, to: CheckpointRef | None = None, *, branch: BranchRef = None, name: str | None = None, files: bool = True
     ) -> RollbackReport:
-        """Make a branch without touching the world; the session stays where it is until somebody switches.
+        """Create a branch without changing the world. The session stays on its branch until someone switches.
 
         Args:
-            to: The checkpoint where it leaves; None is where the branch stands now.
-            branch: The branch that is left; None is the current one.
-            name: The name of the new branch; None for the next one like `main-2`.
-            files: False not to look at the files of the workspace now.
+            to: The checkpoint to fork from; None is the branch's current point.
+            branch: The branch to fork; None is the current one.
+            name: The name of the new branch; None for the next free one, like `main-2`.
+            files: False to fork without a snapshot of the workspace's current files.
 
         Returns:
             The report, with the name of the new branch.
 
         Raises:
-            NotFound, Ambiguous, InvalidInput: As `get_checkpoint`.
-            Conflict: There is a branch of that name.
-            Unavailable: The workspace is not here, or its files cannot be kept.
+            NotFound, Ambiguous, InvalidInput: As for `get_checkpoint`.
+            Conflict: A branch with that name exists.
+            Unavailable: The workspace is not available here, or its files cannot be saved.
         """
         left = self._access.read_branch(branch, EDITOR)
         kept = self._branching.files("fork") if files and to is None else None
@@ -311,17 +313,17 @@ class Session(SessionReader):
     def rewind_files(
         self, restore_point: CheckpointRef, *, branch: BranchRef = None, force: bool = False
     ) -> FileChanges:
-        """Bring the files back to what they were when the user said something; the conversation stays as it is.
+        """Restore the files to their state when the user sent a message. The conversation is unchanged.
 
         Args:
             restore_point: The id of the user's message, or any checkpoint.
-            branch: The branch whose files these are; None is the current one.
-            force: True to bring back files that others have changed since the last turn too.
+            branch: The branch whose files to restore; None is the current one.
+            force: True to also restore files that others have changed since the last turn.
 
         Raises:
             NotFound: No workspace is attached, or there is no such restore point.
-            WorkspaceChanged: Somebody else has changed the files since the last turn; none was touched.
-            RollbackIncomplete: They could not be brought back; `repo.resume(operation)` goes on from there.
+            WorkspaceChanged: Someone else has changed the files since the last turn; no file was changed.
+            RollbackIncomplete: The files could not be restored; `repo.resume(operation)` continues from there.
             Conflict: The branch is running.
         """
         report = self._rollbacks.rewind(self._rollbacks.rewind_request(restore_point, branch, force=force))
@@ -329,17 +331,17 @@ class Session(SessionReader):
         return report.files
 
     def rename(self, name: str) -> ExternalSession:
-        """Rename the session, and return the facts about it; its id, branches and trail stay.
+        """Rename the session, and return its info. Its id, branches and audit trail are unchanged.
 
-        What finds a session by its name makes a new one of the old name: `repo.wrap`, and an import of the thread that
-        it was made of.
+        Operations that look sessions up by name create a new session for the old name: `repo.wrap`, and an import of
+        the thread that the session came from.
 
         Args:
             name: The new name, 1 to 200 characters, unique for the owner.
 
         Raises:
-            InvalidInput: No session can have that name.
-            Conflict: The owner has another session of that name.
+            InvalidInput: The name is not valid for a session.
+            Conflict: The owner has another session with that name.
             NotAllowed: You are not the owner.
         """
         require_name(name)
@@ -351,21 +353,21 @@ class Session(SessionReader):
             sessions.rename(connection, found, name, self._context.user.id)
             return self._access.find(connection)
 
-        # The names of the owner count, also where a co-owner does not see all of these sessions.
+        # The name must be unique among all sessions of the owner, even if a co-owner cannot see all of them.
         return self._context.change(change, on=self._context.store.everybodys)
 
     def rename_branch(self, branch: BranchRef, name: str) -> InternalSession:
-        """Rename a branch, and return it; its checkpoints and its thread stay.
+        """Rename a branch and return it. Its checkpoints and its thread are unchanged.
 
         Args:
             branch: The branch; None is the current one.
             name: The new name, unique among the branches and tags of the session.
 
         Raises:
-            InvalidInput: No branch can have that name.
+            InvalidInput: The name is not valid for a branch.
             NotFound: There is no such branch.
-            Conflict: There is a branch or a tag of that name, or the branch is part of an exploration, whose branches
-                are found by their names.
+            Conflict: A branch or a tag with that name exists, or the branch is part of an exploration, which finds its
+                branches by name.
         """
         sessions = self._context.store.sessions
 
@@ -383,36 +385,36 @@ class Session(SessionReader):
         return self._context.change(change)
 
     def recover(self, *, branch: BranchRef = None, force: bool = False) -> InternalSession:
-        """Take back a branch whose turn or rollback died where nobody here can see it, as on another machine.
+        """Recover a branch whose turn or rollback died where this machine cannot detect it, as on another machine.
 
-        The dead of this machine are taken back by themselves, and on a server others when their lease has ended. What
-        they were calling or reversing is unknown from then on; a rollback is half done, and `repo.resume` goes on with
-        it.
+        Branches of dead processes on this machine are recovered automatically. On a database server, others are
+        recovered when their lease has expired. The calls that were running or being reversed become unknown. A
+        rollback is left incomplete, and `repo.resume` continues it.
 
         Args:
             branch: The branch; None is the current one.
-            force: True to take it also from a process of this machine that lives, such as one that hangs; it can
-                neither call tools nor save any more.
+            force: True to recover it even from a live process on this machine, such as one that hangs. That process
+                can then neither call tools nor save anything.
 
         Raises:
-            Conflict: Its process is alive, on this machine; nothing was done.
+            Conflict: Its process is alive on this machine; nothing was done.
         """
         return recover(self._access, branch, force=force)
 
     def delete(self) -> Erased:
-        """Erase the session for good: no row, no value and no word of it stays, and its trail goes with it.
+        """Erase the session permanently, with all its rows, values, search words and its audit trail.
 
-        What other sessions share with it stays theirs: a message that two of them have, and what began as a copy of
-        it. The snapshots of its files are released where their workspace can be reached; the files themselves are
-        left alone. That it was erased, when and by whom stays in the trail, by its id.
+        Data that it shares with other sessions is kept: messages that they have too, and sessions that began as a copy
+        of it. The snapshots of its files are released if their workspace can be reached; the files themselves are not
+        changed. An event outside of the session's own trail records its id, when it was erased and by whom.
 
         Returns:
-            What went, and what could not be reached.
+            What was erased, and what could not be reached.
 
         Raises:
-            NotFound: There is no such session any more.
-            NotAllowed: It is somebody else's.
-            Conflict: Somebody works on it; nothing was erased.
+            NotFound: The session no longer exists.
+            NotAllowed: You are not its owner.
+            Conflict: Someone is using it; nothing was erased.
 
         Example:
             >>> import agentgit
@@ -434,7 +436,7 @@ class Session(SessionReader):
     def agent(self, branch: BranchRef = None) -> WrappedGraph:
         """Return an agent on a branch, with the graph that was last wrapped here for the session.
 
-        Merging and picking need it: its reducers write what comes.
+        Merging and cherry-picking need the graph, because its reducers apply the changes.
 
         Raises:
             InvalidInput: No graph was wrapped here for the session.
@@ -451,27 +453,27 @@ class Session(SessionReader):
         return wrapped(found.id)
 
     def plan_merge(self, source: CheckpointRef, *, into: BranchRef = None, resolve: Resolve = None) -> MergePlan:
-        """Return what merging a branch into another one would bring, and what stands against it.
+        """Return what merging a branch into another one would change, and the conflicts.
 
         Args:
-            source: The branch, or any checkpoint of it; of a branch its newest checkpoint counts.
-            into: The branch that it would come to; None is the current one.
-            resolve: The resolution of values that both changed, as `RollbackAgent.merge` takes it.
+            source: A branch, which means its newest checkpoint, or any checkpoint.
+            into: The branch to merge into; None is the current one.
+            resolve: The resolution of values that both branches changed; see `RollbackAgent.merge`.
 
         Raises:
-            NotFound, Ambiguous, InvalidInput, Conflict: As `agent`, and as `RollbackAgent.plan_merge`.
+            NotFound, Ambiguous, InvalidInput, Conflict: As for `agent` and `RollbackAgent.plan_merge`.
         """
         return self.agent(into).plan_merge(source, resolve=resolve)
 
     def plan_cherry_pick(self, what: Any, *, onto: BranchRef = None) -> MergePlan:
-        """Return what cherry-picking onto a branch would bring.
+        """Return what cherry-picking onto a branch would change.
 
         Args:
-            what: As `RollbackAgent.cherry_pick` takes it.
-            onto: The branch that it would come to; None is the current one.
+            what: The messages to pick; see `RollbackAgent.cherry_pick`.
+            onto: The branch to apply them to; None is the current one.
 
         Raises:
-            NotFound, Ambiguous, InvalidInput, Conflict: As `agent`, and as `RollbackAgent.plan_cherry_pick`.
+            NotFound, Ambiguous, InvalidInput, Conflict: As for `agent` and `RollbackAgent.plan_cherry_pick`.
         """
         return self.agent(onto).plan_cherry_pick(what)
 

@@ -1,4 +1,4 @@
-"""Reading one session: branches, checkpoints, calls, differences, plans and figures."""
+"""Read access to one session: branches, checkpoints, calls, diffs, plans and statistics."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.transfer.summary import Carried
 
 SessionRef = ExternalSession | str | int | None
-"""A session, its name or its id; None is the one that moved last."""
+"""A session, its name or its id; None is the most recently updated one."""
 
 
 class SessionReader:
-    """The verbs on one session that change nothing. `Session` adds those that do.
+    """The read-only operations on one session. `Session` adds those that change it.
 
     Args:
         context: The store and the principal.
@@ -69,12 +69,12 @@ class SessionReader:
 
     @property
     def context(self) -> Context:
-        """The store and the principal, for extensions; what it offers may change."""
+        """The store and the principal, for extensions. Its interface may change."""
         return self._context
 
     @property
     def info(self) -> ExternalSession:
-        """The facts about the session: its name, owner, times and current branch, as they are now."""
+        """The session's name, owner, times and current branch, as they are now."""
         return self._context.read(self._access.find)
 
     @property
@@ -84,18 +84,18 @@ class SessionReader:
 
     @property
     def reference(self) -> str:
-        """The name of the session for the user who looks: plain for their own, like `alice/support-42` for others'."""
+        """The name by which this user refers to the session: plain if it is their own, else like `alice/support-42`."""
         return self.info.reference
 
     def branches(self) -> list[InternalSession]:
-        """List the branches in the order they were made."""
+        """List the branches in the order of their creation."""
         return Branches(self._context.read(lambda c: self._context.views.branches(c, self._access.find(c))))
 
     def branch(self, name: BranchRef = None) -> InternalSession:
         """Find a branch by its name or id; None is the current one.
 
         Raises:
-            NotFound: There is none.
+            NotFound: There is no such branch.
         """
 
         def look(connection: Connection) -> InternalSession:
@@ -105,7 +105,7 @@ class SessionReader:
         return self._context.read(look)
 
     def tree(self) -> Tree:
-        """Return the tree of the branches; `str` draws it."""
+        """Return the tree of the branches; `str()` renders it as text."""
         return self._context.read(lambda c: self._context.views.tree(c, self._access.find(c)))
 
     def tool_track(self, *, branch: BranchRef = None) -> list[ToolInvocation]:
@@ -127,13 +127,13 @@ class SessionReader:
         """Find a checkpoint.
 
         Args:
-            ref: The checkpoint, as the class describes it.
-            branch: The branch of `HEAD`; None is the current one.
+            ref: The checkpoint, in one of the forms that `Session` lists.
+            branch: The branch that `HEAD` refers to; None is the current one.
 
         Raises:
-            NotFound: There is no such checkpoint; the error lists near names.
-            Ambiguous: Several have that name.
-            InvalidInput: It belongs to another session.
+            NotFound: There is no such checkpoint; the error lists similar names.
+            Ambiguous: Several checkpoints have that name.
+            InvalidInput: The checkpoint belongs to another session.
         """
         return LogReader(self._context, self.id).get(ref, Scope(branch=branch))
 
@@ -149,25 +149,25 @@ class SessionReader:
         author: str | None = None,
         auto: bool | None = None,
     ) -> Log:
-        """List checkpoints, the newest first, by page; all conditions hold at once.
+        """List checkpoints by page, newest first. All conditions must hold.
 
-        The first checkpoint of a branch stands for the one that it left from. Asked for by name, by tag or with
-        `auto=False`, that one itself is on the path.
+        On a path, the first checkpoint of a branch replaces the checkpoint that the branch was forked from. With
+        `name`, `tag` or `auto=False`, the path includes that checkpoint itself.
 
         Args:
             branch: The branch; None is the current one.
-            which: `path` (from the head of the branch to the root of the session), `branch` (only those that were made
-                on it) or `all` (those of all branches of the session).
-            name: Only those that a person called exactly so.
-            since: Only those made then or later, a time with a zone.
-            until: Only those made then or earlier.
-            tag: Only the one that has this tag.
-            author: Only those that this user made.
-            auto: True for automatic ones only, False for those that somebody asked for.
+            which: `path` (from the head of the branch to the root of the session), `branch` (only checkpoints created
+                on the branch) or `all` (checkpoints of all branches of the session).
+            name: Only checkpoints to which a person gave exactly this name.
+            since: Only checkpoints created at this time or later; must have a time zone.
+            until: Only checkpoints created at this time or earlier; must have a time zone.
+            tag: Only the checkpoint with this tag.
+            author: Only checkpoints created by this user.
+            auto: True for automatic checkpoints only, False for those that someone requested.
 
         Raises:
             InvalidInput: A condition is not valid.
-            NotFound: There is no such user. A missing branch or tag is reported where the log is read.
+            NotFound: There is no such user. A missing branch or tag is reported when the log is read.
         """
         reader, scope = LogReader(self._context, self.id), Scope(branch=branch, which=which)
         by = reader.author(author) if author is not None else None
@@ -185,23 +185,24 @@ class SessionReader:
     ) -> Hits:
         """Find messages, tool calls and named checkpoints by their words.
 
-        What people wrote at checkpoints (names and descriptions) comes first, then messages and calls, each the newest
-        first. All words must be in one text, whole, whatever their case and accents. What stands together in the query,
-        like `create_order` or `日本`, is found where it stands together. Nothing in it is an operator. In an
-        encrypted database only the names of checkpoints are found, and the answer says so (`names_only`).
+        Names and descriptions of checkpoints come first, then messages and calls, each newest first. All words must
+        occur in one text, as whole words; case and accents are ignored. Adjacent parts of the query, as in
+        `create_order` or `日本`, must be adjacent in the text. There are no operators. In an encrypted database only
+        the names of checkpoints are searched, and `names_only` of the result is True.
 
         Args:
             text: The words to look for.
             branch: The branch whose path to the root is searched; None is the current one.
             all_branches: True to search all branches of the session.
-            limit: The largest number of results, 1 to 1,000.
-            after: The `next` of the page before; None for the first one.
-            progress: Called with how many of the checkpoints are indexed that were not, as after an import.
+            limit: The maximum number of results, 1 to 1,000.
+            after: The `next` of the previous page; None for the first page.
+            progress: Called with the number of checkpoints indexed so far and the total, if some are not indexed yet,
+                as after an import.
 
         Raises:
             InvalidInput: The text is empty or too long, or the limit or the cursor is not valid.
             NotFound: There is no such branch.
-            Corrupt: A text that was found is damaged.
+            Corrupt: A matching text is damaged.
 
         Example:
             >>> import agentgit
@@ -216,21 +217,21 @@ class SessionReader:
         return TextSearch(self._context, self.id).find_words(text, scope, limit, after, progress)
 
     def tags(self) -> list[Tag]:
-        """List the tags, the newest first."""
+        """List the tags, newest first."""
         return self._tagging.all()
 
     def diff(self, a: CheckpointRef, b: CheckpointRef, *, other: SessionReader | SessionRef = None) -> Diff:
-        """Compare two checkpoints: state, messages, tool calls, tokens, and files where both have them.
+        """Compare two checkpoints: state, messages, tool calls, tokens, and files if both have them.
 
-        What both share is not loaded, so it costs the same in a long conversation as in a short one.
+        What the checkpoints share is not loaded, so the cost does not grow with the length of the conversation.
 
         Args:
-            a: The checkpoint to start from, as the class describes it.
+            a: The checkpoint to start from, in one of the forms that `Session` lists.
             b: The checkpoint to compare it with.
             other: The session in which the name of `b` is looked up; None is this session.
 
         Raises:
-            NotFound, Ambiguous, InvalidInput: As `get_checkpoint`.
+            NotFound, Ambiguous, InvalidInput: As for `get_checkpoint`.
         """
         there = self._access
         if (found := session_id(self._context, other)) is not None:
@@ -238,15 +239,15 @@ class SessionReader:
         return Comparator(self._context, self.id).diff(a, b, there)
 
     def compare(self, a: CheckpointRef, b: CheckpointRef) -> Comparison:
-        """Put two branches side by side: what each did since they parted, and how they differ now.
+        """Compare two branches: what each did since they diverged, and how they differ now.
 
         Args:
-            a: The first: a branch, or any checkpoint.
-            b: The second.
+            a: The first branch, or any checkpoint.
+            b: The second branch, or any checkpoint.
 
         Raises:
-            NotFound, Ambiguous: As `get_checkpoint`.
-            InvalidInput: They are of two sessions, and so never parted.
+            NotFound, Ambiguous: As for `get_checkpoint`.
+            InvalidInput: They are in two sessions without a common history.
 
         Example:
             >>> import agentgit
@@ -276,14 +277,14 @@ class SessionReader:
 
         Args:
             to: The checkpoint to go back to.
-            branch: The branch that would be left; None is the current one.
+            branch: The branch to leave; None is the current one.
             tools: `reverse`, `keep` (leave the world alone) or `require_clean` (refuse if anything is to be reversed).
             files: False to leave the files of the workspace alone.
-            conversation: False to plan for the world only.
-            replay: `record`, `redo` or `execute`, as `rollback` takes it.
+            conversation: False to plan only for tool effects and files.
+            replay: `record`, `redo` or `execute`; see `rollback`.
 
         Raises:
-            NotFound, Ambiguous, InvalidInput: As `get_checkpoint`.
+            NotFound, Ambiguous, InvalidInput: As for `get_checkpoint`.
         """
         options = RollbackOptions(tools=tools, files=files, conversation=conversation, replay=replay)
         return self._rollbacks.plan(to, branch, options)
@@ -292,11 +293,11 @@ class SessionReader:
         """Return what `undo` would do, without doing anything.
 
         Args:
-            steps: As `undo` takes it.
-            branch: The branch that would be left; None is the current one.
+            steps: The number of checkpoints to go back; see `undo`.
+            branch: The branch to leave; None is the current one.
 
         Raises:
-            NotFound, InvalidInput: As `undo`.
+            NotFound, InvalidInput: As for `undo`.
         """
         left, to = self._rollbacks.previous(branch, steps, VIEWER)
         return self.plan_rollback(to, branch=left)
@@ -305,7 +306,7 @@ class SessionReader:
         """Return what `redo` would do, without doing anything.
 
         Raises:
-            NotFound: There is nothing to take back.
+            NotFound: There is nothing to redo.
         """
         made = self._access.read_branch(branch).id
         rewound = self._rollbacks.rewound(made, VIEWER)
@@ -325,7 +326,7 @@ class SessionReader:
         """Return what `rewind_files` would do, without doing anything.
 
         Raises:
-            NotFound: As `rewind_files`.
+            NotFound: As for `rewind_files`.
         """
         return self._rollbacks.plan_request(self._rollbacks.rewind_request(restore_point, branch, VIEWER))
 
@@ -334,17 +335,17 @@ class SessionReader:
         return self._context.read(lambda c: self._context.store.operations.all(c, self._access.find(c).id))
 
     def stats(self, *, branch: BranchRef = None, prices: Prices | None = None, storage: bool = False) -> Stats:
-        """Count checkpoints, calls, rollbacks, reversals and tokens, in all and for each branch; no state is read.
+        """Count checkpoints, calls, rollbacks, reversals and tokens, in total and for each branch.
 
-        Tokens are counted from the `usage_metadata` of the messages as they are saved; those of a branch are what was
-        used on it, without what it began with.
+        No state is read. Tokens are taken from the `usage_metadata` of the saved messages. The tokens of a branch are
+        those used on it, without those that it inherited.
 
         Args:
-            branch: Only this branch; None is all.
-            prices: What a million tokens cost by the name of the model, of input and of output: `{"m": (1.25, 10)}`;
-                a third and a fourth number are for input that a cache had, and that was put into one; `*` is every
-                other model.
-            storage: True to also measure what it takes of the database, which looks at all that is stored.
+            branch: The only branch to count; None for all.
+            prices: The prices of a million input and output tokens by the name of the model: `{"m": (1.25, 10)}`. A
+                third and a fourth number are the prices of input read from a cache and of input written to a cache.
+                `*` is every other model.
+            storage: True to also measure its size in the database, which reads everything that is stored.
 
         Raises:
             NotFound: There is no such branch.
@@ -376,25 +377,26 @@ class SessionReader:
         files: bool = False,
         progress: OnProgress | None = None,
     ) -> Carried:
-        """Write the session, one branch or one checkpoint of it to one file, which any agentgit reads with `import_`.
+        """Write the session, one branch or one checkpoint to a file that any agentgit can read with `import_`.
 
-        The file is JSON lines: conversation and state at every checkpoint, the tool track, the world log, rollbacks as
-        history, pending questions. A branch or a checkpoint is written as a session of one branch; what other branches
-        did in its world stands on a branch `elsewhere`. Undo functions and secrets are not in it, and the files of the
-        workspace only if you ask for them.
+        The file is in JSON Lines format. It has the conversation and state at every checkpoint, the tool track, the
+        world log, rollbacks as history, and pending questions. A branch or a checkpoint is written as a session with
+        one branch; the effects of other branches in its world are on a branch named `elsewhere`. Undo functions and
+        secrets are not included. The files of the workspace are included only with `files=True`.
 
         Args:
-            path: The file, which is replaced in one step; or a binary stream.
-            branch: One branch; None for all.
-            checkpoint: One checkpoint; None for all.
-            files: True to take the files along that its checkpoints have. A snapshot that cannot go along, such as the
-                image of a container, is counted in `left_out`; a single path that cannot is named in `left_paths`.
-            progress: Called with how many bytes are checked, and of how many, when all of it is written.
+            path: The file, which is replaced atomically; or a binary stream.
+            branch: The only branch to export; None for all.
+            checkpoint: The only checkpoint to export; None for all.
+            files: True to include the files that its checkpoints have. A snapshot that cannot be included, such as a
+                container image, is counted in `left_out`; a single path that cannot be included is listed in
+                `left_paths`.
+            progress: Called with the number of bytes checked and the total, after everything has been written.
 
         Raises:
             NotFound: There is no such branch or checkpoint.
-            Conflict: A rollback of it is half done.
-            Corrupt: Something of it is gone or damaged; nothing was written.
+            Conflict: A rollback of the session is incomplete.
+            Corrupt: Data is missing or damaged; nothing was written.
             Unavailable: The file cannot be written.
 
         Example:
@@ -410,13 +412,13 @@ class SessionReader:
         return Exporter(self._context, self.id).export(path, branch, checkpoint, files=files, progress=progress)
 
     def trajectories(self, *, branch: BranchRef = None) -> Iterator[dict[str, Any]]:
-        """Return the steps of branches: what the agent saw, what it did, what came of it, reward and label.
+        """Return the steps of branches, each with what the agent saw, what it did, the results, a reward and a label.
 
-        A step is an AI message. Its reward and label come from the `data` of the checkpoints after it, its label else
-        from their name; the score of an exploration is the reward of its branch's last step.
+        A step is one AI message. Its reward and label come from the `data` of the checkpoints after it; without a label
+        there, the checkpoint's name is the label. The score of an exploration is the reward of its branch's last step.
 
         Args:
-            branch: One branch; None for all, each from the root of the session.
+            branch: The only branch; None for all, each from the root of the session.
 
         Raises:
             NotFound: There is no such branch.
@@ -453,7 +455,7 @@ class SessionReader:
 
 
 def session_id(context: Context, ref: SessionReader | SessionRef) -> int | None:
-    """Return the id of the session that is meant; None if none was named.
+    """Return the id of a session; None if none was given.
 
     Raises:
         NotFound: There is no such session.

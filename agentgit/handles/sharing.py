@@ -1,4 +1,4 @@
-"""Sharing of one session: the roles of its members, and links by which others join."""
+"""Sharing of one session: the roles of its members, and links with which others join."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ LINK_HOLDS = timedelta(days=7)
 
 
 class Sharing(SessionAccess):
-    """The members of a session and the links to it. `Session.sharing` is it."""
+    """The members of a session and the links to it, as `Session.sharing`."""
 
     def share(self, user: UserRef, role: Role = VIEWER, expires_in: timedelta | None = None) -> Member:
-        """Grant a user a role in a session, in place of the one that you granted before.
+        """Grant a user a role in the session. It replaces the role that you granted before.
 
         Args:
             user: A User, a name or an id.
-            role: `viewer` (look at everything), `forker` (also begin an own session from it), `editor` (also run turns
-                and roll back) or `owner` (also share and delete it).
-            expires_in: The time for which the role lasts; None is until somebody takes it away.
+            role: `viewer` (read everything), `forker` (also start a session of their own from it), `editor` (also run
+                turns and roll back) or `owner` (also share and delete it).
+            expires_in: How long the role is valid; None until it is revoked.
 
         Raises:
             NotFound: There is no such user.
@@ -49,9 +49,10 @@ class Sharing(SessionAccess):
         return self.context.change(give)
 
     def unshare(self, user: UserRef) -> None:
-        """Take all roles of somebody in a session away at once; or leave it yourself.
+        """Revoke all roles of a user in the session at once. With yourself as the user, leave the session.
 
-        The links by which somebody who is taken out had joined end, too, with the right of others who joined by those.
+        Removing someone else also revokes the links with which they joined, and the roles of others who joined with
+        these links.
 
         Args:
             user: A User, a name or an id.
@@ -70,31 +71,31 @@ class Sharing(SessionAccess):
                 raise NotFound(
                     f"Session {found.reference} is not shared with {who.name}. See session.sharing.members()."
                 )
-            # Who is taken out could come again by them; who leaves takes nobody along.
+            # A removed user could join again with these links. A user who leaves must not remove others.
             for link_id in () if leaves else links:
                 self.context.store.members.revoke_link(connection, found.id, link_id, self.context.user.id)
 
         self.context.change(take, scope=WRITE)
 
     def members(self) -> list[Member]:
-        """List who has a role in a session now, besides its owner."""
+        """List the users who have a role in the session now, except its owner."""
         return self.context.read(lambda c: self.context.store.members.all(c, self.find(c).id))
 
     # -- links
 
     def create_link(self, role: Role = VIEWER, expires_in: timedelta | None = LINK_HOLDS) -> ShareLink:
-        """Make a link: each user of the tenant who has its token can join the session, until the link ends.
+        """Create a link. Each user of the tenant who has its token can join the session until the link ends.
 
         Args:
-            role: The role of those who join, as `share` takes it, but not `owner`.
-            expires_in: The time for which the link, and the right of all who join by it, hold; None is until revoked.
+            role: The role of those who join, as for `share`, except `owner`.
+            expires_in: How long the link and the roles of those who join with it are valid; None until it is revoked.
 
         Returns:
-            The link; its `token` is only here, and is not in its repr.
+            The link. Its `token` is returned only here, and its repr does not show it.
 
         Raises:
             NotAllowed: You are not its owner.
-            InvalidInput: It is no role that a link can give, or no time.
+            InvalidInput: A link cannot give this role, or the time is not valid.
         """
         if require_role(role) == OWNER:
             raise InvalidInput(
@@ -109,7 +110,7 @@ class Sharing(SessionAccess):
         return self.context.change(make)
 
     def links(self) -> list[ShareLink]:
-        """List the links of a session, also those that have ended; for its owner.
+        """List the links of the session, including those that have ended. Only its owner can do this.
 
         Raises:
             NotAllowed: You are not its owner.
@@ -117,7 +118,7 @@ class Sharing(SessionAccess):
         return self.context.read(lambda c: self.context.store.members.links(c, self.find(c, OWNER).id))
 
     def revoke_link(self, link: ShareLink | int) -> ShareLink:
-        """End a link at once, and the right of all who joined by it; give it as it is then.
+        """Revoke a link, and the roles of all who joined with it, at once; return the revoked link.
 
         Args:
             link: The link or its id.

@@ -1,4 +1,4 @@
-"""The figures of sessions."""
+"""Statistics of sessions."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def count(
     *,
     storage: bool,
 ) -> Stats:
-    """Count what some sessions have.
+    """Return the statistics of sessions.
 
     Args:
         connection: An open connection.
         context: The store and the principal.
         sessions: The sessions to count.
-        subject: The words by which a person calls them.
+        subject: The display name of these sessions.
         branch: One branch of the only session; None for all branches.
-        prices: What a million tokens cost, as `Session.stats` takes it.
-        storage: True to also measure what they take of the database.
+        prices: The prices of a million tokens; see `Session.stats`.
+        storage: True to also measure their size in the database.
 
     Raises:
         InvalidInput: A price is not valid.

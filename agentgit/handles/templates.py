@@ -1,4 +1,4 @@
-"""Beginning a session as a checkpoint of another one, its template."""
+"""Creation of a session from a checkpoint of another session, its template."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from agentgit.store.records.sessions import Found
 from agentgit.store.sql.tables import SESSION
 
 FRESH = "template"
-"""The request that makes the calls of a template in the world of a session that began as it."""
+"""The request id of the operation that runs a template's calls in the world of a session created from it."""
 
 
 class SessionFactory:
-    """Makes sessions.
+    """Creates sessions.
 
     Args:
         context: The store and the principal.
@@ -41,20 +41,20 @@ class SessionFactory:
         run: Callable[[int], None] | None = None,
         force: bool = False,
     ) -> ExternalSession:
-        """Find the session of that name, or make it with its first branch, `main`.
+        """Return the session with that name, or create it with its first branch, `main`.
 
         Args:
             name: The session's name.
-            template: The template, as `wrap` takes it.
-            run: A function that gets the id of a new session and provides its tools, if the session is to make the
-                calls of its template again; else None.
-            force: True to make the session also if some of them cannot be made again.
+            template: The template; see `Repository.wrap`.
+            run: If a new session is to run the calls of its template again, a function that takes its id and provides
+                its tools; else None.
+            force: True to create the session even if some of these calls cannot run again.
 
         Raises:
-            InvalidInput: No session can have that name.
+            InvalidInput: The name is not valid for a session.
             NotFound: There is no such template.
-            Conflict: There is a session of that name, which did not begin as the template.
-            RollbackBlocked: A call of the template cannot be made again; no session was made.
+            Conflict: A session with that name exists and was not created from the template.
+            RollbackBlocked: A call of the template cannot run again; no session was created.
         """
         require_name(name)
 
@@ -81,10 +81,10 @@ class SessionFactory:
         return self.context.change(find_or_make)
 
     def _called(self, connection: Connection, name: str) -> list[ExternalSession]:
-        """Find the session of that name: an own one, or another one's by its full name.
+        """Find the session with that name: the user's own, or another user's by its full name.
 
         Raises:
-            NotFound: It is the full name of another user's session that they do not see.
+            NotFound: It is the full name of another user's session that this user cannot see.
         """
         own = self.context.store.visible.own(connection, self.context.user.id, SESSION.c.session_name == name, limit=1)
         owner = self.context.store.users.named(connection, name.partition("/")[0]) if "/" in name else None
@@ -93,16 +93,16 @@ class SessionFactory:
         return [self.context.lookup.session(connection, one) for one in own]
 
     def _template(self, connection: Connection, ref: CheckpointRef) -> tuple[Found, str]:
-        """Find the checkpoint that a session is to begin as, and how a person calls it.
+        """Find the checkpoint of a template, and its display name.
 
-        Text names a session, or a place in it: `support-42`, `support-42@main#3`.
+        A string names a session, or a checkpoint in it: `support-42`, `support-42@main#3`.
         """
         if not isinstance(ref, str):
             row, session = self._find(connection, ref, None)
         else:
             try:
                 row, session = self._find(connection, "HEAD", ref)
-            except NotFound:  # only now, because the name of a session may have an @ of its own
+            except NotFound:  # only now, because the name of a session may contain an @
                 name, _, place = ref.rpartition("@")
                 if not (name and place):
                     raise
@@ -110,10 +110,10 @@ class SessionFactory:
         return row, f"{session.reference}@{row.branch_name}#{row.number}"
 
     def bring_files(self, template: CheckpointRef, session: ExternalSession) -> None:
-        """Bring the files of a template into the workspace of a session that has not gone on yet.
+        """Restore the files of a template in the workspace of a session that has not continued yet.
 
         Raises:
-            WorkspaceChanged: There are other files; none was touched.
+            WorkspaceChanged: The workspace has other files; no file was changed.
         """
 
         def look(connection: Connection) -> int | None:
@@ -137,12 +137,14 @@ class SessionFactory:
         self.context.change(lambda c: templates.with_files(self.context.store, c, session.id))
 
     def run_calls(self, template: CheckpointRef, session: ExternalSession, *, force: bool) -> None:
-        """Make the calls of a template in the world of a session that began as it; once, however often it is asked for.
+        """Run the calls of a template in the world of a session created from it.
+
+        They run only once, even if this is called again. If an earlier attempt is incomplete, it is resumed.
 
         Raises:
-            RollbackBlocked: Something that happened in the session meanwhile stands in the way.
-            RollbackIncomplete: A tool raised; `resume` goes on from there, and so does asking again.
-            Conflict: The session began without its calls.
+            RollbackBlocked: Something that happened in the session in the meantime blocks the calls.
+            RollbackIncomplete: A tool raised; `resume`, or another call of this, continues from there.
+            Conflict: The session was created without the calls of the template.
         """
 
         def look(connection: Connection) -> tuple[Found | None, Found | None]:
@@ -159,10 +161,10 @@ class SessionFactory:
             self.context.engine().run(self._fresh_request(first, force=force))
 
     def _require_runnable(self, connection: Connection, session_id: int) -> None:
-        """Check that the calls of a template can be made in a session that is being made.
+        """Check that the calls of a template can run in a session that is being created.
 
         Raises:
-            RollbackBlocked: A call must not or cannot be made there.
+            RollbackBlocked: A call must not or cannot run there.
         """
         (branch,) = self.context.store.sessions.branches(connection, session_id)
         first = self.context.store.checkpoints.by_id(connection, branch.head_id)
@@ -186,7 +188,7 @@ class SessionFactory:
         )
 
     def _find(self, connection: Connection, ref: CheckpointRef, session: str | None) -> tuple[Found, ExternalSession]:
-        """Find the row of a template and its session; an id says by itself which session that is."""
+        """Find the row of a template and its session. The id of a checkpoint determines its session."""
         lookup = self.context.lookup
         owner = lookup.owner_of(connection, ref) if session is None else None
         found = lookup.session(connection, owner or session, FORKER)
@@ -194,10 +196,10 @@ class SessionFactory:
 
 
 def require_name(name: str) -> None:
-    """Refuse what cannot be the name of a session.
+    """Check that a name is valid for a session.
 
     Raises:
-        InvalidInput: It is empty, or longer than 200 characters.
+        InvalidInput: The name is empty, or longer than 200 characters.
     """
     if not isinstance(name, str) or not name.strip() or len(name) > 200:
         raise InvalidInput(f"A session needs a name of 1 to 200 characters, not {name!r}.")

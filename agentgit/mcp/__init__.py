@@ -1,5 +1,5 @@
-"""The checkpoint tools of a session as an MCP server, for clients that speak the Model Context Protocol.
+"""An MCP server with the checkpoint tools of sessions, for clients of the Model Context Protocol.
 
-`looks` and `moves` are the tools, `forms` is how a client sees them, `server` speaks the protocol. It needs the extra
-`mcp`; LangGraph is imported only if modules are trusted.
+`read_tools` and `write_tools` define the tools; `server` describes them to clients and speaks the protocol. The server
+needs the extra `mcp`, and imports LangGraph only if modules are trusted.
 """

@@ -1,8 +1,8 @@
-"""The tools that only look: lists, trees, diffs, search, and plans with the codes that confirm them.
+"""The read-only tools: lists, trees, diffs, search, and plans with confirmation codes.
 
-The codes that a plan gives: who shows one has seen exactly what would be done, and nothing has changed since. A code
-is a hash of the plan, and of the newest operation of the session: once it was used, it names what was done, and never
-lets the same be done a second time.
+A caller that presents the code of a plan has seen exactly what would be done, and nothing has changed since. A code is
+a hash of the plan and of the session's newest operation. After it has been used, it identifies the operation that it
+started, and cannot start another one.
 """
 
 from __future__ import annotations
@@ -33,59 +33,46 @@ if TYPE_CHECKING:
     from agentgit.sessions.operation import Operation
 
 PREFIX = "mcp-"
-"""The beginning of the request id of an operation that was confirmed here."""
+"""The prefix of the request id of an operation that was confirmed here."""
 
 
-def code_of_rollback(
-    repo: Repository, session: Session, branch: str | None, plan: RollbackPlan, *, force: bool, **how: Any
-) -> str:
-    """Return the code of a rollback.
+def confirmation_code(session: Session, branch: str | None, plan: RollbackPlan, *, force: bool, **options: Any) -> str:
+    """Return the code that confirms the plan of a rollback or a switch.
 
     Args:
-        repo: The repository of the session.
         session: The session of the branch.
-        branch: The one that is left; None is the current one.
+        branch: The branch to leave or to switch to; None is the current one.
         plan: The plan to confirm.
-        force: True if what cannot be undone is kept.
-        how: The other options that were asked for.
+        force: True if effects that cannot be undone are kept.
+        options: The other options of a rollback.
     """
-    return _code(repo, session, plan, session.branch(branch).id, force, how)
-
-
-def code_of_switch(repo: Repository, session: Session, branch: str, plan: RollbackPlan, *, force: bool) -> str:
-    """Return the code of a switch that brings the world along; the arguments are those of `of_rollback`."""
-    return _code(repo, session, plan, session.branch(branch).id, force, {})
-
-
-def _code(
-    repo: Repository, session: Session, plan: RollbackPlan, branch_id: int, force: bool, how: dict[str, Any]
-) -> str:
     files = plan.files.to_dict() if plan.files is not None else None
     newest = [operation.id for operation in session.operations()[:1]]
-    seen = [session.id, branch_id, plan.kind, plan.checkpoint_id, plan.as_request(), files, force, how, newest]
+    steps = [plan.kind, plan.checkpoint_id, plan.as_request(), files]
+    seen = [session.id, session.branch(branch).id, *steps, force, options, newest]
     return sha256(to_json(seen)).hexdigest()[:16]
 
 
-def done_before(repo: Repository, session: Session, code: str) -> Operation | None:
-    """Find the operation that a code has led to already; None if it has not."""
+def done_before(session: Session, code: str) -> Operation | None:
+    """Return the operation that a code has already started; None if there is none."""
     return next((one for one in session.operations() if one.request_id == PREFIX + code), None)
 
 
 def require_code(code: str, now: str, plan: RollbackPlan) -> None:
-    """Check that a code belongs to the plan as it is now.
+    """Check that a code belongs to the current plan.
 
     Raises:
-        Conflict: It does not.
+        Conflict: The code is for another plan.
     """
     if code != now:
         raise Conflict(f"Nothing was changed: confirm={code!r} is for another plan. Check the current plan: {plan}")
 
 
 WIDTH = 120
-"""Cells of a line of text; a model reads no pictures."""
+"""The width of a line of text, in terminal cells."""
 
 LINES = 400
-"""The most lines of an answer."""
+"""The maximum number of lines in an answer."""
 
 SessionName = Annotated[
     str | None, Field(description="A session's name or id. By default the most recently updated one.")
@@ -120,7 +107,7 @@ class ToolAnswer:
 
     @property
     def text(self) -> str:
-        """The lines as text, cut where they are too many."""
+        """The lines as text, truncated after `LINES` lines."""
         rest = len(self.lines) - LINES
         cut = f"\n… and {rest} more lines; ask for less" if rest > 0 else ""
         return plain(self.lines[:LINES]) + cut
@@ -130,8 +117,8 @@ class ReadTools:
     """The tools that change nothing.
 
     Args:
-        repo: Bound to one user.
-        session: The only session that is shown; None for all of the user's.
+        repo: The repository, bound to one user.
+        session: The only session to show; None for all sessions of the user.
     """
 
     def __init__(self, repo: Repository, session: Session | None) -> None:
@@ -139,11 +126,11 @@ class ReadTools:
         self.bound = session
 
     def of(self, session: str | None) -> Session:
-        """Find the session that a call is about."""
+        """Return the session that a tool call is about."""
         return self.bound if self.bound is not None else self.repo.session(session)
 
     def list_sessions(self, name: Part = None, limit: Limit = 20) -> ToolAnswer:
-        """List the sessions, the one that moved last first."""
+        """List the sessions, the most recently updated first."""
         found = self.repo.sessions(limit, name=name)
         return ToolAnswer(
             session_lines(found, width=WIDTH, zone=None) or _nothing("no sessions"),
@@ -158,7 +145,7 @@ class ReadTools:
         limit: Limit = 20,
         after: After = None,
     ) -> ToolAnswer:
-        """List the saved points of a branch, the newest first: where a conversation can be gone back to."""
+        """List the checkpoints (saved points) of a branch, newest first: where the conversation can go back to."""
         asked = self.of(session).log(branch=branch, auto=False if named_only else None)
         page = asked.page(limit, after=after)
         lines = logs.lines(page.items[::-1], width=WIDTH, zone=None) or _nothing("no checkpoints")
@@ -168,17 +155,17 @@ class ReadTools:
         )
 
     def get_checkpoint_info(self, checkpoint: Place, session: SessionName = None, branch: Branch = None) -> ToolAnswer:
-        """Show one saved point: what was said last until there, the state, and which tools were called."""
+        """Show one saved point: the last messages before it, the state, and which tools were called."""
         found = self.of(session).get_checkpoint(checkpoint, branch=branch)
         return ToolAnswer(shows.lines(found, width=WIDTH, zone=None), records.of_checkpoint(found))
 
     def list_tool_calls(self, session: SessionName = None, branch: Branch = None, limit: Limit = 50) -> ToolAnswer:
-        """List what tools did along a branch: the effect, whether it stands in the world, and what came of it."""
+        """List the tool calls along a branch: the effect of each, whether it is still in the world, and the result."""
         found = self.of(session).tool_track(branch=branch)[-limit:]
         return ToolAnswer(conversation.call_lines(found, width=WIDTH) or _nothing("no tool calls"))
 
     def list_branches(self, session: SessionName = None) -> ToolAnswer:
-        """List the branches of a session, with a * before the one that it continues on."""
+        """List the branches of a session, with a * before the current one."""
         of = self.of(session)
         found = of.branches()
         return ToolAnswer(
@@ -187,13 +174,13 @@ class ReadTools:
         )
 
     def show_tree(self, session: SessionName = None, every: bool = False) -> ToolAnswer:
-        """Draw the branches of a session, each where it left; with `every`, each checkpoint on a line of its own."""
+        """Draw the tree of a session's branches; with `every`, show each checkpoint on its own line."""
         return ToolAnswer(trees.lines(self.of(session).tree(), width=WIDTH, every=every, zone=None))
 
     def diff_checkpoints(
         self, a: Place, b: Place = "HEAD", session: SessionName = None, patch: bool = False
     ) -> ToolAnswer:
-        """Compare two places: state, messages, tool calls, files; with `patch`, also how the files differ."""
+        """Compare two saved points: state, messages, tool calls and files; with `patch`, include the files' diff."""
         found = self.of(session).diff(a, b)
         return ToolAnswer([*diffs.lines(found, width=WIDTH), *(diffs.patch(found.diff_content) if patch else ())])
 
@@ -206,12 +193,12 @@ class ReadTools:
         limit: Limit = 20,
         after: After = None,
     ) -> ToolAnswer:
-        """Find messages, tool calls and named points by their words: names first, then the newest."""
+        """Find messages, tool calls and named saved points by their words: names first, then newest first."""
         found = self.of(session).search(text, branch=branch, all_branches=all_branches, limit=limit, after=after)
         return ToolAnswer(logs.hit_lines(found, width=WIDTH, zone=None), found.to_dict())
 
     def list_operations(self, session: SessionName = None, limit: Limit = 20) -> ToolAnswer:
-        """List rollbacks, switches and forks, the newest first, and which of them stopped half way."""
+        """List rollbacks, switches and forks, newest first, and show which of them are incomplete."""
         of = self.of(session)
         found, names = of.operations()[:limit], {one.id: one.name for one in of.branches()}
         return ToolAnswer(
@@ -231,21 +218,21 @@ class ReadTools:
         conversation: Conversation = True,
         force: Force = False,
     ) -> ToolAnswer:
-        """Return what going back would undo and what it cannot undo; nothing is done. Its `confirm` lets it be done."""
+        """Show what a rollback would undo and cannot undo. Changes nothing; returns the `confirm` code to run it."""
         of = self.of(session)
         how: dict[str, Any] = {"tools": tools, "files": files, "conversation": conversation}
         plan = of.plan_rollback(checkpoint, branch=branch, **how)
-        return _planned(plan, code_of_rollback(self.repo, of, branch, plan, force=force, **how), force=force)
+        return _planned(plan, confirmation_code(of, branch, plan, force=force, **how), force=force)
 
     def plan_switch(self, branch: str, session: SessionName = None, force: Force = False) -> ToolAnswer:
-        """Return what bringing the world to another branch would undo and do again; nothing is done."""
+        """Show what a switch to another branch would undo and run again. Changes nothing; returns a `confirm` code."""
         of = self.of(session)
         plan = of.plan_switch(branch)
-        return _planned(plan, code_of_switch(self.repo, of, branch, plan, force=force), force=force)
+        return _planned(plan, confirmation_code(of, branch, plan, force=force), force=force)
 
 
 def _planned(plan: RollbackPlan, code: str, *, force: bool) -> ToolAnswer:
-    """Show a plan, with the code that lets it be done if nothing stands in the way."""
+    """Return the answer for a plan, with its confirmation code if nothing blocks it."""
     meant = plan.forced() if force else plan
     data = {name: value for name, value in meant.to_dict().items() if name != "replayed"}
     if meant.is_admissible:

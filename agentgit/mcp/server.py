@@ -1,4 +1,4 @@
-"""The server: it speaks MCP over standard input and output, and describes the tools to clients."""
+"""MCP server over standard input and output, with the tool descriptions for clients."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ LOOKS = (
     ReadTools.plan_rollback,
     ReadTools.plan_switch,
 )
-"""The tools that change nothing."""
+"""The read-only tools."""
 
 MOVES: Mapping[Callable[..., ToolAnswer], Mapping[str, bool]] = {
     WriteTools.create_checkpoint: {"destructiveHint": False, "idempotentHint": False, "openWorldHint": False},
     WriteTools.create_branch: {"destructiveHint": False, "idempotentHint": False, "openWorldHint": False},
     WriteTools.delete_checkpoint: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": False},
     WriteTools.cleanup_auto_checkpoints: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": False},
-    # Undo functions act on the world, and what they take away is gone from there.
+    # These run undo functions, which change the outside world and may delete things there.
     WriteTools.rollback_to_checkpoint: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": True},
     WriteTools.switch_branch: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": True},
     WriteTools.resume_operation: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": True},
 }
-"""The tools that change something, each with its MCP annotations."""
+"""The tools that change data, each with its MCP annotations."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,17 @@ class ToolSchema:
 
     Args:
         tool: The name, description, schema and annotations of the tool.
-        model: The model that reads its arguments.
+        model: The Pydantic model that validates its arguments.
     """
 
     tool: types.Tool
     model: type[BaseModel]
 
     def read(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Read the arguments of a call.
+        """Validate the arguments of a call.
 
         Raises:
-            InvalidInput: They are not those of the tool.
+            InvalidInput: An argument is missing, unknown or invalid.
         """
         try:
             given = self.model.model_validate(arguments)
@@ -84,11 +84,11 @@ class ToolSchema:
 
 
 def forms(*, bound: bool, read_only: bool) -> dict[str, ToolSchema]:
-    """Return the tools by their names.
+    """Return the tools by name.
 
     Args:
-        bound: True if the server is of one session, which no call names then.
-        read_only: True to give only those that change nothing.
+        bound: True if the server serves one session. The tools then take no `session` argument.
+        read_only: True to return only the read-only tools.
     """
     reads = {"readOnlyHint": True, "destructiveHint": False, "idempotentHint": True, "openWorldHint": False}
     said: dict[Callable[..., ToolAnswer], Mapping[str, bool]] = dict.fromkeys(LOOKS, reads)
@@ -137,53 +137,54 @@ def serve(
     may_force: bool = False,
     trust: Sequence[str] = (),
 ) -> None:
-    """Serve until standard input ends.
+    """Serve MCP clients until standard input ends.
 
     Args:
-        repo: Bound to one user.
-        session: The only session that can be reached; None for all of the user's.
-        read_only: True to offer only tools that change nothing.
-        may_force: True if a client may keep in the world what cannot be undone.
-        trust: Modules with the user's tools and their undo functions, as `Repository.trust` takes them.
+        repo: The repository, bound to one user.
+        session: The only session that clients can access; None for all sessions of the user.
+        read_only: True to offer only the read-only tools.
+        may_force: True to let clients pass `force`, which keeps effects that cannot be undone.
+        trust: Modules with the user's tools and undo functions: `package.module` or `package.module:name`.
 
     Raises:
-        NotFound, InvalidInput: As `Repository.trust`.
+        NotFound: A module cannot be imported, or declares nothing.
+        InvalidInput: A module name is not valid, or an effect does not fit its tool.
     """
-    streams = _own_streams()  # before modules are imported: what they print is not for the client either
+    streams = _own_streams()  # before the imports: what modules print must not reach the client
     repo.trust(*trust)
     tools = WriteTools(repo, session, may_force=may_force)
     anyio.run(_speak, made(tools, bound=session is not None, read_only=read_only), *streams)
 
 
 def made(tools: WriteTools, *, bound: bool, read_only: bool) -> Server[Any, Any]:
-    """Make the server of some tools.
+    """Create the MCP server for a set of tools.
 
     Args:
-        tools: The object that has the tools as its methods.
-        bound: True if they are of one session.
-        read_only: True to offer only those that change nothing.
+        tools: The object whose methods are the tools.
+        bound: True if the server serves one session.
+        read_only: True to offer only the read-only tools.
     """
     said = LOOKING if read_only else INSTRUCTIONS
     server: Server[Any, Any] = Server("agentgit", version=agentgit.__version__, instructions=said)
     known = forms(bound=bound, read_only=read_only)
 
-    @server.list_tools()  # type: ignore[no-untyped-call, untyped-decorator]  # mcp gives it no types
+    @server.list_tools()  # type: ignore[no-untyped-call, untyped-decorator]  # untyped in mcp
     async def list_tools() -> list[types.Tool]:
         return [form.tool for form in known.values()]
 
-    @server.call_tool(validate_input=False)  # type: ignore[untyped-decorator]  # mcp gives it no types
+    @server.call_tool(validate_input=False)  # type: ignore[untyped-decorator]  # untyped in mcp
     async def call_tool(name: str, arguments: dict[str, Any]) -> types.CallToolResult:
         try:
             if (form := known.get(name)) is None:
                 raise NotFound(f"There is no tool {name}.", near=references.near(name, known))
             given = form.read(arguments)
-            # In a thread, so that the client is heard meanwhile; what has begun is never broken off.
+            # In a thread, so that the server keeps reading requests. A call that has started is never abandoned.
             return _result(await to_thread.run_sync(lambda: getattr(tools, name)(**given)))
         except AgentGitError as error:
             if is_of_database(error.__cause__):
                 LOG.warning("The database refused something.", exc_info=error)
             return _failure(error)
-        except Exception:  # else mcp tells the client whatever its text says
+        except Exception:  # otherwise mcp sends the text of the exception to the client
             LOG.exception("A tool failed.")
             return _failure(AgentGitError("Internal error. The server log has the details."))
 
@@ -195,7 +196,7 @@ def _result(answer: ToolAnswer) -> types.CallToolResult:
 
 
 def _failure(error: AgentGitError) -> types.CallToolResult:
-    """Return the result for an error: its name and its message as text, and its facts as structured data."""
+    """Return the result for an error, with its name and message as text and its details as structured data."""
     facts: dict[str, Any] = {"error": type(error).__name__, "message": str(error), "exit_code": error.exit_code}
     text = f"{type(error).__name__}: {error}{_hint(error)}"
     if isinstance(error, RollbackBlocked):
@@ -208,7 +209,7 @@ def _failure(error: AgentGitError) -> types.CallToolResult:
 
 
 def _hint(error: AgentGitError) -> str:
-    """Return the MCP tool or the command for the Python call that an error message names."""
+    """Return the MCP tool or shell command that replaces the Python call named in an error message."""
     if isinstance(error, RollbackIncomplete):
         return f" To finish it: resume_operation(operation={error.operation})."
     if isinstance(error, RollbackBlocked) and error.plan.unsettled:
@@ -228,10 +229,10 @@ async def _speak(server: Server[Any, Any], stdin: io.TextIOWrapper, stdout: io.T
 
 
 def _own_streams() -> tuple[io.TextIOWrapper, io.TextIOWrapper]:
-    """Take standard input and output for the protocol alone.
+    """Reserve standard input and output for the protocol.
 
-    What undo functions print goes to standard error then, and what they read is empty: one stray line of theirs would
-    end the conversation with the client.
+    Undo functions then print to standard error and read an empty standard input. A single stray line from them would
+    break the connection to the client.
     """
     sys.stdout.flush()
     reading, writing = os.dup(0), os.dup(1)

@@ -1,4 +1,4 @@
-"""The tools that change something: points, branches, and rollbacks that somebody has planned before."""
+"""The MCP tools that change data: checkpoints, branches, rollbacks and switches."""
 
 from __future__ import annotations
 
@@ -39,36 +39,36 @@ Sync = Annotated[
 
 
 class WriteTools(ReadTools):
-    """All the tools.
+    """All MCP tools: the read-only ones, and those that change data.
 
     Args:
-        repo: Bound to one user.
-        session: The only session that can be reached; None for all of the user's.
-        may_force: True if a client may keep in the world what cannot be undone.
+        repo: The repository, bound to one user.
+        session: The only session that clients can access; None for all sessions of the user.
+        may_force: True to let clients pass `force`, which keeps effects that cannot be undone.
     """
 
     def __init__(self, repo: Repository, session: Session | None, *, may_force: bool) -> None:
         super().__init__(repo, session)
         self.may_force = may_force
 
-    # -- points and branches
+    # -- checkpoints and branches
 
     def create_checkpoint(
         self, name: str, description: str | None = None, session: SessionName = None, branch: Branch = None
     ) -> ToolAnswer:
-        """Save the point where a branch stands under a name, with its files, to be able to come back to it."""
+        """Save the current point of a branch under a name, with its files, so that you can go back to it later."""
         made = self.of(session).checkpoint(name, branch=branch, description=description)
         return ToolAnswer(logs.lines([made], width=WIDTH, zone=None), records.of_checkpoint(made))
 
     def delete_checkpoint(self, checkpoint: Place, session: SessionName = None, branch: Branch = None) -> ToolAnswer:
-        """Delete one saved point. The conversation stays, and so do points that a branch or a rollback needs."""
+        """Delete one saved point. The conversation is kept. Fails if a branch, tag or rollback needs the point."""
         gone = self.of(session).delete_checkpoint(checkpoint, branch=branch)
         return _said(f"Deleted {gone.metadata['reference']}.")
 
     def cleanup_auto_checkpoints(
         self, keep_latest: Annotated[int, Field(ge=0)] = 5, session: SessionName = None, branch: Branch = None
     ) -> ToolAnswer:
-        """Delete automatic saved points but the newest ones. Named points, and those that are needed, stay."""
+        """Delete all automatic saved points except the newest. Named points and points that are needed are kept."""
         count = self.of(session).cleanup_auto_checkpoints(branch=branch, keep=keep_latest)
         return _said(f"Deleted {count} automatic checkpoint{'' if count == 1 else 's'}.")
 
@@ -79,12 +79,12 @@ class WriteTools(ReadTools):
         session: SessionName = None,
         branch: Branch = None,
     ) -> ToolAnswer:
-        """Make a branch at a point, or where a branch stands now. World and session stay as and where they are."""
+        """Create a branch at a saved point or the head of a branch, without switching to it or undoing anything."""
         of = self.of(session)
         made = of.branch(of.fork(checkpoint, branch=branch, name=name).branch)
         return ToolAnswer(branch_lines([made], of.tree(), width=WIDTH, zone=None), records.of_branch(made))
 
-    # -- the world
+    # -- rollbacks and switches
 
     def rollback_to_checkpoint(
         self,
@@ -97,17 +97,15 @@ class WriteTools(ReadTools):
         conversation: Conversation = True,
         force: Force = False,
     ) -> ToolAnswer:
-        """Go back to a point as planned: on a new branch, undoing what came after it. Ask plan_rollback first."""
+        """Go back to a saved point on a new branch, undoing what tools did after it. Call plan_rollback first."""
         of = self.of(session)
-        if (before := read_tools.done_before(self.repo, of, confirm)) is not None:
+        if (before := read_tools.done_before(of, confirm)) is not None:
             return _report(self.repo.resume(before))
         self._require_force(force=force)
         how: dict[str, Any] = {"tools": tools, "files": files, "conversation": conversation}
         plan = of.plan_rollback(checkpoint, branch=branch, **how)
-        if force or plan.is_admissible:  # else the rollback says what blocks
-            read_tools.require_code(
-                confirm, read_tools.code_of_rollback(self.repo, of, branch, plan, force=force, **how), plan
-            )
+        if force or plan.is_admissible:  # otherwise the rollback raises and lists what blocks it
+            read_tools.require_code(confirm, read_tools.confirmation_code(of, branch, plan, force=force, **how), plan)
         report = of.rollback(
             plan.checkpoint_id, branch=branch, force=force, request_id=read_tools.PREFIX + confirm, **how
         )
@@ -116,22 +114,20 @@ class WriteTools(ReadTools):
     def switch_branch(
         self, branch: str, sync: Sync = None, confirm: Confirm = "", session: SessionName = None, force: Force = False
     ) -> ToolAnswer:
-        """Continue on another branch. The world stays as it is unless `sync` says `world`; ask plan_switch for that."""
+        """Continue on another branch. The world is unchanged unless `sync` is `world`; call plan_switch before that."""
         of = self.of(session)
         if sync == "world":
             self._require_force(force=force)
             plan = of.plan_switch(branch)
             if force or plan.is_admissible:
-                read_tools.require_code(
-                    confirm, read_tools.code_of_switch(self.repo, of, branch, plan, force=force), plan
-                )
+                read_tools.require_code(confirm, read_tools.confirmation_code(of, branch, plan, force=force), plan)
         elif confirm or force:
             raise InvalidInput("confirm and force are for sync='world'; leave them out.")
         report = of.switch(branch, sync=sync, force=force)
         return _said(f"{branch} is the current branch; the world is unchanged.") if sync is None else _report(report)
 
     def resume_operation(self, operation: int, session: SessionName = None, force: Force = False) -> ToolAnswer:
-        """Finish a rollback or a switch that stopped half way; what was done is not done again."""
+        """Finish a rollback or switch that stopped halfway. Completed steps are not repeated."""
         of = self.of(session)
         self._require_force(force=force)
         found = self.repo.operation(operation)

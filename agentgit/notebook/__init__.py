@@ -1,6 +1,6 @@
-"""The notebook's face: `%load_ext agentgit` gives the magics, and `live` a tree that grows while a cell runs.
+"""Notebook support: `%load_ext agentgit` loads the magics, and `live` shows a tree that updates while a cell runs.
 
-Values show themselves (`agentgit.render`), and need nothing of this. Nothing imports IPython before it is used.
+Values display themselves (`agentgit.render`) without this package. IPython is imported only when it is needed.
 """
 
 from agentgit.notebook.live_tree import live

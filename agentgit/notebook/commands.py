@@ -1,4 +1,4 @@
-"""The commands of `%agentgit`: how a line is read, and the value that each returns to display itself."""
+"""The commands of `%agentgit`: their arguments, and the functions that return the value to display."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def _word(*names: str, **how: Any) -> Argument:
 
 
 def count(text: str) -> int:
-    """Read a number from 1.
+    """Parse a whole number from 1 to 999,999.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is not such a number.
     """
     if not 0 < int(text) < 10**6:
         raise ValueError(text)
@@ -39,7 +39,7 @@ def count(text: str) -> int:
 
 
 SYNC = ("world", "note", "ignore")
-"""The ways to treat a world that another branch has changed."""
+"""The choices for a world that another branch has changed."""
 
 _FORCE = _word("--force", action="store_true")
 _SYNC = _word("--sync", choices=SYNC, metavar="HOW")
@@ -115,7 +115,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser(prog: str, arguments: Sequence[Argument]) -> _Parser:
-    """Make what reads the words of one command."""
+    """Return the argument parser of one command."""
     made = _Parser(prog=prog, add_help=False, allow_abbrev=False)
     for names, how in arguments:
         made.add_argument(*names, **how)
@@ -123,10 +123,10 @@ def parser(prog: str, arguments: Sequence[Argument]) -> _Parser:
 
 
 def split(line: str) -> list[str]:
-    """Take a line apart; a name with spaces is put in quotes.
+    """Split a line into words; a name with spaces needs quotes.
 
     Raises:
-        InvalidInput: A quote has no partner.
+        InvalidInput: A quote is not closed.
     """
     try:
         return shlex.split(line)
@@ -135,11 +135,11 @@ def split(line: str) -> list[str]:
 
 
 def parse(line: str) -> tuple[str, argparse.Namespace]:
-    """Read what follows `%agentgit`.
+    """Parse the text after `%agentgit`.
 
     Raises:
-        NotFound: There is no such command; near ones are told.
-        InvalidInput: It takes something else.
+        NotFound: There is no such command; the error suggests similar ones.
+        InvalidInput: The command does not take these arguments.
 
     Example:
         >>> name, asked = parse('rollback "before payment" --force')
@@ -156,16 +156,16 @@ def parse(line: str) -> tuple[str, argparse.Namespace]:
 
 
 def parse_branch(line: str) -> argparse.Namespace:
-    """Read what follows `%%branch`.
+    """Parse the text after `%%branch`.
 
     Raises:
-        InvalidInput: It takes something else.
+        InvalidInput: It does not take these arguments.
     """
     return parser("%%branch", BRANCH).parse_args(split(line))
 
 
 def help_lines(width: int = 100) -> list[Line]:
-    """Draw the help."""
+    """Return the help as lines."""
     rows = [
         [Span(parser(name, arguments).usage_line.removeprefix("Usage: "), "reference"), Span(said)]
         for name, (said, arguments) in FORMS.items()
@@ -174,7 +174,7 @@ def help_lines(width: int = 100) -> list[Line]:
 
 
 class Sheet:
-    """Lines that show themselves.
+    """Lines of text that display themselves in a notebook.
 
     Args:
         lines: The lines to show.
@@ -191,12 +191,12 @@ class Sheet:
 
 
 class Command(NamedTuple):
-    """A command that was written.
+    """A command with its parsed arguments.
 
     Args:
-        names: Those of the notebook.
-        words: The words of the command.
-        say: A function that shows something beside the result of the command.
+        names: The notebook's variables.
+        words: The parsed arguments.
+        say: A function that displays a value in addition to the result of the command.
     """
 
     names: Names
@@ -205,20 +205,20 @@ class Command(NamedTuple):
 
     @property
     def about(self) -> MagicTarget:
-        """Whom it is about."""
+        """The session and branch that the command applies to, and their agent if there is one."""
         return self.names.subject()
 
 
 def carry_out(name: str, asked: Command) -> Any:
-    """Do what a command says; give what it shows.
+    """Run a command, and return the value to display.
 
     Raises:
-        AgentGitError: As the verb that it stands for.
+        AgentGitError: The operation behind the command failed.
     """
     return _DO[name](asked)
 
 
-# -- looking
+# -- read-only commands
 
 
 def _status(asked: Command) -> Any:
@@ -263,7 +263,7 @@ def _plan(asked: Command) -> Any:
     return asked.about.session.plan_rollback(asked.words.place, branch=asked.about.branch_id)
 
 
-# -- naming
+# -- checkpoints and tags
 
 
 def _checkpoint(asked: Command) -> Any:
@@ -285,11 +285,11 @@ def _tag(asked: Command) -> Any:
     return session.tags()
 
 
-# -- going back and forth
+# -- rollback and checkout
 
 
 def _moved(asked: Command, move: Callable[[RollbackAgent], RollbackAgent]) -> Any:
-    """Move, let the agent's name lead there, and give the report."""
+    """Call `move`, assign the agent that it returns to the variable, and return the agent's report."""
     agent, variable = asked.about.require_agent()
     made = move(agent)
     _bind(asked, variable, made)
@@ -332,7 +332,7 @@ def _checkout(asked: Command) -> Any:
     return report if sync is not None else asked.about.agent
 
 
-# -- choosing
+# -- trust and use
 
 
 def _trust(asked: Command) -> Any:
@@ -366,4 +366,4 @@ _DO: dict[str, Callable[[Command], Any]] = {
     "use": _use,
     "help": lambda asked: Sheet(*help_lines()),
 }
-"""The function for each of `words.FORMS`."""
+"""The function for each command in `FORMS`."""

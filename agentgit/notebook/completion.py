@@ -1,4 +1,4 @@
-"""Completion of what follows `%agentgit` and `%%branch`: commands, options, branches, tags and places."""
+"""Completion of the text after `%agentgit` and `%%branch`: commands, options, branches, tags and places."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from agentgit.notebook.commands import BRANCH, FORMS, SYNC, Argument, split
 from agentgit.notebook.target import Names
 
 _MOST = 50
-"""The number of places that are offered, the newest."""
+"""The maximum number of checkpoints that are offered; the newest ones."""
 
 _PLACES = ("place", "a", "b", "words")
-"""The words that name a place."""
+"""The arguments whose value is a place."""
 
 
 _MAGIC = re.compile(r"(%agentgit|%%agentgit|%%branch)\s+([^\n]*)", re.DOTALL)
 _LAST = re.compile(r"""'[^']*$|"[^"]*$|[^\s'"]*$""")
-"""The word that is being written, perhaps with a quote before it."""
+"""The word at the cursor, with its opening quote if it has one."""
 
 
 def complete(names: Names, text: str) -> tuple[str, list[str]] | None:
-    """Return what may stand where the cursor is, and how much of it is there already.
+    """Return the word at the cursor, and its completions.
 
     Args:
-        names: Those of the notebook.
+        names: The notebook's variables.
         text: The text up to the cursor.
 
     Returns:
-        None if it is not a magic of ours.
+        The word and its completions; None if the text is not an agentgit magic.
     """
     written = _MAGIC.fullmatch(text)
     if written is None:
         return None
     magic, line = written.groups()
-    last = _LAST.search(line)  # the empty word is found at the end
+    last = _LAST.search(line)  # it always matches, if only the empty string at the end
     begun = last[0] if last is not None else ""
     before = line.removesuffix(begun)
     try:
         found = list(_offered(names, magic, split(before)))
-    except AgentGitError:  # nothing to look at, or a quote that is not closed, is no reason to disturb who types
+    except AgentGitError:  # no session yet, or an open quote: typing must not raise errors
         return begun, []
     plain = begun.lstrip("\"'")
     return begun, [_quoted(one) for one in found if one.startswith(plain)]
 
 
 def _quoted(text: str) -> str:
-    """Put a name in quotes if it would be read as something else without them."""
+    """Quote a name that is empty or contains spaces, quotes or backslashes."""
     return text if not set(text) & set(" \t\n\\\"'") and text else shlex.quote(text)
 
 
@@ -64,7 +64,7 @@ def _offered(names: Names, magic: str, before: list[str]) -> Iterator[str]:
 
 
 def _of(names: Names, arguments: Iterable[Argument], before: list[str], valued: dict[str, str]) -> Iterator[str]:
-    """Offer what an option takes if one waits for its value; else words and options."""
+    """Yield the values of the option before the cursor if it takes one, otherwise arguments and options."""
     taken = before[-1] if before else ""
     if taken == "--sync":
         yield from SYNC
@@ -79,7 +79,7 @@ def _of(names: Names, arguments: Iterable[Argument], before: list[str], valued: 
 
 
 def _named(names: Names, what: str) -> Iterator[str]:
-    """Offer the names of one kind of thing."""
+    """Yield the names that one kind of argument accepts."""
     if what == "what":
         yield from names.choices()
         return

@@ -1,4 +1,4 @@
-"""A tree that is drawn anew while a cell runs."""
+"""A tree display that updates while a cell runs."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from agentgit.sessions.events import Event
 
 KINDS = ("checkpoint.*", "call.*", "turn.*", "rollback.*", "switch.*", "fork.done", "merge.done", "tag.*")
-"""The kinds of events that change a tree."""
+"""The kinds of events after which the tree is redrawn."""
 
 _SECONDS = 0.2
-"""The least seconds between two drawings; the last drawing is at the end of the block."""
+"""The minimum number of seconds between two redraws. The end of the block always redraws."""
 
 
 @contextmanager
 def live(agent: RollbackAgent) -> Iterator[None]:
-    """Show the tree of a session, and draw it anew with every checkpoint and call until the block ends.
+    """Display the tree of a session, and redraw it as checkpoints and calls are made until the block ends.
 
     Args:
-        agent: The agent whose session is shown; in a notebook.
+        agent: The agent whose session is shown.
 
     Raises:
-        InvalidInput: IPython is not there to show it.
+        InvalidInput: The code does not run in a notebook or IPython.
 
     Example:
         ```
@@ -39,7 +39,7 @@ def live(agent: RollbackAgent) -> Iterator[None]:
         ```
     """
     shown = _display(agent.tree())
-    # What is drawn in the callback's thread belongs to the cell that called this.
+    # The callback runs in another thread. This context directs its output to the calling cell.
     cell, drawn_at = contextvars.copy_context(), monotonic()
 
     def draw(event: Event) -> None:
@@ -56,7 +56,7 @@ def live(agent: RollbackAgent) -> Iterator[None]:
 
 
 def _display(value: Any) -> Any:
-    """Show a value; give what shows another one in its place."""
+    """Display a value, and return a handle that can replace it with another one."""
     try:
         from IPython.core.getipython import get_ipython
         from IPython.display import display
@@ -66,4 +66,4 @@ def _display(value: Any) -> Any:
         shell = get_ipython()
     if shell is None:
         raise InvalidInput("A live tree needs a notebook or IPython; print(agent.tree()) draws it once.")
-    return display(value, display_id=True)  # type: ignore[no-untyped-call]  # IPython does not say
+    return display(value, display_id=True)  # type: ignore[no-untyped-call]  # untyped in IPython

@@ -1,4 +1,4 @@
-"""The magics `%agentgit` and `%%branch`. Only this file and `live_tree.py` know IPython."""
+"""The magics `%agentgit` and `%%branch`. Only this module and `live_tree.py` import IPython."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 _SYNCED = "In a %%branch cell: --sync world brings the world to its branch, and back after it; --sync ignore runs it."
 
 _COMPLETER = "agentgit"
-"""The name of our completer in IPython."""
+"""The identifier of agentgit's completer in IPython."""
 
 
 def load(shell: Any) -> None:
-    """Add the magics to a shell, once.
+    """Register the magics and their completer with a shell, replacing those of an earlier call.
 
     Args:
-        shell: IPython's.
+        shell: The IPython shell.
     """
     made = Magics(shell)
     shell.register_magic_function(made.agentgit, "line_cell", "agentgit")
@@ -44,10 +44,10 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Take the magics away again.
+    """Remove the magics and their completer from a shell.
 
     Args:
-        shell: IPython's.
+        shell: The IPython shell.
     """
     for kind, name in (("line", "agentgit"), ("cell", "agentgit"), ("cell", "branch")):
         shell.magics_manager.magics[kind].pop(name, None)
@@ -63,7 +63,7 @@ class Magics:
     """The magics of one shell.
 
     Args:
-        shell: IPython's shell.
+        shell: The IPython shell.
     """
 
     def __init__(self, shell: Any) -> None:
@@ -71,7 +71,7 @@ class Magics:
         self._names = Names(shell.user_ns)
 
     def agentgit(self, line: str, cell: str | None = None) -> Any:
-        """Inspect a session, go back, branch: %agentgit help lists the commands."""
+        """Inspect a session, roll back, or change branches. %agentgit help lists the commands."""
         with _told():
             if cell is None:
                 name, asked = commands.parse(line)
@@ -84,12 +84,12 @@ class Magics:
             return self._run(cell)
 
     def branch(self, line: str, cell: str) -> Any:
-        """Run a cell on a new branch and come back: %%branch NAME [--from PLACE] [--sync HOW]."""
+        """Run a cell on a new branch, then return: %%branch NAME [--from PLACE] [--sync HOW] [--force]."""
         with _told():
             asked = commands.parse_branch(line)
             self._require_no_await(cell)
             agent, variable = self._names.subject().require_agent()
-        self._parsed(cell)  # what cannot be read needs no branch
+        self._parsed(cell)  # a syntax error must not create a branch
         with _told():
             there = _begun(agent, asked)
         self._shell.user_ns[variable] = there
@@ -101,7 +101,7 @@ class Magics:
             _come_back_from(failure, agent, there, asked)
             raise
         finally:
-            # What the cell itself has put under that name stays: it went on from there by its own will.
+            # If the cell has assigned the variable itself, its value stays.
             if self._shell.user_ns.get(variable) is there:
                 self._shell.user_ns[variable] = agent
         with _told():
@@ -109,9 +109,9 @@ class Magics:
             _show(_said(variable, agent, there))
         return result
 
-    @context_matcher(identifier=_COMPLETER)  # type: ignore[untyped-decorator]  # IPython does not say
+    @context_matcher(identifier=_COMPLETER)  # type: ignore[untyped-decorator]  # untyped in IPython
     def completing(self, context: CompletionContext) -> SimpleMatcherResult:
-        """Complete the words of a magic, as IPython asks for it; nothing else is offered there."""
+        """Return the completions inside a magic to IPython, and suppress all others there."""
         found = complete(self._names, context.full_text[: context.cursor_position])
         if found is None:
             return {"completions": []}
@@ -120,10 +120,10 @@ class Magics:
         return {"completions": made, "matched_fragment": begun, "suppress": True, "ordered": True}
 
     def _require_no_await(self, cell: str) -> None:
-        """Refuse a cell that waits: IPython runs what is inside a magic without a loop.
+        """Reject a cell that uses `await`: IPython runs the code inside a magic without an event loop.
 
         Raises:
-            InvalidInput: It does.
+            InvalidInput: The cell uses `await`.
         """
         if self._shell.should_run_async(cell, transformed_cell=self._shell.transform_cell(cell)):
             raise InvalidInput(
@@ -131,27 +131,27 @@ class Magics:
             )
 
     def _parsed(self, cell: str) -> tuple[Any, str]:
-        """Read a cell, without running it; give where a traceback finds its lines too.
+        """Parse a cell without running it, and return its syntax tree and its file name in tracebacks.
 
         Raises:
-            SyntaxError: It is no Python.
+            SyntaxError: The cell is not valid Python.
         """
         source, compiler = self._shell.transform_cell(cell), self._shell.compile
         place = compiler.cache(source, self._shell.execution_count)
         return compiler.ast_parse(source, filename=place), place
 
     def _run(self, cell: str) -> Any:
-        """Run a cell as it would run alone; give what its last expression gives."""
+        """Run a cell as IPython would without the magic, and return the value of its last expression."""
         (tree, place), compiler, names = self._parsed(cell), self._shell.compile, self._shell.user_ns
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-        exec(compiler(tree, place, "exec"), names)  # noqa: S102  # what the person wrote in this cell
+        exec(compiler(tree, place, "exec"), names)  # noqa: S102  # the user's own code in this cell
         if last is None:
             return None
         return eval(compiler(ast.Expression(last.value), place, "eval"), names)  # noqa: S307  # as above
 
 
 def _begun(agent: RollbackAgent, asked: Namespace) -> RollbackAgent:
-    """Make the branch that a cell runs on; a name that is taken gets a number, so that a cell can be run again."""
+    """Create the branch that a cell runs on; a taken name gets a number, so that the cell can be run again."""
     taken = {branch.name for branch in agent.session.branches()}
     there = agent.fork(asked.place, name=free_name(asked.name, taken))
     if asked.sync is not None:
@@ -160,14 +160,14 @@ def _begun(agent: RollbackAgent, asked: Namespace) -> RollbackAgent:
 
 
 def _come_back(agent: RollbackAgent, asked: Namespace) -> None:
-    """Let the session go on where the agent is, in its world if the cell had one of its own."""
+    """Switch the session back to the agent's branch if the cell used `--sync`; `--sync world` also syncs the world."""
     if asked.sync is not None:
         sync = "world" if asked.sync == "world" else None
         agent.at(agent.branch_id).switch(agent.branch_id, sync, force=asked.force)
 
 
 def _come_back_from(failure: BaseException, agent: RollbackAgent, there: RollbackAgent, asked: Namespace) -> None:
-    """Come back though a cell has failed; what keeps the world there is told below that failure, not instead of it."""
+    """Switch back after a cell has failed; if that fails too, add its error to the cell's exception as a note."""
     try:
         _come_back(agent, asked)
     except AgentGitError as error:
@@ -182,15 +182,15 @@ def _said(variable: str, agent: RollbackAgent, there: RollbackAgent) -> Sheet:
 
 
 def _show(value: Any) -> None:
-    display(value)  # type: ignore[no-untyped-call]  # IPython does not say
+    display(value)  # type: ignore[no-untyped-call]  # untyped in IPython
 
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Show an error of agentgit in one line, after the plan or report that it carries, without a traceback.
+    """Show an agentgit error on one line without a traceback, after the plan or report that it carries.
 
     Raises:
-        UsageError: Something failed.
+        UsageError: The block raised an `AgentGitError`.
     """
     try:
         yield

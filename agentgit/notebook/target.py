@@ -1,4 +1,4 @@
-"""Whom a magic is about: an agent or a repository in the notebook's names, and a session of it."""
+"""The target of a magic: an agent or repository in the notebook's variables, and one of its sessions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _PLACES = {"agent": ("agentgit.agents.agent", "RollbackAgent"), "repository": ("
 
 @dataclass(frozen=True)
 class MagicTarget:
-    """A session to look at, and the agent that runs it if there is one.
+    """The session that a magic applies to, and the agent that runs it if there is one.
 
     Args:
         session: The session.
         branch_id: The branch; None for the current one.
         agent: The agent that runs it; None if there is only a repository.
-        variable: The name of that agent in the notebook.
+        variable: The notebook variable that holds the agent.
     """
 
     session: Session
@@ -36,10 +36,10 @@ class MagicTarget:
     variable: str | None = None
 
     def require_agent(self) -> tuple[RollbackAgent, str]:
-        """Return the agent and what it is called.
+        """Return the agent and the name of its variable.
 
         Raises:
-            InvalidInput: There is only a repository.
+            InvalidInput: The target has no agent, only a repository.
         """
         if self.agent is None or self.variable is None:
             raise InvalidInput("This needs an agent. Create one: agent = repo.wrap(graph, session=...)")
@@ -47,10 +47,10 @@ class MagicTarget:
 
 
 class Names:
-    """The names of a notebook, and what was chosen of them.
+    """The variables of a notebook, and the target that was chosen with `%agentgit use`.
 
     Args:
-        names: The targets that the names stand for; checkouts and rollbacks change them.
+        names: The notebook's namespace. Checkouts and rollbacks assign new agents to its variables.
     """
 
     def __init__(self, names: MutableMapping[str, Any]) -> None:
@@ -58,10 +58,10 @@ class Names:
         self.chosen: str | None = None
 
     def subject(self) -> MagicTarget:
-        """Find whom a magic is about: who was chosen; else the agent that ran or was made last; else a repository.
+        """Return the chosen target, otherwise the agent that ran or was created last, otherwise a repository.
 
         Raises:
-            NotFound: There is none.
+            NotFound: There is no agent and no repository, or the chosen target no longer exists.
         """
         if self.chosen is not None:
             return self._called(self.chosen)
@@ -71,17 +71,17 @@ class Names:
         return _of_session(self.repository(), None)
 
     def use(self, name: str | None) -> MagicTarget:
-        """Choose whom magics are about: a name in the notebook, or a session; None for whoever ran last.
+        """Choose the target of magics by a variable or session name; None for the agent that ran last.
 
         Raises:
-            NotFound: There is neither.
+            NotFound: There is no such variable or session.
         """
         found = self._called(name) if name is not None else None
         self.chosen = name
         return found or self.subject()
 
     def choices(self) -> list[str]:
-        """List what `use` takes: the names of agents and repositories, and the sessions."""
+        """Return the names that `use` accepts: variables of agents and repositories, and sessions."""
         known = [variable for kind in _PLACES for variable, _ in self._of(kind)]
         return [*known, *(session.session_name for session in self.repository().sessions())]
 
@@ -103,7 +103,11 @@ class Names:
             ) from error
 
     def repository(self) -> Repository:
-        """Return the repository of the notebook: one with its own name, or that of the agent that ran last."""
+        """Return the repository of the notebook: one in a variable, otherwise that of the agent that ran last.
+
+        Raises:
+            NotFound: There is no repository and no agent.
+        """
         agents = sorted((agent for _, agent in self._of("agent")), key=lambda agent: agent.moved_at)
         found: list[Repository] = [one for _, one in self._of("repository")] or [
             Repository(one.session.context, is_borrowed=True) for one in agents
@@ -113,13 +117,13 @@ class Names:
         return found[-1]
 
     def _of(self, kind: str) -> Iterator[tuple[str, Any]]:
-        """List the names of one kind of thing; not those under which IPython keeps what cells gave.
+        """Yield the variables of one kind with their values, without those in which IPython keeps the results of cells.
 
-        What was closed counts only if there is nothing else.
+        Values whose database is closed are yielded only if there are no others.
         """
         module, name = _PLACES[kind]
         wanted = getattr(sys.modules.get(module), name, None)
-        if wanted is not None:  # else nobody can have made one
+        if wanted is not None:  # otherwise the class was never imported, so there is no instance
             found = [(variable, value) for variable, value in _plain(self.names).items() if isinstance(value, wanted)]
             yield from [one for one in found if not _context_of(kind, one[1]).store.database.is_closed] or found
 

@@ -1,6 +1,5 @@
-"""Values as text: the tree, the log, one checkpoint, branches, sessions, a diff. Pure, and the one place for it.
+"""Values as text, SVG and HTML: trees, logs, checkpoints, branches, sessions, diffs. Pure functions.
 
-Every module gives `lines(...)`, which are spans of text with the name of a style, and a function that draws them as
-plain text. A terminal, a page or a notebook decides what a style looks like. Whatever text comes out of a database is
-made harmless here (`text.clean`).
+The views return lines: tuples of text spans, each with the name of a style. The terminal, page or notebook decides what
+a style looks like. All text from a database is escaped here (`text.clean`).
 """

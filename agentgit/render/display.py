@@ -1,4 +1,4 @@
-"""Drawing of values where they are shown. Importing this module registers the drawings."""
+"""The text and HTML with which values display themselves. Importing this module registers them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from agentgit.values import Drawing
 
 
 def _as_lines(lines: Callable[[Any], list[Line]], nothing: str = "nothing yet") -> Drawing:
-    """Show a value as the lines that a terminal shows."""
+    """Return a drawing that shows a value as lines, in text and in HTML."""
 
     def shown(value: Any) -> list[Line]:
         return lines(value) or [(Span(nothing, "dim"),)]

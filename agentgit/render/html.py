@@ -1,7 +1,7 @@
-"""HTML for notebooks and pages: tables, `<details>` and colours in place, which are what an untrusted notebook keeps.
+"""HTML for notebooks and pages, limited to what an untrusted notebook keeps: tables, `<details>` and inline colours.
 
-No `<style>`, `<script>` or `<svg>`. Whatever text comes out of a database goes through `escape`. The colours have a
-contrast of at least 4:1 on white and on the dark grey of JupyterLab.
+It has no `<style>`, `<script>` or `<svg>`. All text from a database goes through `escape`. The colours have a contrast
+of at least 4:1 on white and on the dark grey of JupyterLab.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ COLOURS = {
     "changed": "#b36b00",
     "bad": "#d9484b",
 }
-"""The look of the styles of the render room on a page."""
+"""The CSS colour of each text style."""
 
 _BOLD = ("heading", "name", "head", "bad")
 
 _LEAST = 24
-"""The number of letters of a long text that have a line of their own in any case."""
+"""The minimum width of a cell with long text, in characters."""
 
 _CELL = "text-align:left;vertical-align:top;padding:2px 12px 2px 0"
 
 
 def escape(text: str) -> str:
-    """Write any text on one line so that a page shows it and does nothing else with it.
+    """Put a text on one line, and escape it for HTML.
 
     Example:
         >>> escape('<b onclick="x">')
@@ -41,7 +41,7 @@ def escape(text: str) -> str:
 
 
 def styled(span: Span) -> str:
-    """Write a span in its colour."""
+    """Return a span as HTML in its colour."""
     rules = [f"color:{COLOURS[span.style]}"] if span.style in COLOURS else []
     rules += ["font-weight:bold"] if span.style in _BOLD else ["opacity:0.75"] if span.style == "dim" else []
     text = html.escape(span.text)
@@ -49,36 +49,36 @@ def styled(span: Span) -> str:
 
 
 def code(text: str) -> str:
-    """Write any text as code, on one line that may be broken anywhere."""
+    """Return a text as HTML code on one line, which can wrap anywhere."""
     return f'<code style="white-space:pre-wrap;overflow-wrap:anywhere">{escape(text)}</code>'
 
 
 def room(content: str, letters: int) -> str:
-    """Let long words in a cell be broken, and keep the other cells from squeezing it down to a few letters.
+    """Let long words in a table cell wrap, with a minimum width so that other cells cannot squeeze it.
 
     Args:
-        content: The HTML inside.
-        letters: The number of letters.
+        content: The content of the cell, as HTML.
+        letters: The length of the text, in characters.
     """
     return f'<div style="min-width:{min(letters, _LEAST) * 0.6:.0f}em;overflow-wrap:anywhere">{content}</div>'
 
 
 def fold(title: str, content: str) -> str:
-    """Hide something until a person asks for it.
+    """Return a section that is collapsed until the reader opens it.
 
     Args:
-        title: The HTML of the title.
-        content: The HTML inside.
+        title: The title, as HTML.
+        content: The content, as HTML.
     """
     return f"<details><summary>{title}</summary>{content}</details>"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a table.
+    """Return an HTML table.
 
     Args:
-        heads: The names of the columns, HTML.
-        rows: The cells, HTML.
+        heads: The column names, as HTML.
+        rows: The cells, as HTML.
     """
     body = "".join(_row("td", row) for row in rows)
     return f"<table><thead>{_row('th', heads)}</thead><tbody>{body}</tbody></table>"
@@ -90,13 +90,13 @@ def _row(kind: str, cells: Sequence[str]) -> str:
 
 
 def pre(lines: Iterable[Line], *, wrapped: bool = False) -> str:
-    """Write lines of text as they are, in their colours.
+    """Return lines of text as a preformatted block, in their colours.
 
     Args:
         lines: The lines to write.
-        wrapped: True to go on below where one is too long, as what somebody has written needs it; a drawing does not.
+        wrapped: True to wrap long lines, which suits messages and files; False for drawings.
     """
     more = ";white-space:pre-wrap;overflow-wrap:anywhere" if wrapped else ""
     text = "\n".join("".join(map(styled, line)) for line in lines)
-    # Said, because pages made of notebooks give their own letters to a <pre>, and then no column is aligned.
+    # The font is explicit because pages made from notebooks restyle <pre>, which would break the alignment.
     return f'<pre style="font-family:monospace{more}">{text}</pre>'

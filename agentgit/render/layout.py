@@ -1,11 +1,10 @@
-"""Layout of a tree: its rows, and the positions of lanes, dots and text in a picture, in pixels. `svg.py` draws it.
+"""Layout of a tree: its rows, and the pixel positions of lanes, dots and text in its picture.
 
-Layout of a tree, independent of what draws it: which checkpoints are one line, and which branches leave after it. A
-line is a turn, a checkpoint with a name or a tag, or a place where a branch left; long runs of turns are folded.
+The rows are shared by the text and the picture. A row is a turn, a checkpoint with a name or a tag, or a checkpoint
+where a branch leaves. Long runs of turns are folded.
 
-Positions in the picture of a tree: lanes, dots and lines of text, in pixels. `svg.py` draws it. The conversation runs
-down, as in the text. A branch has a lane of its own to the right of the one it left; a lane that has ended is free
-again.
+`svg.py` draws the picture. The conversation runs downwards, as in the text. Each branch has its own lane to the right
+of the one it left. A lane that has ended is reused.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from agentgit.render.text import clean, count, cut
 from agentgit.sessions.tree import Branch, Point, Tree
 
 KINDS = {"before": "before a turn", "after": "after a turn", "tools": "after tools", "branch": "start of the branch"}
-"""The wording for an automatic checkpoint without a title."""
+"""The title of an automatic checkpoint that has none, by its kind."""
 
 _FOLD_FROM = 5
-"""The number of turns in a row that are too many to show."""
+"""The number of consecutive turns from which they are folded."""
 
 NAME_CELLS = 24
-"""The most cells of a branch's name."""
+"""The maximum width of a branch name, in cells."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,8 @@ class LayoutRow:
 
     Args:
         branch: The branch.
-        points: The checkpoints, oldest first; the last one gives the line its number.
-        folded: The number of turns, if they are folded.
+        points: The checkpoints, oldest first. The line shows the number of the last one.
+        folded: The number of turns that are folded into this line; 0 if none.
     """
 
     branch: Branch
@@ -52,12 +51,12 @@ def events_of(branch: Branch, *, every: bool = False, most: int | None = None) -
     Args:
         branch: The branch.
         every: True to give each checkpoint its own line.
-        most: So many lines may be shown beside those where branches leave; None for all.
+        most: The number of lines to show, besides those where branches leave; None for all.
     """
     points = {point.id for point in branch.points}
     leaving: dict[int | None, list[Branch]] = {}
     for child in branch.children:
-        # A branch that left before the first checkpoint of its parent hangs at the first.
+        # A branch that left before its parent's first checkpoint is attached to that checkpoint.
         first = branch.points[0].id if branch.points else None
         leaving.setdefault(child.branch_point_id if child.branch_point_id in points else first, []).append(child)
     if not branch.points:
@@ -71,7 +70,7 @@ def events_of(branch: Branch, *, every: bool = False, most: int | None = None) -
 
 
 def _rows(branch: Branch, joints: Set[int | None], every: bool) -> list[LayoutRow]:
-    """Put the checkpoints of a branch into lines: turns, names, joints; then fold long runs of turns."""
+    """Group the checkpoints of a branch into lines, and fold long runs of turns."""
     groups: list[list[Point]] = []
     ended = True
     for point in branch.points:
@@ -94,7 +93,7 @@ def _rows(branch: Branch, joints: Set[int | None], every: bool) -> list[LayoutRo
 
 
 def is_named(point: Point) -> bool:
-    """Return whether a person made it."""
+    """Return whether a checkpoint is named, not automatic."""
     return point.name is not None or point.kind == "named"
 
 
@@ -110,7 +109,7 @@ def _fold(branch: Branch, run: list[list[Point]]) -> list[LayoutRow]:
 
 
 def _squeezed(rows: list[LayoutRow], joints: Set[int | None], most: int) -> Iterator[LayoutRow]:
-    """Fold what is in the middle of too many lines, whatever its names."""
+    """Fold the lines in the middle if there are too many, even named ones."""
     run: list[LayoutRow] = []
     for i, row in enumerate(rows):
         if most // 3 <= i < len(rows) - most * 2 // 3 and (row.folded or row.points[-1].id not in joints):
@@ -129,14 +128,14 @@ def _together(run: list[LayoutRow]) -> Iterator[LayoutRow]:
 
 
 def pruned(tree: Tree, most: int) -> tuple[Tree, int]:
-    """Leave out branches where there are too many: the current one stays, with those it came from, and the newest.
+    """Drop branches if there are too many; the current branch, its ancestors and the newest ones stay.
 
     Args:
         tree: The tree with all branches.
-        most: So many stay, at least 1.
+        most: The maximum number of branches, at least 1.
 
     Returns:
-        What is left, and how many branches are not in it.
+        The pruned tree, and the number of branches that were dropped.
     """
     known = {branch.id: branch for branch in tree.walk()}
     if len(known) <= most:
@@ -155,7 +154,7 @@ def pruned(tree: Tree, most: int) -> tuple[Tree, int]:
 
 
 def references(tree: Tree) -> dict[int, str]:
-    """Return the short names of all checkpoints, like `main#7`, by their ids."""
+    """Return the references of all checkpoints, like `main#7`, by id."""
     return {point.id: f"{branch_name(branch)}#{point.number}" for branch in tree.walk() for point in branch.points}
 
 
@@ -163,8 +162,8 @@ def title_of(row: LayoutRow, references: Mapping[int, str]) -> str:
     """Return the title of a line: what happened there.
 
     Args:
-        row: The line; not a folded one.
-        references: The short names of the checkpoints.
+        row: The line, which is not folded.
+        references: The references of the checkpoints, by id.
     """
     last = row.points[-1]
     if last.name is not None:
@@ -179,18 +178,18 @@ def title_of(row: LayoutRow, references: Mapping[int, str]) -> str:
 
 
 def branch_name(branch: Branch) -> str:
-    """Return the name of a branch as it is shown, cut where it is long."""
+    """Return the name of a branch to show, cut if it is long."""
     return cut(clean(branch.name), NAME_CELLS)
 
 
 LANE, LINE, STEP, LEFT, TOP = 18, 26, 9, 14, 44
-"""The width of a lane, the height of a line of text, the distance of a turn's dots, and the place of the first dot."""
+"""The width of a lane, the height of a line, the distance between a turn's dots, and the first dot's x and y."""
 
 _LEAD = 17
-"""The height that the curve to a new lane needs."""
+"""The minimum height of the curve to a new lane."""
 
 _MOST_LINES, _MOST_BRANCHES, _MOST_DOTS, _MOST_LANES = 60, 60, 6, 12
-"""The most lines of a branch, branches, dots of a turn, and lanes to the right of each other that are shown."""
+"""The maximum numbers of lines of a branch, branches, dots of a turn, and lanes side by side."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +198,7 @@ class Dot:
 
     Args:
         point: The checkpoint.
-        y: The distance from the top.
+        y: The distance from the top edge.
     """
 
     point: Point
@@ -211,11 +210,11 @@ class PlacedPoint:
     """A line of text, with the dots that belong to it.
 
     Args:
-        row: The text of the line.
-        lane: The lane that it is on.
-        y: The distance from the top.
-        dots: The last one is at `y`; none if the line is folded, or says that there are none.
-        after: True for the line that tells of calls after the newest checkpoint.
+        row: The row that the line shows.
+        lane: The lane of its branch.
+        y: The distance from the top edge.
+        dots: The dots, the last one at `y`; empty if the line is folded or has no checkpoint.
+        after: True for the line of the calls after the newest checkpoint.
     """
 
     row: LayoutRow
@@ -231,12 +230,12 @@ class Lane:
 
     Args:
         branch: The branch.
-        column: The place of the lane from the left.
-        number: The number of the lane; it determines the colour.
-        start: The height at which it begins; None before its first line.
-        down: The height that it has come to.
-        runs: The pieces of its line, each from where to where, and whether it is broken.
-        left: The column and the height of the joint that it comes from.
+        column: The index of the lane's column, from the left.
+        number: The index of the lane, which determines its colour.
+        start: The y at which it begins; None before its first line.
+        down: The y that it has reached.
+        runs: Its line segments: the y at the top, the y at the bottom, and whether the segment is dashed.
+        left: The column and the y at which it leaves its parent; None for a root.
     """
 
     branch: Branch
@@ -253,7 +252,7 @@ class Lane:
         return across(self.column)
 
     def reach(self, y: int, *, broken: bool = False) -> None:
-        """Draw it on to a height."""
+        """Extend the lane down to `y`."""
         if self.start is None:
             self.start = y
         elif y > self.down:
@@ -262,7 +261,7 @@ class Lane:
 
 
 def across(column: int) -> int:
-    """Return where a column is from the left."""
+    """Return the x of a column."""
     return LEFT + column * LANE
 
 
@@ -272,10 +271,10 @@ class Picture:
 
     Args:
         tree: The whole tree that it shows.
-        lanes: One for each branch.
+        lanes: The lanes, one for each branch.
         lines: The lines from top to bottom.
-        references: The short names of the checkpoints.
-        hidden: The number of branches that are not in it.
+        references: The references of the checkpoints, by id.
+        hidden: The number of branches that are left out.
     """
 
     tree: Tree
@@ -286,7 +285,7 @@ class Picture:
 
     @property
     def columns(self) -> int:
-        """The number of lanes beside each other."""
+        """The number of columns of lanes."""
         return 1 + max((lane.column for lane in self.lanes), default=0)
 
     @property
@@ -306,7 +305,7 @@ class Picture:
 
 
 def picture(tree: Tree) -> Picture:
-    """Return where everything is in the picture of a tree.
+    """Lay out the picture of a tree.
 
     Args:
         tree: The branches of a session.
@@ -319,7 +318,7 @@ def picture(tree: Tree) -> Picture:
 
 
 class _Pen:
-    """Goes down the page, line by line."""
+    """Places lanes and lines from top to bottom."""
 
     def __init__(self) -> None:
         self.y = TOP - LINE
@@ -327,7 +326,7 @@ class _Pen:
         self.lines: list[PlacedPoint] = []
 
     def draw(self, root: Branch) -> None:
-        # A stack of our own: branches may be nested deeper than Python lets functions call each other.
+        # An explicit stack, because branches may be nested deeper than Python's recursion limit.
         stack = [(self._lane(root, 0), deque(_events(root)))]
         while stack:
             lane, events = stack[-1]
@@ -349,7 +348,7 @@ class _Pen:
         return self.lanes[-1]
 
     def _line(self, lane: Lane, row: LayoutRow) -> None:
-        """Put down a line, as high as its dots need."""
+        """Place a line, with the height that its dots need."""
         points = [] if row.folded else row.points[-_MOST_DOTS:]
         first = _LEAD if lane.start is None else STEP
         self.y += max(LINE, first + STEP * (len(points) - 1))
@@ -361,17 +360,17 @@ class _Pen:
 
 
 def _events(branch: Branch) -> Iterator[Event]:
-    """Return the lines of a branch, and one for what was called after its newest checkpoint."""
+    """Yield the lines of a branch, and one for the calls after its newest checkpoint."""
     events = list(events_of(branch, most=_MOST_LINES))
     if branch.effects and branch.points:
-        # Before the branches that left at its end, so that its own line ends first.
+        # Before the branches that leave at its end, so that its own lane ends first.
         last = max(i for i, event in enumerate(events) if isinstance(event, LayoutRow))
         events.insert(last + 1, LayoutRow(branch, []))
     yield from events
 
 
 def _free(taken: set[int], column: int) -> int:
-    """Find a lane for a branch that leaves from a column."""
+    """Return a free column for a branch that leaves from `column`."""
     to_the_right = next(c for c in range(column + 1, column + 2 + len(taken)) if c not in taken)
     if to_the_right < _MOST_LANES:
         return to_the_right

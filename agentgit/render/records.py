@@ -1,4 +1,4 @@
-"""Values as JSON-like data, for programs: what the lists show, and never the content that they leave out."""
+"""Values as JSON-like data for programs: the fields that lists show, without the content."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentgit.values import portable
 
 
 def of_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return what a checkpoint's columns say; its content is not read."""
+    """Return the columns of a checkpoint; its content is not read."""
     return _plain(
         {
             "id": checkpoint.id,
@@ -27,23 +27,23 @@ def of_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def of_branch(branch: InternalSession) -> dict[str, Any]:
-    """Return what a branch's columns say; its content is not read."""
+    """Return the columns of a branch; its content is not read."""
     return _plain({f.name: getattr(branch, f.name) for f in fields(branch) if f.name not in branch.CONTENT})
 
 
 def of_session(session: ExternalSession) -> dict[str, Any]:
-    """Return what a session's columns say."""
+    """Return the columns of a session."""
     return _plain(vars(session))
 
 
 def of_value(value: Any) -> dict[str, Any]:
-    """Return what a plain value says, like a member or a key; sets as sorted lists."""
+    """Return the fields of a plain value, such as a member or a key, with sets as sorted lists."""
     found = value if isinstance(value, dict) else vars(value)
     return _plain({name: sorted(one) if isinstance(one, frozenset) else one for name, one in found.items()})
 
 
 def of_operation(operation: Operation) -> dict[str, Any]:
-    """Return what is known of a rollback, a switch or a fork."""
+    """Return the fields of an operation."""
     return _plain(vars(operation))
 
 
@@ -56,7 +56,7 @@ def of_tree(tree: Tree) -> dict[str, Any]:
     """
     branches = [{**vars(branch), "points": [vars(p) for p in branch.points]} for branch in tree.walk()]
     for branch in branches:
-        del branch["children"]  # a child names its parent; nesting them would be as deep as the tree
+        del branch["children"]  # each child names its parent; nested data would be as deep as the tree
     return _plain({"session_name": tree.session_name, "branches": branches})
 
 

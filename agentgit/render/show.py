@@ -1,4 +1,4 @@
-"""One checkpoint in full: what it is, its state, the end of its conversation, its tool calls."""
+"""One checkpoint in full: its metadata, state, latest messages and latest tool calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def draw_checkpoint(checkpoint: Checkpoint, *, width: int = 100) -> str:
 
     Args:
         checkpoint: The checkpoint; its content is read.
-        width: The longest line, in terminal cells.
+        width: The maximum width of a line, in terminal cells.
     """
     return plain(lines(checkpoint, width=width))
 
@@ -30,8 +30,8 @@ def lines(checkpoint: Checkpoint, *, width: int = 100, zone: tzinfo | None = UTC
 
     Args:
         checkpoint: The checkpoint; its content is read.
-        width: The longest line, in terminal cells.
-        zone: The zone of the times; None is this machine's.
+        width: The maximum width of a line, in terminal cells.
+        zone: The time zone of the times; None for the local one.
     """
     name = clean(checkpoint.checkpoint_name or "")
     state = [[Span(clean(str(key)), "reference"), Span(clean(repr(v)))] for key, v in checkpoint.session_state.items()]
@@ -74,10 +74,10 @@ def _earlier(items: list[dict[str, Any]]) -> str:
 
 
 def page(checkpoint: Checkpoint) -> str:
-    """Draw one checkpoint as HTML: what it is, and its state, conversation and calls, folded away.
+    """Draw one checkpoint as HTML, with its state, conversation and calls collapsed.
 
     Args:
-        checkpoint: The checkpoint; its content is read, and if that fails, the reason is shown in its place.
+        checkpoint: The checkpoint. Its content is read; if that fails, the reason is shown instead.
     """
     name = clean(checkpoint.checkpoint_name or "")
     heading = f"<p><b>{html.escape(reference(checkpoint))}</b> {html.styled(Span(name, 'name'))}</p>"
@@ -108,4 +108,4 @@ def _content(checkpoint: Checkpoint) -> str:
 
 
 _LONGEST = 2_000
-"""The most characters of a value that a page shows."""
+"""The maximum number of characters of a value on a page."""

@@ -1,8 +1,8 @@
-"""The picture of a session's tree as SVG: lanes, a dot for each checkpoint, names, tags, and what the calls did.
+"""A session's tree as SVG: lanes, a dot for each checkpoint, names, tags, and marks for the effects of calls.
 
-It needs nothing from elsewhere and runs nothing. Colours are attributes, which every policy of a page lets through, and
-each has a contrast of at least 4:1 on white and on the dark grey of JupyterLab: a picture in an `<img>` does not learn
-which of them it is on.
+The SVG loads nothing and runs no scripts. Colours are attributes, which every content security policy allows. Each has
+a contrast of at least 4:1 on white and on the dark grey of JupyterLab, because an SVG in an `<img>` cannot detect its
+background.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentgit.sessions.session import OPEN
 from agentgit.sessions.tree import Point, Tree
 
 Link = Callable[[Point], str | None]
-"""A function that returns the address that a checkpoint leads to; None for none."""
+"""A function that returns the address that a checkpoint links to, or None."""
 
 LANES = ("#2f76e1", "#bc5f0a", "#198b39", "#0b868e", "#cf3f95", "#877a07")
 """The colours of the branches, in turn."""
@@ -37,7 +37,7 @@ COLOURS = {
     "failed": "#d4474f",
     "unknown": "#bc5f0a",
 }
-"""The colours of the marks of calls; each mark has a shape of its own too."""
+"""The colours of the marks of calls; each mark also has its own shape."""
 
 _SHAPES = {
     "running": '<path d="M2 6h.1M6 6h.1M10 6h.1" stroke="{c}" stroke-width="2.6"/>',
@@ -52,12 +52,12 @@ _SHAPES = {
 
 _FONT = "ui-monospace,SFMono-Regular,Menlo,Consolas,DejaVu Sans Mono,monospace"
 _CELL = 7.3
-"""The approximate width of a letter."""
+"""The approximate width of a character, in pixels."""
 
 _TITLE_CELLS, _TAGS = 56, 4
 
 _SMALLEST = 0.85
-"""The smallest scale of a picture too wide for a notebook; a wider one is scrolled, so that it stays readable."""
+"""The smallest scale at which a notebook shows a wide picture; beyond that it scrolls, to stay readable."""
 
 _READER = (
     "<style>@media(prefers-color-scheme:light){.agentgit-text{fill:#1f2328}}"
@@ -70,8 +70,8 @@ def tree_svg(tree: Tree, *, link: Link | None = None, follow_reader: bool = Fals
 
     Args:
         tree: The branches of a session.
-        link: A function that returns the address that a checkpoint leads to; None to draw no links.
-        follow_reader: True if the page is light or dark as its reader prefers; texts then have the strongest contrast.
+        link: A function that returns the address that a checkpoint links to; None to draw no links.
+        follow_reader: True if the page follows its reader's light or dark preference; text then has more contrast.
 
     Example:
         >>> from agentgit.sessions.tree import Branch
@@ -84,7 +84,7 @@ def tree_svg(tree: Tree, *, link: Link | None = None, follow_reader: bool = Fals
 
 
 def page(tree: Tree) -> str:
-    """Draw a tree for a notebook: the picture as an image, which untrusted ones keep too, and the text, folded away.
+    """Draw a tree for a notebook: an image, which untrusted notebooks keep too, and the text, collapsed.
 
     Args:
         tree: The branches of a session.
@@ -98,11 +98,11 @@ def page(tree: Tree) -> str:
 
 
 def _drawn(drawing: Picture, link: Link | None, *, follow_reader: bool) -> tuple[str, float]:
-    """Return the picture, and how wide it is."""
+    """Return the SVG and its width."""
     body = [*map(_lane, drawing.lanes), *_lines(drawing, link), *(foot := _foot(drawing))]
     width = max([*(right for _, right in body), _right(_heading(drawing), 0), 240]) + 10
     height = drawing.bottom + 18 + LINE * len(foot)
-    role = "img" if link is None else "group"  # what is in an image, no reader can follow
+    role = "img" if link is None else "group"  # assistive technology ignores links inside an image
     drawn = "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="agentgit-tree" role="{role}" '
@@ -119,11 +119,11 @@ def _drawn(drawing: Picture, link: Link | None, *, follow_reader: bool) -> tuple
 
 
 def _summary(drawing: Picture) -> str:
-    """Describe a picture in a sentence, for readers who do not see it."""
+    """Describe a picture in a sentence, for screen readers."""
     return _legal(escape(_heading(drawing)))
 
 
-# -- the parts: each with how far to the right it goes
+# -- the parts, each with the x of its right edge
 
 _Part = tuple[str, float]
 
@@ -179,7 +179,7 @@ def _dot(line: PlacedPoint, which: int, drawing: Picture, link: Link | None) -> 
 
 
 def _told(point: Point, references: Mapping[int, str]) -> str:
-    """Return the known facts about a checkpoint."""
+    """Return the tooltip of a checkpoint."""
     said = [
         references[point.id],
         *([f"“{clean(point.name)}”"] if point.name is not None else []),
@@ -201,7 +201,7 @@ def _where(line: PlacedPoint, drawing: Picture) -> str:
 
 
 def _words(line: PlacedPoint, drawing: Picture, left: float, right: float) -> _Part:
-    """Write what stands beside a line: the reference, the marks, the names, and what happened."""
+    """Draw the text of a line: the reference, the marks, the branch and tags, and the title."""
     row, y = line.row, line.y
     parts = [_text(left, y + 4, _where(line, drawing), colour=_colour(line.lane))]
     x = right
@@ -217,7 +217,7 @@ def _words(line: PlacedPoint, drawing: Picture, left: float, right: float) -> _P
 
 
 def _effects(line: PlacedPoint) -> list[tuple[str, int]]:
-    """Count the marks of a line, in their order."""
+    """Return the marks of a line with their counts, in display order."""
     found = Counter[str]()
     for of in [line.row.branch] if line.after or not line.row.points else line.row.points:
         found.update(of.effects)
@@ -243,7 +243,7 @@ def _mark(mark: str, n: int, x: float, y: int) -> _Part:
 
 
 def _chips(line: PlacedPoint) -> Iterator[tuple[str, str, bool]]:
-    """Return the names that stand at a line: the branch if it ends there, and tags; each with its colour."""
+    """Yield the labels of a line (the branch that ends there, and tags), each with its colour and if it is filled."""
     branch, points = line.row.branch, line.row.points
     if not line.row.folded and not line.after and (not points or points[-1] is branch.points[-1]):
         status = f" · {cut(clean(branch.status), 16)}" if branch.status != OPEN else ""
@@ -266,7 +266,7 @@ def _chip(text: str, colour: str, full: bool, x: float, y: int) -> _Part:
 
 
 def _foot(drawing: Picture) -> list[_Part]:
-    """Explain the marks that occur, and say what is not shown."""
+    """Draw a note on the branches that are left out, and a legend of the marks that occur."""
     found = {mark for line in drawing.lines for mark, _ in _effects(line)}
     y, parts = drawing.bottom + LINE + 8, list[_Part]()
     if drawing.hidden:
@@ -305,7 +305,7 @@ def _escaped(text: str) -> str:
 
 
 def _legal(text: str) -> str:
-    """Write out the few characters that XML cannot hold, after what `clean` has written out."""
+    """Escape the few characters that XML does not allow and `clean` does not escape."""
     return _ILLEGAL.sub(lambda found: repr(found[0])[1:-1], text)
 
 

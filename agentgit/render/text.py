@@ -1,4 +1,4 @@
-"""Text fit for a terminal: harmless, measured and cut; and lines of it, whose spans name their styles."""
+"""Text for terminals: escaped, measured, cut and wrapped; and lines of styled spans."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import NamedTuple
 from agentgit.values import JOINERS, OBEYED
 
 _LONGEST = 4_000
-"""The number of characters of a text that are looked at; no line is longer."""
+"""The number of characters that `clean` keeps of a text."""
 
 _NO_WIDTH = ("Mn", "Me", "Cf")
-"""The Unicode categories that take no cell of their own."""
+"""The Unicode categories whose characters take no cell."""
 
 
 def clean(text: str) -> str:
-    r"""Put a text on one line and write out what a terminal would obey: escapes, controls, marks of direction.
+    r"""Put a text on one line, and escape control and direction characters that a terminal would obey.
 
     Args:
         text: Any text.
@@ -30,7 +30,7 @@ def clean(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Write out what a terminal would obey, and keep all spaces and ends of lines as they are.
+    """Escape control and direction characters that a terminal would obey, but keep spaces and line ends.
 
     Args:
         text: Any text.
@@ -45,7 +45,7 @@ def _visible(c: str) -> str:
 
 
 def cells(text: str) -> int:
-    """Measure a clean text in terminal cells; wide characters (UAX #11) take two, combining ones none.
+    """Return the width of a clean text in terminal cells; wide characters (UAX #11) take two, combining ones none.
 
     Example:
         >>> cells("abc"), cells("日本")
@@ -61,17 +61,17 @@ def _cell(c: str) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """Shorten a clean text to a number of cells, with `…` where something is missing.
+    """Shorten a clean text to a number of cells, ending with `…` if something was cut.
 
     Args:
         text: A clean text.
-        width: The cells there are, at least 1.
+        width: The maximum width in cells, at least 1.
 
     Example:
         >>> cut("order two chairs", 9), cut("日本語", 4)
         ('order tw…', '日…')
     """
-    # Marks that take no cell could be piled up without end on one letter.
+    # The length is limited too, because one letter can carry any number of marks that take no cell.
     if len(text) <= 4 * width and cells(text) <= width:
         return text
     used = 0
@@ -83,11 +83,11 @@ def cut(text: str, width: int) -> str:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Break a clean text into lines of a number of cells, between words where that is possible.
+    """Break a clean text into lines of at most `width` cells, between words where possible.
 
     Args:
         text: A clean text.
-        width: The cells there are, at least 2.
+        width: The maximum width in cells, at least 2.
 
     Example:
         >>> wrap("its undo reverses it", 12)
@@ -105,7 +105,7 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 def _pieces(word: str, width: int) -> list[str]:
-    """Break a word that is longer than a line."""
+    """Break a word into pieces that fit on a line."""
     pieces, used = [""], 0
     for c in word:
         used += _cell(c)
@@ -117,17 +117,17 @@ def _pieces(word: str, width: int) -> list[str]:
 
 
 def pad(text: str, width: int) -> str:
-    """Fill a clean text with spaces up to a number of cells."""
+    """Pad a clean text with spaces to a number of cells."""
     return text + " " * (width - cells(text))
 
 
 def clock(when: datetime | None, zone: tzinfo | None = UTC, *, seconds: bool = False) -> str:
-    """Write a time for people.
+    """Format a time for people.
 
     Args:
-        when: An aware time, or None.
-        zone: The zone to show it in; None is this machine's.
-        seconds: True to show them too.
+        when: A time with a time zone; None for an empty text.
+        zone: The time zone to show it in; None for the local one.
+        seconds: True to include the seconds.
 
     Example:
         >>> clock(datetime(2026, 1, 2, 3, 4, tzinfo=UTC))
@@ -139,7 +139,7 @@ def clock(when: datetime | None, zone: tzinfo | None = UTC, *, seconds: bool = F
 
 
 def count(n: int, noun: str) -> str:
-    """Count things.
+    """Return a number with its noun, in the singular or plural.
 
     Example:
         >>> count(1, "branch"), count(2, "branch"), count(0, "call")
@@ -150,7 +150,7 @@ def count(n: int, noun: str) -> str:
 
 
 STYLES = ("", "heading", "reference", "name", "head", "dim", "added", "removed", "changed", "bad")
-"""The names of the styles; `head` marks where branches end, `bad` what needs a person."""
+"""The names of the styles; `head` marks the ends of branches, `bad` marks what needs attention."""
 
 ASCII = str.maketrans(
     {
@@ -165,17 +165,17 @@ ASCII = str.maketrans(
         "…": "...",
     }
 )
-"""Stands in for the characters that we draw with, where an output cannot take them."""
+"""Replacements for the drawing characters, for outputs that cannot encode them."""
 
 _COLUMN_CELLS = 40
-"""The most cells of a column that is not the last."""
+"""The maximum width of a column other than the last, in cells."""
 
 
 class Span(NamedTuple):
     """A piece of clean text in one style.
 
     Args:
-        text: Without control characters.
+        text: The text, without control characters.
         style: One of `STYLES`.
     """
 
@@ -187,7 +187,7 @@ Line = tuple[Span, ...]
 
 
 def plain(lines: Iterable[Line]) -> str:
-    """Write lines without their styles.
+    """Return lines as plain text, without their styles.
 
     Example:
         >>> plain([(Span("main#1", "reference"), Span("  start"))])
@@ -200,10 +200,10 @@ def table(rows: Sequence[Sequence[Span]], *, width: int, indent: str = "", whole
     """Align rows in columns, two spaces apart; the last column is cut at the edge.
 
     Args:
-        rows: All of the same length.
-        width: The cells of a line.
-        indent: The beginning of each line.
-        whole: True to go on in further lines instead of cutting the last column.
+        rows: The rows, all of the same length.
+        width: The width of a line, in cells.
+        indent: The text before each line.
+        whole: True to wrap the last column instead of cutting it.
 
     Example:
         >>> print(plain(table([[Span("main"), Span("7 checkpoints")], [Span("retry"), Span("4")]], width=16)))
@@ -213,7 +213,7 @@ def table(rows: Sequence[Sequence[Span]], *, width: int, indent: str = "", whole
     if not rows:
         return []
     widths = _widths(rows, cells(indent), width, whole)
-    # A column without anything takes no place.
+    # An empty column takes no space.
     left = max(10, width - cells(indent) - sum(column + 2 for column in widths if column))
     result: list[Line] = []
     for *others, last in rows:
@@ -226,10 +226,10 @@ def table(rows: Sequence[Sequence[Span]], *, width: int, indent: str = "", whole
 
 
 def _widths(rows: Sequence[Sequence[Span]], indent: int, width: int, whole: bool) -> list[int]:
-    """Return how wide the columns but the last one are."""
+    """Return the widths of all columns but the last."""
     columns = zip(*(row[:-1] for row in rows), strict=True)
     widths = [min(_COLUMN_CELLS, max(cells(span.text) for span in column)) for column in columns]
-    if whole:  # the widest one leaves to the last what that needs, up to a third of the line
+    if whole:  # the widest column yields what the last one needs, up to a third of the line
         needed = min(width // 3, max(cells(row[-1].text) for row in rows))
         taken = indent + sum(column + 2 for column in widths if column)
         widest = widths.index(max(widths))

@@ -1,4 +1,4 @@
-"""Connections of webhooks: to the very address that was checked, so that no second answer of a name server counts."""
+"""Connections of webhooks to the address that was checked, so that a second DNS answer cannot redirect them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from agentgit.sessions.webhooks import WebhookHosts
 
 
 class CheckedNetwork(httpcore.AsyncNetworkBackend):
-    """Resolves a host once, checks all of its addresses, and connects to one of these.
+    """A network backend that resolves a host once, checks all its addresses, and connects to one of them.
 
-    TLS and HTTP above it know the host by its name: certificate, SNI and Host are those of the URL.
+    TLS and HTTP still use the host name of the URL for the certificate, SNI and the `Host` header.
 
     Args:
-        hosts: The hosts that may be connected to.
-        seconds: The most seconds that a try takes, for all addresses of a host together.
+        hosts: The hosts that are allowed although their addresses are not public.
+        seconds: The timeout in seconds of one attempt, for all addresses of a host together.
     """
 
     def __init__(self, hosts: WebhookHosts, seconds: float) -> None:
@@ -38,12 +38,12 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
 
         Raises:
             NotAllowed: One of its addresses is neither public nor allowed.
-            httpcore.ConnectError, httpcore.ConnectTimeout: None of them answers.
+            httpcore.ConnectError, httpcore.ConnectTimeout: No address accepts the connection.
         """
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
         self._hosts.require_resolved(host, addresses)
-        seconds = self._seconds / max(1, len(addresses))  # so that a dead one leaves time for the others
+        seconds = self._seconds / max(1, len(addresses))  # so that a dead address leaves time for the others
         failure: Exception = httpcore.ConnectError("The host has no address.")
         for address in addresses:
             try:

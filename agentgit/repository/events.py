@@ -22,14 +22,14 @@ from agentgit.store.maintenance.fsck import check
 from agentgit.store.sql.ids import COUNTER_BITS, ID_LIMIT, new_id
 
 PAGE = 500
-"""The number of events that are read at once."""
+"""The number of events that one query reads."""
 
 SLOW_SECONDS = 30
-"""The seconds by which an event may be committed later than a newer one of another session, and still be in a feed."""
+"""The seconds after a newer event of another session in which an event can be committed and still be in a feed."""
 
 
 class Events:
-    """The events of a user's sessions. `Repository.events` is it.
+    """The events of a user's sessions, available as `Repository.events`.
 
     Args:
         context: The store and the principal.
@@ -46,20 +46,20 @@ class Events:
     ) -> Subscription:
         """Call a function with each event that is committed through this repository, from now on.
 
-        It is called after the commit, in the order of each session, in a thread of its own: it may be slow, and what it
-        raises is logged and counted. A coroutine function runs on the event loop of the async verb that it is told of;
-        of a sync verb, on a loop of its own.
+        The function is called after the commit, in its own thread, in the order of events of each session. It may be
+        slow. Exceptions that it raises are logged and counted. A coroutine function runs on the event loop of the async
+        call that caused the event, or on its own loop if the call was synchronous.
 
         Args:
             kinds: A kind like `checkpoint.created`, a pattern like `checkpoint.*` or `*`; or several.
             callback: The function to call with the `Event`.
-            session: Only this one; None for all of the user's, and those that others share.
+            session: The session whose events to receive; None for all of the user's and those shared with the user.
 
         Returns:
-            What `close` ends.
+            The subscription; its `close` ends it.
 
         Raises:
-            InvalidInput: There is no such kind, or nothing to call.
+            InvalidInput: There is no such kind, or `callback` is not callable.
             NotFound: There is no such session.
 
         Example:
@@ -87,10 +87,10 @@ class Events:
         return self.context.store.database.bus.subscribe(callback, wants, self._may_be_told)
 
     def _may_be_told(self, event: Event) -> bool:
-        """Return whether an event is of an own session, or of one that is shared now; asked when it is told."""
+        """Return whether the user may see an event, at the time when it is delivered."""
         if event.owner_id == self.context.user.id and self.context.principal.since is None:
             return True
-        with suppress(NotAllowed):  # a handle that holds no more is told nothing
+        with suppress(NotAllowed):  # an expired or revoked handle receives nothing
             return self.context.read(
                 lambda c: (
                     event.owner_id == self.context.user.id
@@ -111,18 +111,18 @@ class Events:
         follow: bool = False,
         poll: float = 0.5,
     ) -> Iterator[Event]:
-        """Return what happened, the oldest first, from the audit trail: also what other processes did.
+        """Iterate over the events in the audit trail, oldest first, including those of other processes.
 
         Args:
-            session: Only this one; None for all of the user's.
-            after: The last event that you have, or its id.
-            kinds: The kinds of events, as `on` takes them.
-            since: Only what happened then or later, an aware time.
-            follow: True to wait for what comes, for ever.
-            poll: The seconds between two looks.
+            session: The session whose events to return; None for all of the user's and those shared with the user.
+            after: The last event that you have, or its id; only later events are returned.
+            kinds: A kind like `checkpoint.created`, a pattern like `checkpoint.*` or `*`; or several.
+            since: The earliest time of an event, with a time zone.
+            follow: True to keep waiting for new events and never return.
+            poll: The seconds between two queries while following.
 
         Raises:
-            InvalidInput: There is no such kind, or the time has no zone.
+            InvalidInput: There is no such kind, the time has no zone, or `after` is neither an event nor an id.
             NotFound: There is no such session.
 
         Example:
@@ -142,7 +142,7 @@ class Events:
     def _pages(
         self, session_id: int | None, start: int, kinds: frozenset[str], since: datetime | None, poll: float | None
     ) -> Iterator[Event]:
-        """Read page by page; while following, look again at the newest, where slow transactions may come late."""
+        """Read page by page; while following, read the newest again, because slow transactions may commit late."""
         given: dict[int, int] = {}
         newest = at = start
         while True:
@@ -159,7 +159,7 @@ class Events:
             if poll is None:
                 return
             at = newest
-            if session_id is None:  # back from now, if the newest is of a process whose clock is ahead
+            if session_id is None:  # counted from now if the newest event is from a process whose clock is ahead
                 at = max(start, min(newest, new_id()) - (SLOW_SECONDS * 1000 << COUNTER_BITS))
             time.sleep(poll)
 
@@ -179,16 +179,17 @@ class Events:
         since: datetime | None = None,
         limit: int = 50,
     ) -> Sequence[Event]:
-        """Return the newest events, the oldest of these first.
+        """Return the newest events, oldest first.
 
         Args:
-            session: The session, as `list` takes it.
-            kinds: Patterns like `rollback.*`, one or several.
-            since: Only events from this time on.
-            limit: The largest number of results.
+            session: The session whose events to return; None for all of the user's and those shared with the user.
+            kinds: A kind like `checkpoint.created`, a pattern like `checkpoint.*` or `*`; or several.
+            since: The earliest time of an event, with a time zone.
+            limit: The maximum number of results.
 
         Raises:
-            InvalidInput, NotFound: As `list`.
+            InvalidInput: There is no such kind, the time has no zone, or the limit is not valid.
+            NotFound: There is no such session.
         """
         wanted, of = _wanted(kinds, since), session_id(self.context, session)
         require_limit(limit, "events")
@@ -201,21 +202,24 @@ class Events:
         return self.context.read(lambda c: self.context.store.trail.last_id(c, self._whose(c, None)))
 
     def _whose(self, connection: Connection, session_id: int | None) -> Whose:
-        """Return which events the user may see now."""
+        """Return the filter for the events that the user may see now."""
         if session_id is not None:
             self.context.lookup.admit(connection, session_id)
             return Whose(self.context.user.id, session_id=session_id)
         return Whose(self.context.user.id, self.context.store.visible.shared_ids(connection, self.context.user.id))
 
     def verify(self, known: Collection[Tip] = (), *, progress: OnProgress | None = None) -> Verified:
-        """Check whether the audit trail of this database is as it was written.
+        """Check whether the audit trail of this database is intact.
 
-        A row that was changed, moved or taken out breaks the hashes after it. If rows were cut off at the end, or all
-        of it was written anew, that only shows in comparison with tips that were kept somewhere else.
+        A row that was changed, moved or removed breaks the hashes after it. Rows removed from the end, or a trail that
+        was rewritten as a whole, can only be detected by comparison with tips that were stored elsewhere.
 
         Args:
-            known: Tips that were kept somewhere else: each trail must still lead through its own.
-            progress: Called with how many rows are done, and of how many.
+            known: Tips that were stored elsewhere; each trail must still contain its own.
+            progress: Called with the number of rows that are done, and their total.
+
+        Raises:
+            NotAllowed: You are not an admin.
 
         Example:
             >>> import agentgit
@@ -230,10 +234,10 @@ class Events:
         return check.verify_trail(self.context.store, known, progress)
 
     def tips(self) -> Sequence[Tip]:
-        """Return the last event of each trail of this database, to be kept somewhere else; `verify` takes them.
+        """Return the tip of each trail of this database, to store elsewhere and pass to `verify` later.
 
         Raises:
-            NotAllowed: You are no admin.
+            NotAllowed: You are not an admin.
 
         Example:
             >>> import agentgit
@@ -246,11 +250,11 @@ class Events:
         return self.context.read(self.context.store.trail.tips)
 
     def audit(self, *, kinds: str | Sequence[str] = "*", limit: int = 50) -> Sequence[Event]:
-        """Return the newest events that belong to no session, oldest first: logins, users, keys; for admins.
+        """Return the newest events that belong to no session, such as logins, oldest first. For admins.
 
         Args:
-            kinds: The kinds of events, as `on` takes them.
-            limit: The largest number of results.
+            kinds: A kind like `user.added`, a pattern like `user.*` or `*`; or several.
+            limit: The maximum number of results.
 
         Raises:
             NotAllowed: You are not an admin.

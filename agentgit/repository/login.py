@@ -1,4 +1,4 @@
-"""Acting for a user: by a password, by a credential, or as an admin."""
+"""Authentication: by a password, by a credential, or as an admin on behalf of a user."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from agentgit.store.audit.trail import note
 from agentgit.store.records.login_attempts import LoginSubject
 
 JWT_SWITCH = "AGENTGIT_JWT"
-"""The environment variable that refuses all tokens when it is `off`."""
+"""The environment variable that rejects all tokens when it is `off`."""
 
 
 def disabled(user: User) -> NotAllowed:
-    """Make the failure of acting for a user who is disabled."""
+    """Return the error for acting as a disabled user."""
     return NotAllowed(f"User {user.name} is disabled. An admin can enable them: repo.users.enable({user.name!r}).")
 
 
 class Authenticator:
-    """Finds the principal of whoever wants in.
+    """Authenticates users, and returns their principals.
 
     Args:
-        context: The store, and the principal that lets others in.
-        jwt: The settings by which tokens are verified; with None, no token is accepted.
+        context: The store, and the principal of the repository that authenticates.
+        jwt: The rules for verifying tokens; None rejects all tokens.
     """
 
     def __init__(self, context: Context, jwt: JWT | None) -> None:
@@ -38,10 +38,11 @@ class Authenticator:
         self.jwt = jwt
 
     def as_user(self, user: UserRef) -> Principal:
-        """Return the principal of another user, for admins.
+        """Return the principal of another user. For admins.
 
         Raises:
-            NotAllowed, NotFound: As `Repository.as_user`.
+            NotAllowed: You are not an admin, or the user is disabled.
+            NotFound: There is no such user.
         """
         self.context.require_admin("as_user")
         found = self.context.read(lambda c: self.context.find_user(c, user))
@@ -51,10 +52,12 @@ class Authenticator:
         return Principal(tenant_id=self.context.store.tenant_id, user=found, since=datetime.now(UTC), by=by)
 
     def authenticate(self, credential: str, source: str | None = None) -> Principal:
-        """Return the principal of whoever shows this credential.
+        """Return the principal of an API key or a token.
 
         Raises:
-            NotAllowed, TooManyAttempts, Unavailable: As `Repository.authenticate`.
+            NotAllowed: The credential is not valid. The message is the same for every cause.
+            TooManyAttempts: There were too many failures from that address.
+            Unavailable: PyJWT is not installed.
         """
         subjects = self.context.store.failures.subjects(None, source)
         with self.context.store.database.reading() as connection:
@@ -117,10 +120,12 @@ class Authenticator:
         return found or self.context.store.users.add(connection, name, by=self.context.user.id)
 
     def login(self, name: str, password: str, source: str | None = None, device: str | None = None) -> Principal:
-        """Return the principal of the user who has this password.
+        """Return the principal of the user with this name and password.
 
         Raises:
-            NotAllowed, TooManyAttempts, Unavailable: As `Repository.login`.
+            NotAllowed: The name or the password is wrong. The message is the same for every cause.
+            TooManyAttempts: There were too many failures.
+            Unavailable: Argon2 is not installed.
         """
         with self.context.store.database.reading() as connection:
             user = self.context.store.users.named(connection, name) if isinstance(name, str) else None
@@ -128,7 +133,7 @@ class Authenticator:
         known = device_of(device, stored, user.id, datetime.now(UTC)) if device and user and stored else None
         subjects = self.context.store.failures.subjects(str(name), source, known)
         self.context.store.database.write(lambda c: self.context.store.failures.attempt(c, subjects))
-        # No transaction is open while this takes its time, and it takes as long for who is not there.
+        # Hashing is slow, so no transaction is open. It takes as long for a user who does not exist.
         if not is_password_of(password, stored) or user is None or stored is None or user.disabled_at is not None:
             raise self._unknown(user.id if user is not None else None)
         new = renewed(password, stored)
@@ -140,7 +145,7 @@ class Authenticator:
     def _let_in(
         self, connection: Connection, user: User, stored: str, new: str | None, subjects: Sequence[LoginSubject]
     ) -> Principal | None:
-        """Log a user in by the password that was looked at; None if it is another one by now."""
+        """Log a user in; return None if the password has changed since it was checked."""
         self.context.store.users.hold(connection, user.id)
         if self.context.store.users.password(connection, user.id) != stored:
             return None
@@ -151,7 +156,7 @@ class Authenticator:
         return Principal(tenant_id=self.context.store.tenant_id, user=user, since=datetime.now(UTC))
 
     def _unknown(self, user_id: int | None, failed: Sequence[LoginSubject] = ()) -> NotAllowed:
-        """Write down that somebody could not say who they are; give the failure that is the same for all causes."""
+        """Record a failed login, and return the error, which is the same for every cause."""
 
         def tell(connection: Connection) -> None:
             self.context.store.failures.attempt(connection, failed)

@@ -1,4 +1,4 @@
-"""Keeping a database in order: space back, whether everything is whole, figures, encryption keys."""
+"""Maintenance of a database: garbage collection, integrity checks, statistics and encryption keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from agentgit.store.maintenance.key_rotation import Rotation
 
 
 class Maintenance:
-    """Keeps a database small, intact and encrypted. `Repository.maintenance` is it.
+    """Maintenance of a database, available as `Repository.maintenance`.
 
     Args:
         context: The store and the principal.
@@ -46,23 +46,24 @@ class Maintenance:
         imports: bool = False,
         progress: OnProgress | None = None,
     ) -> Reclaimed:
-        """Return the space of what nothing needs any more; return what it was.
+        """Delete everything that is no longer needed, and report what was deleted.
 
-        Each session that has a retention is thinned out first. Then go: the graph checkpoints between checkpoints, the
-        values and lists that nobody refers to, and the snapshots of files that no checkpoint has. It is
-        safe beside turns and other processes; those that write wait for it. Branches that somebody runs are left as
-        they are.
+        The retention of each session is applied first. Then the collection deletes graph checkpoints between
+        checkpoints, values and lists that nothing refers to, and file snapshots that no checkpoint has. It is safe
+        while turns and other processes run; writers wait for it. Branches that are in use are left unchanged.
 
         Args:
-            dry_run: True to tell only what would go.
-            steps: False to keep what LangGraph saved between the checkpoints; `get_state_history` has it.
-            shrink: False to keep the free space in the database, for what comes next.
-            imports: True to also delete what imports have left half way.
-            progress: Told how much is done, and of how much: sessions, branches, rows and values that are looked at.
-                It is called inside of a transaction, so it may read, but not write to this database.
+            dry_run: True to only report what would be deleted.
+            steps: False to keep what LangGraph saved between the checkpoints, which `get_state_history` returns.
+            shrink: False to keep the free space in the database for later data.
+            imports: True to also delete what unfinished imports have left.
+            progress: Called with the number of sessions, branches, rows and values that are done, and their total. It
+                is called inside a transaction, so it may read from this database but not write to it.
 
         Raises:
-            Conflict: `progress` wrote to this database, or read one in memory; nothing of that transaction was stored.
+            NotAllowed: You are not an admin.
+            Conflict: `progress` wrote to this database, or read from one in memory; nothing of that transaction was
+                stored.
         """
         self.context.require_admin("gc")
         before = self.context.store.database.size()
@@ -102,32 +103,32 @@ class Maintenance:
         )
 
     def _sizes(self, connection: Connection, kept: Sequence[int]) -> dict[str, int]:
-        """Count the things of each part of a collection; giving the space back copies all that is stored."""
+        """Return the size of each part of a collection for `progress`; shrinking copies all stored values."""
         found = sizes(connection, self.context.store.tenant_id)
         return {"sessions": len(kept), **found, "space": found["values"]}
 
     def _thin_all(self, kept: Iterable[int], *, dry_run: bool) -> set[int]:
-        """Thin out the sessions that have a retention; give the checkpoints that went, or would."""
+        """Apply the retention of sessions, and return the ids of the checkpoints that were or would be deleted."""
         gone: set[int] = set()
         for session_id in kept:
 
             def work(connection: Connection, session_id: int = session_id) -> Sequence[RetentionVerdict]:
                 keeps = retention_store.read(connection, self.context.store, session_id)
-                if keeps is None:  # somebody has just changed it
+                if keeps is None:  # the retention was removed meanwhile
                     return []
                 judge = retention_store.verdicts if dry_run else retention_store.thin
                 return judge(connection, self.context.store, session_id, keeps).verdicts
 
-            with suppress(NotFound):  # somebody has just erased it
+            with suppress(NotFound):  # the session was erased meanwhile
                 judged = self.context.read(work) if dry_run else self.context.change(work, durable=False)
                 gone.update(one.point.id for one in judged if one.goes)
         return gone
 
     def _shrink(self) -> str:
-        """Release the free space of the database.
+        """Release the free space of the database to the file system.
 
         Returns:
-            Why that was not possible, if somebody holds the database; else an empty text.
+            Why that was not possible because the database is in use; otherwise an empty string.
         """
         try:
             self.context.store.database.shrink()
@@ -135,21 +136,22 @@ class Maintenance:
             return f"The space is free in the database, but its files have not shrunk: {error}"
         return ""
 
-    # -- whether everything is whole
+    # -- integrity
 
     def fsck(self, level: int = HASHES, *, progress: OnProgress | None = None) -> Checked:
-        """Check the whole database; nothing is changed. It sees one moment, so turns may run beside it.
+        """Check the integrity of the database, without changes. It reads one snapshot, so turns may run meanwhile.
 
         Args:
-            level: 1 looks whether what rows refer to is there. 2 also hashes every value and state. 3 also makes the
-                state of every head, as its next turn would, and hashes that.
-            progress: Told how many rows are done, and of how many.
+            level: 1 checks that everything rows refer to exists. 2 also hashes every value and state. 3 also builds the
+                state of every head, as its next turn would, and hashes it.
+            progress: Called with the number of rows that are done, and their total.
 
         Returns:
-            What is wrong; each finding names the row, and says what to do.
+            The result; each finding names the row, the problem and what to do.
 
         Raises:
             InvalidInput: There is no such level.
+            NotAllowed: You are not an admin.
 
         Example:
             >>> import agentgit
@@ -162,14 +164,15 @@ class Maintenance:
         self.context.require_admin("fsck")
         return fsck(self.context.store, level, progress)
 
-    # -- figures
+    # -- statistics
 
     def stats(self, *, prices: Prices | None = None, storage: bool = False) -> Stats:
-        """Count what all sessions of the user have, as `Session.stats` counts one.
+        """Return statistics of all sessions of the user, like `Session.stats` for one session.
 
         Args:
-            prices: What a million tokens cost, as `Session.stats` takes it.
-            storage: True to also measure what they take of the database, which looks at all that is stored.
+            prices: The prices of a million tokens of input and output, by model: `{"m": (1.25, 10)}`. A third and a
+                fourth number are the prices of input read from a cache and written into one; `*` is every other model.
+            storage: True to also measure the space that they take in the database, which reads everything stored.
 
         Raises:
             InvalidInput: A price is not valid.
@@ -185,29 +188,32 @@ class Maintenance:
     # -- encryption
 
     def encryption_keys(self) -> dict[str, int]:
-        """Count how many stored values and codes of rows each key has; those in clear are under the empty name.
+        """Return the number of stored values and row codes of each key; plaintext is under the empty name.
 
-        A key that has none is needed no more, once `rotate_keys` has forgotten it.
+        A key without any is no longer needed once `rotate_keys` has removed it.
+
+        Raises:
+            NotAllowed: You are not an admin.
         """
         self.context.require_admin("encryption_keys")
         return Rotation(self.context.store.database, self.context.store.tenant_id).counts()
 
     def rotate_keys(self, *, off: bool = False, progress: OnProgress | None = None) -> Rotated:
-        """Encrypt everything with the current key that is not: in clear until now, or with an older key.
+        """Encrypt all plaintext, and everything that is encrypted with an older key, with the current key.
 
-        Turns and other processes may go on meanwhile, if they were opened with the same keys, and the same current one.
-        Broken off, it is run again and passes over what is done. At its end the words of messages are forgotten, the
-        files of SQLite are written anew without what was in them, and the keys that nothing is encrypted with any more
-        may be thrown away.
+        Turns and other processes may run meanwhile if they were opened with the same keys and the same current key. If
+        it is interrupted, run it again; it skips what is done. At the end it clears the search index, which later
+        searches fill again, and rewrites the files of SQLite without their old contents. Then keys that no longer
+        encrypt anything can be thrown away.
 
         Args:
-            off: True to store everything in clear again. Nobody else may have the database open.
-            progress: Told how many rows are done, and of how many.
+            off: True to store everything in plaintext again. Nobody else may have the database open.
+            progress: Called with the number of rows that are done, and their total.
 
         Raises:
             InvalidInput: The repository was opened without keys.
-            NotAllowed: This is for admins.
-            Corrupt: A value does not open, or is in clear where everything was encrypted.
+            NotAllowed: You are not an admin.
+            Corrupt: A value cannot be decrypted, or is in plaintext although everything was encrypted.
         """
         self.context.require_admin("rotate_keys")
         seal = self.context.store.database.seal

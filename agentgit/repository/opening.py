@@ -48,37 +48,38 @@ def open(
     trust: Sequence[str] | None = None,
     webhook_hosts: Sequence[str] | None = None,
 ) -> Repository:
-    """Open a database, making or upgrading it if it is SQLite.
+    """Open a database. A SQLite database is created or upgraded if needed.
 
     Args:
-        where: A path, `:memory:` or a URL; None is `$AGENTGIT_DATABASE_URL`, else `./agentgit.db`.
-        user: Whose sessions to see; None is the local owner, an admin. Who has the database needs no credential, and
-            a user who is not there is made.
-        tenant: The name of one of the isolated customers of the database; None is the first one. A missing one is made.
-        create: False to refuse a file, a tenant or a user that is not there.
-        effects: What tools do to the world of which neither `wrap(effects=...)` nor the tool itself says anything, by
-            tool name: as `wrap` takes it. `*` is every tool that is not named.
-        compression: The packing of new values, `zstd`, `zlib` (bigger and slower) or `none`; all kinds are read.
-        pool_size: The most connections to a server; on event loops, on each.
-        lease_seconds: The seconds that a run on a server counts as alive after its process was last heard of.
-        keyring: The keys that encrypt the contents; None is `$AGENTGIT_ENCRYPTION_KEYS`, else nothing is encrypted.
-            From the first time on, the database can only be opened with its keys.
-        jwt: The settings by which `authenticate` verifies tokens; None accepts no token.
-        trust: Your modules, like `shop.tools`, whose tools can be undone and run again in every session; None is
-            `$AGENTGIT_TRUST`, their names with commas between them. They are imported now. As `Repository.trust` takes
-            them.
+        where: A path, `:memory:` or a URL; None for `$AGENTGIT_DATABASE_URL`, or `./agentgit.db` if that is not set.
+        user: The user whose sessions to see; None for the local owner, who is an admin. No credential is needed,
+            because the caller has the database. A missing user is created.
+        tenant: The name of a tenant, one of the isolated customers of the database; None for the first one. A missing
+            tenant is created.
+        create: False to raise `NotFound` if the file, the tenant or the user does not exist.
+        effects: The effects of tools that neither `wrap(effects=...)` nor the tool itself declares, by tool name: an
+            Effect, or `read_only`, `idempotent`, `irreversible`. `*` is every tool that is not named.
+        compression: The compression of new values: `zstd`, `zlib` (larger and slower) or `none`. All are readable.
+        pool_size: The maximum number of connections to a server; each event loop has its own pool of this size.
+        lease_seconds: The seconds after which a run on a server counts as dead if its process has not reported.
+        keyring: The keys that encrypt the contents; None for `$AGENTGIT_ENCRYPTION_KEYS`, or no encryption if that is
+            not set. Once encrypted, the database can only be opened with its keys.
+        jwt: The rules by which `authenticate` verifies tokens; None rejects all tokens.
+        trust: Your modules, like `shop.tools`, whose tools can be undone and run again in every session; None for
+            `$AGENTGIT_TRUST`, names separated by commas. They are imported at once. See `Repository.trust`.
         webhook_hosts: Host names, addresses and networks, like `10.0.0.0/8`, to which webhooks may be sent although
-            they are not public; None is `$AGENTGIT_WEBHOOK_ALLOW`, with commas between them.
+            they are not public; None for `$AGENTGIT_WEBHOOK_ALLOW`, separated by commas.
 
     Raises:
-        InvalidInput: `where` is empty, a number is too small, `effects` holds something that is no effect, a key is
-            not the right one, `trust` names no module, `webhook_hosts` no host, or no user or tenant can be called so.
+        InvalidInput: `where` is empty, a number is too small, `effects` has a value that is not an effect, a key is
+            wrong, an entry of `trust` or `webhook_hosts` is not valid, or the name of the user or tenant is not valid.
         KeyMissing: The database is encrypted with a key that was not given.
         NotAllowed: The user is disabled.
-        NotFound: `create` is False and there is no such file, tenant or user; near names are told. Or a module of
-            `trust` cannot be imported, or declares nothing.
-        SchemaMismatch: It is older or newer than this library, or not agentgit's; the text has the command to run.
-        Unavailable: It cannot be read or written.
+        NotFound: `create` is False and the file, tenant or user does not exist; the error suggests similar names. Or a
+            module of `trust` cannot be imported, or declares nothing.
+        SchemaMismatch: The database is older or newer than this library, or not agentgit's. The message has the command
+            to run.
+        Unavailable: The database cannot be read or written.
 
     Example:
         >>> with open(":memory:") as repo:
@@ -111,10 +112,10 @@ def open(
 
 
 def trusted(named: Sequence[str] | None) -> list[str]:
-    """Return the modules to trust: those that are named, else those of the environment.
+    """Return the modules to trust: `named`, or those of `$AGENTGIT_TRUST` if it is None.
 
     Raises:
-        InvalidInput: It is not a list of names.
+        InvalidInput: `named` is not a list of names.
     """
     found = _listed(named, TRUST)
     if isinstance(found, str) or not all(isinstance(name, str) for name in found):
@@ -123,14 +124,14 @@ def trusted(named: Sequence[str] | None) -> list[str]:
 
 
 def _listed(given: Sequence[str] | None, variable: str) -> Sequence[str]:
-    """Return what is given, else what an environment variable lists with commas."""
+    """Return `given`, or the comma-separated values of an environment variable if it is None."""
     if given is not None:
         return given
     return [one.strip() for one in os.environ.get(variable, "").split(",") if one.strip()]
 
 
 def _user(store: Store, name: str, *, create: bool) -> User:
-    """Find the user, or make one; a database that cannot be written is read all the same."""
+    """Find or create a user. Finding one does not write, so a read-only database can be opened."""
     require_name(name, "user")
     with store.database.reading() as connection:
         found = store.users.opening(connection, name)

@@ -49,8 +49,8 @@ class Repository:
 
     Args:
         context: The store and the principal.
-        jwt: The settings by which tokens are verified; with None, no token is accepted.
-        is_borrowed: True if another repository opened the database, and closes it.
+        jwt: The rules for verifying tokens; None rejects all tokens.
+        is_borrowed: True if another repository has opened the database and closes it.
     """
 
     def __init__(self, context: Context, *, jwt: JWT | None = None, is_borrowed: bool = False) -> None:
@@ -68,10 +68,10 @@ class Repository:
         self.close()
 
     def close(self) -> None:
-        """Close all connections. Any object that was made from this repository raises `Unavailable` from then on.
+        """Close all connections. Objects created from this repository raise `Unavailable` from then on.
 
         The repositories that `as_user`, `login` and `authenticate` return share the connections of the one that was
-        opened; closing them closes nothing.
+        opened; closing them has no effect.
         """
         if not self._is_borrowed:
             self._context.store.database.close()
@@ -80,17 +80,17 @@ class Repository:
 
     @property
     def context(self) -> Context:
-        """The store and the principal, for extensions; what it offers may change."""
+        """The store and the principal, for extensions. Its interface may change."""
         return self._context
 
     @property
     def user(self) -> User:
-        """The user whose sessions it shows."""
+        """The user that the repository is bound to."""
         return self._context.user
 
     @cached_property
     def users(self) -> Users:
-        """The users of the tenant, for its admins."""
+        """The users of the tenant. For admins."""
         return Users(self._context)
 
     @cached_property
@@ -110,7 +110,7 @@ class Repository:
 
     @cached_property
     def maintenance(self) -> Maintenance:
-        """Space, integrity, figures and encryption of the database."""
+        """Garbage collection, integrity checks, statistics and encryption of the database."""
         return Maintenance(self._context)
 
     # -- graphs
@@ -131,45 +131,46 @@ class Repository:
         replay: str = "record",
         force: bool = False,
     ) -> RollbackAgent:
-        """Wrap a compiled LangGraph graph; the session is made if it does not exist, else its current branch goes on.
+        """Wrap a compiled LangGraph graph as an agent on a session, which is created if it does not exist.
 
         Args:
-            graph: Any compiled graph; it stays as it is.
+            graph: Any compiled graph. It is not modified.
             session: The session's name.
-            effects: The effects of tools, by tool name: an Effect, or `read_only`, `idempotent`, `irreversible`.
-                It wins over what a tool says of itself, and that over the defaults of `agentgit.open`.
+            effects: The effects of tools, by tool name: an Effect, or `read_only`, `idempotent`, `irreversible`. They
+                override what a tool itself declares, which overrides the defaults of `agentgit.open`.
             auto_checkpoint: `turn` (before each user message and after its turn), `tool` (also after each batch of
-                tool calls), `tool:10` (only at every tenth call), a number n (after every n-th turn), or `off`.
-            branch: The branch to continue; None is the current one.
-            check_effects: False if `effects` names tools that nodes call out of sight of the graph.
-            fence: What to do, after a rollback, about a call that would do what an irreversible or compensable one has
-                done, and what that rollback kept: `replay` (answer it from the record), `raise` (`Fenced`), or `off`
-                (make it again). A tool that is declared `once` is never called twice.
-            workspace: The directory whose files belong to the session: checkpoints keep them, and rollbacks bring them
-                back. Or a Workspace, made with its own options.
-            thread_id: A thread of the saver that the graph was compiled with, to be read into the session and
+                tool calls), `tool:10` (only at every tenth call), a number n (after every n-th turn) or `off`.
+            branch: The branch to continue; None for the current one.
+            check_effects: False to allow `effects` to name tools that are not visible in the graph, because nodes call
+                them directly.
+            fence: What to do about a call that repeats an irreversible or compensable call which a rollback kept:
+                `replay` (answer it from the record), `raise` (raise `Fenced`) or `off` (make it again). A tool that is
+                declared `once` is never called twice.
+            workspace: The directory whose files belong to the session: checkpoints save them, and rollbacks restore
+                them. Or a Workspace, created with its own options.
+            thread_id: A thread of the saver that the graph was compiled with. It is read into the session and
                 continued; what was read before is not read again.
-            template: The checkpoint that a new session begins as: its conversation and state, and its files if a
-                workspace is given. A Checkpoint, its id, or text like `support-42` or `support-42@main#3`. What its
-                tools did is history: the new session has a world of its own, and never reverses it.
-            replay: `execute` to make the tool calls of the template again in the world of the new session: a new
-                sandbox, a test system. They run once, when the session is made, in order; `agent.report` has the
-                results that differ. Nothing of the session of the template is touched. `record`: no tool runs.
+            template: The checkpoint from which a new session begins, with its conversation and state, and its files if
+                a workspace is given. A Checkpoint, its id, or text like `support-42` or `support-42@main#3`. What its
+                tools did is history: the new session has its own world, and never reverses it.
+            replay: `record`: no tool of the template runs. `execute`: make the tool calls of the template again in the
+                world of the new session, such as a new sandbox or a test system. They run once, in order, when the
+                session is created; `agent.report` has the results that differ. The session of the template does not
+                change.
             force: With `replay="execute"`, True to answer from the record the calls that must not or cannot run again.
 
         Raises:
-            InvalidInput: The graph is not compiled, or an effect is declared of a tool that it does not have, or names
-                an argument that the tool does not have; or the graph has no saver to read the thread from; or the
-                workspace is a directory that is never one, like the home directory.
-            NotFound: The session has no such branch, or the saver no such thread; or there is no such template; or a
-                function of an effect cannot be imported.
-            Conflict: The session has other content than the thread, or began otherwise than as the template.
-            WorkspaceChanged: The template's files would take the place of others.
+            InvalidInput: The graph is not compiled; an effect is declared for a tool that the graph does not have, or
+                names an argument that the tool does not have; the graph has no saver to read the thread from; or the
+                workspace is a directory that is never allowed, like the home directory.
+            NotFound: The branch, thread or template does not exist, or a function of an effect cannot be imported.
+            Conflict: The session has other content than the thread, or did not begin from the template.
+            WorkspaceChanged: The template's files would replace other files.
             RollbackBlocked: With `replay="execute"`, a call of the template is irreversible, unknown, undeclared or
-                `once`, or its tool is not in the graph; nothing was done, and no session was made.
-            RollbackIncomplete: With `replay="execute"`, a tool raised; the same call of `wrap` goes on from there.
+                `once`, or its tool is not in the graph. Nothing was done, and no session was created.
+            RollbackIncomplete: With `replay="execute"`, a tool raised. Repeat the same call of `wrap` to continue.
         """
-        # Late, so that everything but running an agent works without LangGraph, which takes a second to import.
+        # Imported late: importing LangGraph takes a second, and only running an agent needs it.
         agents = importlib.import_module("agentgit.agents.wrap")
         made: RollbackAgent = agents.wrap(
             self._context,
@@ -197,21 +198,23 @@ class Repository:
         session_prefix: str = "",
         on_error: str = "stop",
     ) -> ImportReport:
-        """Make a session of each thread of a LangGraph saver, which is only read. Run again, it adds what is new.
+        """Import each thread of a LangGraph saver as a session. The saver is only read.
+
+        Importing again adds what is new.
 
         Args:
             saver_or_url: A saver, or the path or URL of a database of SqliteSaver, AsyncSqliteSaver or PostgresSaver.
-            threads: The ids of the threads; None is all.
-            progress: Told how far it is.
-            session_prefix: Put before a thread's id to name its session.
+            threads: The ids of the threads; None for all.
+            progress: Called with the progress of the import.
+            session_prefix: The text before the thread's id in the name of its session.
             on_error: `stop` at the first thread that cannot be imported, or `continue` with the others.
 
         Raises:
-            NotFound: There is no such file, or no such thread.
-            SchemaMismatch: It is not a database of LangGraph's savers.
-            Conflict: A session has other content, or went on here while the thread went on there.
+            NotFound: There is no such file or thread.
+            SchemaMismatch: The source is not a database of a LangGraph saver.
+            Conflict: A session has other content, or both it and its thread have continued since the last import.
             Corrupt: A thread is damaged, or what was stored differs from it; nothing of that thread is visible.
-            Unavailable: The source does not answer.
+            Unavailable: The source does not respond.
         """
         self._context.read(lambda c: self._context.lookup.require_scope(c, WRITE))
         agents = importlib.import_module("agentgit.agents.importing.import_langgraph")  # late, as in `wrap`
@@ -226,19 +229,19 @@ class Repository:
         return report
 
     def trust(self, *modules: str) -> None:
-        """Import modules of yours, so that calls of their tools can be undone and made again without a wrapped graph.
+        """Import your modules, so that calls of their tools can be undone and made again without a wrapped graph.
 
-        Known are then, in every session and to every handle that comes from this one: what the decorators in a module
-        say, what its mappings of tool names to effects say, and its tools, lists of tools and graphs. A call is undone
-        only by the function whose name it recorded. What is stored is never imported, whatever it says.
+        This registers the decorated functions of a module, its mappings of tool names to effects, and its tools, lists
+        of tools and graphs. They apply to every session, and to every handle that comes from this one. A call is undone
+        only by the function whose name it recorded. A module is never imported because stored data names it.
 
         Args:
             modules: `package.module`; or `package.module:name` for one list of tools or graph in it, or the function
-                that makes it.
+                that creates it.
 
         Raises:
-            NotFound: One cannot be imported, or declares nothing.
-            InvalidInput: It is no name of a module, or an effect in it does not fit its tool.
+            NotFound: A module cannot be imported, or declares nothing.
+            InvalidInput: A module name is not valid, or an effect does not fit its tool.
 
         Example:
             >>> import agentgit
@@ -260,16 +263,17 @@ class Repository:
         shared: bool = True,
         name: str | None = None,
     ) -> list[ExternalSession]:
-        """List the sessions, own ones and those that others share, the one that moved last first.
+        """List the user's own sessions and those that others share, most recently updated first.
 
         Args:
-            limit: The largest number of results; None for all. A page costs the same however many sessions there are.
-            after: The last one of the page before, or its `cursor`.
-            shared: False for own ones only.
-            name: Only those with this in their name, in capitals or not.
+            limit: The maximum number of results; None for all. The cost of a page does not depend on the number of
+                sessions.
+            after: The last session of the previous page, or its `cursor`.
+            shared: False to list only the user's own sessions.
+            name: Only sessions with this text in their name, ignoring case.
 
         Raises:
-            InvalidInput: The limit, the place or the name is none.
+            InvalidInput: The limit, the cursor or the name is not valid.
 
         Example:
             >>> import agentgit
@@ -303,17 +307,18 @@ class Repository:
         """Find a session by its name or id.
 
         Args:
-            ref: None is the one of your own that moved last. Others' sessions are called like `alice/support-42`, or by
-                their name alone where none of your own has it.
-            create: True to make the session, with its first branch, `main`, if there is none of that name.
-            template: The checkpoint that a new session begins as, as `wrap` takes it.
-            checkpoint: Instead of a name, the session that has this checkpoint, or the checkpoint of this id.
+            ref: The name or id; None for your most recently updated session, or a shared one if you have none.
+                Sessions of others are named like `alice/support-42`, or by their name alone if none of your own has it.
+            create: True to create the session, with its first branch `main`, if there is none of that name.
+            template: The checkpoint from which a new session begins: a Checkpoint, its id, or text like `support-42` or
+                `support-42@main#3`.
+            checkpoint: A checkpoint or its id, to find its session instead of naming it.
 
         Raises:
-            NotFound: There is none; or there is no such template.
-            Ambiguous: Several have that name, or one has that name and another one that id.
-            InvalidInput: With `create`, no session can have that name.
-            Conflict: With `template`, there is a session of that name which did not begin as the template.
+            NotFound: There is no such session, checkpoint or template.
+            Ambiguous: Several sessions have that name, or it is the name of one and the id of another.
+            InvalidInput: With `create`, the name is not valid; or both `ref` and `checkpoint` are given.
+            Conflict: With `template`, there is a session of that name that did not begin from the template.
         """
         if isinstance(ref, Session):
             ref = ref.id if not create else ref.name
@@ -335,13 +340,13 @@ class Repository:
         return Session(self._context, self._context.read(find))
 
     def accept(self, token: str) -> Session:
-        """Join a session by the token of a link, and return the session.
+        """Join a session with the token of a link, and return the session.
 
         Args:
-            token: The token as `session.sharing.create_link` returned it.
+            token: The token that `session.sharing.create_link` returned.
 
         Raises:
-            NotFound: No link that holds has this token.
+            NotFound: The token is mistyped, or its link is revoked or expired.
         """
 
         def join(connection: Connection) -> int:
@@ -354,7 +359,7 @@ class Repository:
         return Session(self._context, self._context.change(join, scope=WRITE))
 
     def revoke_link(self, link: ShareLink | int) -> ShareLink:
-        """End a link of any session at once, as `session.sharing.revoke_link`.
+        """Revoke a link of any session, like `session.sharing.revoke_link`.
 
         Args:
             link: The link or its id.
@@ -381,37 +386,37 @@ class Repository:
         workspace: str | Path | Workspace | None = None,
         progress: OnProgress | None = None,
     ) -> Carried:
-        """Make a session of what `export` wrote, with ids and threads of its own; all of it, or nothing.
+        """Import a file that `export` wrote as a new session with new ids and threads, completely or not at all.
 
-        The file is held against itself first: its hashes, and all that names something else. What its calls did is in
-        the world that they were made in: it is never reversed or made again from here, and plans say so. What was
-        consumed there stays consumed.
+        The hashes of the file, and its references between records, are checked first. The effects of its calls are in
+        another world, so they are never reversed or repeated from here, and plans say so. The fence and `once` apply to
+        them as to other calls.
 
         Args:
-            path: The file; or a binary stream.
-            session: The name for the session; None for its own name, or the next free one like it.
-            workspace: The directory that its files are to belong to, or a Workspace. They go into the store of that
-                workspace; the directory stays as it is until you rewind or roll back. None leaves the files out.
-            progress: Told how many bytes are read, and of how many; the file is read twice. It is called inside of a
-                transaction, so it may read, but not write to this database.
+            path: The file, or a binary stream.
+            session: The name of the session; None for its original name, or the next free one like it.
+            workspace: The directory or Workspace that the files will belong to. They are stored as snapshots of that
+                workspace; the directory does not change until you rewind or roll back. None leaves the files out.
+            progress: Called with the number of bytes that are read, and their total; the file is read twice. It is
+                called inside a transaction, so it may read from this database but not write to it.
 
         Raises:
             NotFound: There is no such file.
-            InvalidInput: It is no export, or a newer one; or no session can be called so; or the workspace is none, or
-                has an environment of its own.
-            Corrupt: A line is damaged or forged; the text says which one, and what is wrong.
-            Conflict: There is a session of that name; or `progress` wrote to this database, or read one in memory.
-            Unavailable: Files cannot be stored.
+            InvalidInput: The file is not an export, or of a newer version; the name of the session is not valid; or the
+                workspace is not valid, or has a custom environment.
+            Corrupt: A line is damaged or forged; the message says which one, and what is wrong.
+            Conflict: There is a session of that name; or `progress` wrote to this database, or read from one in memory.
+            Unavailable: The file cannot be read, or its files cannot be stored.
         """
         return Importer(self._context).import_(path, session, workspace, progress)
 
-    # -- what stopped half way
+    # -- operations
 
     def operation(self, operation: int) -> Operation:
         """Find an operation by its id.
 
         Raises:
-            NotFound: There is none.
+            NotFound: There is no such operation.
         """
 
         def look(connection: Connection) -> Operation:
@@ -423,10 +428,10 @@ class Repository:
         return self._context.read(look)
 
     def report(self, operation: Operation | int) -> RollbackReport:
-        """Return what an operation did; of one that is not done, what it did until now.
+        """Return the report of an operation; of an unfinished one, what it has done so far.
 
         Args:
-            operation: The operation as `operations` lists it, or its id.
+            operation: The operation, or its id.
 
         Raises:
             NotFound: There is no such operation.
@@ -435,16 +440,16 @@ class Repository:
         return self._context.engine().read_report(found.id)
 
     def resume(self, operation: Operation | int, *, force: bool = False) -> RollbackReport:
-        """Finish a rollback or switch that failed half way or whose process died; what was done is not done again.
+        """Finish a rollback or switch that failed halfway or whose process died. Completed steps are not repeated.
 
         Args:
-            operation: The operation as `operations` lists it, or its id.
-            force: True to give up what still cannot be done: the world stays so, and the report says where.
+            operation: The operation, or its id.
+            force: True to give up steps that still fail; the report lists what remains in the world.
 
         Raises:
             NotFound: There is no such operation.
-            Conflict: It is being worked on, or a turn or another operation of its session runs.
-            RollbackBlocked: What happened since it was planned cannot be reversed; nothing was done.
+            Conflict: It is already running, or a turn or another operation of its session is.
+            RollbackBlocked: Something that happened since it was planned cannot be reversed. Nothing was done.
             RollbackIncomplete: A reversal or a tool failed again.
         """
         found = self.operation(operation.id if isinstance(operation, Operation) else operation)
@@ -453,36 +458,37 @@ class Repository:
             return self._context.engine().resume(found.id, force=force)
 
     def resolve(self, invocation: ToolInvocation | int, outcome: str, *, result: Any = None) -> ToolInvocation:
-        """Record what really happened, where the record could not know, and return the updated invocation.
+        """Record what really happened to a call whose outcome is unknown, and return the updated invocation.
 
-        For a call that is `unknown`, because it was broken off or raised, the outcome states whether the call happened;
-        for one that is `reverse_failed` or `reverse_unknown`, whether its reversal happened.
+        For a call that is `unknown`, because it was interrupted or raised, the outcome states whether the call
+        happened. For one that is `reverse_failed` or `reverse_unknown`, it states whether its reversal happened.
 
         Args:
             invocation: The invocation or its id.
             outcome: `happened` or `did_not_happen`.
-            result: What a call that happened has returned, JSON-like: its undo function gets it, and so does the model
-                when its turn goes on.
+            result: The JSON-like result of a call that happened. Its undo function receives it, and so does the model
+                when its turn continues.
 
         Raises:
             NotFound: There is no such invocation.
-            InvalidInput: The outcome is neither, or there is nothing to decide, or there can be no result.
+            InvalidInput: The outcome is neither of these, the call needs no decision, or it cannot have a result.
         """
         return Resolution(self._context).resolve(invocation, outcome, result=result)
 
-    # -- acting for somebody
+    # -- authentication
 
     def as_user(self, user: UserRef) -> Repository:
-        """Return a handle that acts for another user of the tenant, with that user's rights and no more; for admins.
+        """Return a repository bound to another user of the tenant, with the rights of that user. For admins.
 
-        It shares the database and what was wrapped here can be undone through it; closing it closes nothing. It ends
-        when the user is disabled, and with the access of the admin.
+        It shares the database and the registered tools of this one, so calls of graphs that were wrapped here can be
+        undone through it. Closing it has no effect. It stops working when the user is disabled, or when the admin loses
+        access.
 
         Args:
             user: A User, a name or an id.
 
         Raises:
-            NotAllowed: You are no admin, or the user is disabled.
+            NotAllowed: You are not an admin, or the user is disabled.
             NotFound: There is no such user.
 
         Example:
@@ -499,32 +505,36 @@ class Repository:
         return self._bound_to(self._login.as_user(user))
 
     def authenticate(self, credential: str, source: str | None = None) -> Repository:
-        """Return a handle for whoever shows this credential; it ends when that is revoked, disabled or over.
+        """Return a repository bound to the user of a credential.
+
+        It stops working when the credential is revoked or expires, or when the user is disabled.
 
         Args:
             credential: An API key, or a token if the database was opened with `jwt=`.
-            source: The caller's address, to count failures by; None counts none.
+            source: The caller's address, by which failures are counted; None to count none.
 
         Raises:
-            NotAllowed: It does not hold; the text is the same whatever the cause.
+            NotAllowed: The credential is not valid. The message is the same for every cause.
             TooManyAttempts: There were too many failures from that address.
             Unavailable: PyJWT is not installed.
         """
         return self._bound_to(self._login.authenticate(credential, source))
 
     def login(self, name: str, password: str, source: str | None = None, device: str | None = None) -> Repository:
-        """Return a handle for the user who has this password; it ends when the user is disabled or gets another one.
+        """Return a repository bound to the user with this name and password.
+
+        It stops working when the user is disabled, or when the password changes.
 
         Args:
             name: The name of the user.
             password: The password of the user.
-            source: The caller's address, to count failures by; None counts by the name alone.
-            device: What `keys.device()` gave after an earlier login there; while it holds, failures elsewhere do not
-                count, and those of this device count for it alone.
+            source: The caller's address, by which failures are counted; None to count by the name alone.
+            device: The token that `keys.device()` returned after an earlier login on this device. While it is valid,
+                failures elsewhere do not count, and failures on this device count for this device alone.
 
         Raises:
-            NotAllowed: Nobody of that name has this password; the text is the same whatever the cause.
-            TooManyAttempts: There were too many failures; `retry_after` says how many seconds to wait.
+            NotAllowed: The name or the password is wrong. The message is the same for every cause.
+            TooManyAttempts: There were too many failures; `retry_after` is the number of seconds to wait.
             Unavailable: Argon2 is not installed.
         """
         return self._bound_to(self._login.login(name, password, source, device))
@@ -549,10 +559,10 @@ class Repository:
 
 
 def _name_of(ref: SessionRef) -> str:
-    """Return the name of a session that is to be made if it does not exist.
+    """Return the name of a session to create.
 
     Raises:
-        InvalidInput: It is an id, or missing.
+        InvalidInput: `ref` is an id, or missing.
     """
     if isinstance(ref, ExternalSession):
         return ref.session_name

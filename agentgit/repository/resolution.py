@@ -1,4 +1,4 @@
-"""Deciding by hand what became of a call."""
+"""Manual decisions about the outcomes of tool calls and reversals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentgit.store.sql.ids import is_id
 
 
 class Resolution:
-    """Records what really happened.
+    """Records the outcomes that users decide by hand.
 
     Args:
         context: The store and the principal.
@@ -26,10 +26,11 @@ class Resolution:
         self.context = context
 
     def resolve(self, invocation: ToolInvocation | int, outcome: str, *, result: Any) -> ToolInvocation:
-        """Record what became of a call.
+        """Record the outcome of a call or of its reversal, and return the updated invocation.
 
         Raises:
-            NotFound, InvalidInput: As `Repository.resolve`.
+            NotFound: There is no such invocation.
+            InvalidInput: The outcome is not valid, there is nothing to decide, or the call cannot have a result.
         """
         invocation_id = invocation.id if isinstance(invocation, ToolInvocation) else invocation
 

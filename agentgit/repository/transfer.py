@@ -1,4 +1,4 @@
-"""Import of a session from a file that `Session.export` has written."""
+"""Import of sessions from files that `Session.export` wrote."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from agentgit.workspace.api import Workspace
 from agentgit.workspace.snapshot_import import Incoming
 
 IN_MEMORY = 2**22
-"""Bytes of an export that is read from a pipe; more of it goes into a temporary file."""
+"""The number of bytes of a piped export that are kept in memory; a larger export goes into a temporary file."""
 
 
 class Importer:
-    """Makes sessions of exports.
+    """Creates sessions from exports.
 
     Args:
         context: The store and the principal.
@@ -45,10 +45,16 @@ class Importer:
         workspace: str | Path | Workspace | None,
         progress: OnProgress | None,
     ) -> Carried:
-        """Make a session of a file.
+        """Create a session from an export.
+
+        Args:
+            path: The file, or a binary stream.
+            session: The name of the new session; None for a name like that in the export.
+            workspace: The workspace that receives the files; None leaves the files out.
+            progress: A callback that receives the number of bytes read and the total; the file is read twice.
 
         Raises:
-            NotFound, InvalidInput, Corrupt, Conflict, Unavailable: As `Repository.import_`.
+            NotFound, InvalidInput, Corrupt, Conflict, Unavailable: See `Repository.import_`.
         """
         if session is not None:
             require_name(session)
@@ -73,7 +79,7 @@ class Importer:
     def _with_files(
         self, workspace: str | Path | Workspace, files: Incoming, store: Callable[[Mapping[int, FilesAt]], int]
     ) -> int:
-        """Put files into a workspace, then store what names them; if that fails, they go again."""
+        """Put files into a workspace, then store the rows that refer to them; if that fails, remove the files."""
         database = self.context.store.database
         keeper = attached(workspace, holder=str(self.context.store.tenant_id), without=database.files)
         made = files.put_into(keeper.workspace, keeper.holder)
@@ -86,10 +92,10 @@ class Importer:
 
 
 def require_files(workspace: str | Path | Workspace | None) -> None:
-    """Check that files can be put into a workspace, if one was named, before anything is read.
+    """Check that a workspace, if one is given, can receive files. Call this before reading the export.
 
     Raises:
-        InvalidInput: The workspace has an environment of its user's own.
+        InvalidInput: The workspace has a custom environment.
     """
     if isinstance(workspace, Workspace) and not workspace.settings["environment"]:
         raise InvalidInput('Files are imported into a workspace with "git" or "directory" only.')
@@ -97,7 +103,7 @@ def require_files(workspace: str | Path | Workspace | None) -> None:
 
 @contextmanager
 def _told(path: str | Path | IO[bytes]) -> Iterator[None]:
-    """Name the file in the error if reading fails on the way."""
+    """Convert errors of reading into `Unavailable`, with the name of the file."""
     try:
         yield
     except OSError as error:
@@ -107,10 +113,10 @@ def _told(path: str | Path | IO[bytes]) -> Iterator[None]:
 
 @contextmanager
 def _source(path: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
-    """Open a source that can be read twice if needed."""
+    """Open a source so that it can be read twice."""
     if isinstance(path, (str, Path)):
         try:
-            file = Path(path).open("rb")  # noqa: SIM115  # it is closed below; only opening it is translated
+            file = Path(path).open("rb")  # noqa: SIM115  # closed below; only errors of opening are translated
         except OSError as error:
             raise NotFound(
                 f"{path} cannot be read: {error.strerror}. Name a file that `export` has written."
@@ -124,7 +130,7 @@ def _source(path: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _again(file: IO[bytes], *, always: bool = False) -> Iterator[IO[bytes]]:
-    """Open a source that can be read more than once: a pipe, even one with a name, is copied first."""
+    """Yield a file that can be read more than once. A pipe, even a named one, is copied first."""
     if not always and file.seekable():
         yield file
         return

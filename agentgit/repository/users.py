@@ -1,4 +1,4 @@
-"""The users of a tenant, as its admins look after them, and their API keys."""
+"""Management of a tenant's users and their API keys."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEY_LASTS = timedelta(days=90)
 
 
 class Users:
-    """The users of a tenant. `Repository.users` is it.
+    """The users of a tenant, available as `Repository.users`.
 
     Args:
         context: The store and the principal.
@@ -40,17 +40,17 @@ class Users:
         return f"Users(for {self._context.user.name!r})"
 
     def add(self, name: str, password: str | None = None, is_admin: bool = False) -> User:
-        """Make a user; for admins.
+        """Create a user. Admins only.
 
         Args:
-            name: Unique in the tenant, 1 to 200 characters without a `/`.
-            password: 10 to 1,000 characters; None if they log in by keys or tokens only.
-            is_admin: True for one more admin.
+            name: The name, unique in the tenant: 1 to 200 characters without a `/`.
+            password: The password: 10 to 1,000 characters. None if the user logs in with keys or tokens only.
+            is_admin: True to make the user an admin.
 
         Raises:
-            InvalidInput: Nobody can be called so, or it can be no password.
-            Conflict: Somebody is called so.
-            NotAllowed: You are no admin.
+            InvalidInput: The name or the password is not valid.
+            Conflict: A user with this name already exists.
+            NotAllowed: You are not an admin.
         """
         require_name(name, "user")
         stored = hash_password(require_password(password)) if password is not None else None
@@ -67,10 +67,10 @@ class Users:
         return self._context.change(make)
 
     def all(self) -> list[User]:
-        """List the users by name; for admins.
+        """List all users, sorted by name. Admins only.
 
         Raises:
-            NotAllowed: You are no admin.
+            NotAllowed: You are not an admin.
         """
 
         def look(connection: Connection) -> list[User]:
@@ -80,11 +80,11 @@ class Users:
         return self._context.read(look)
 
     def find(self, user: UserRef) -> User:
-        """Find a user by name or id; for admins, and oneself.
+        """Find a user by name or id. Only admins can find users other than themselves.
 
         Raises:
-            NotFound: There is none.
-            NotAllowed: You are no admin, and it is not you.
+            NotFound: There is no such user.
+            NotAllowed: You are not an admin, and the user is not you.
         """
 
         me = self._context.user
@@ -97,20 +97,21 @@ class Users:
         return self._context.read(look)
 
     def set_password(self, user: UserRef, password: str | None, *, current: str | None = None) -> User:
-        """Set another password for a user, and end all that they are logged in by; for admins, and oneself.
+        """Change a user's password and end the user's logins. Only admins can change the password of another user.
 
-        Tokens and other browsers end, too; API keys stay, and are revoked one by one.
+        Tokens and the logins of all other browsers are revoked, too. API keys stay valid; revoke them one by one.
 
         Args:
             user: A User, a name or an id.
-            password: The password, as `add` takes it; None takes it away.
-            current: Your password until now, if it is your own that you change and you came in by a credential: a
-                browser left open, or a key, is not enough to take an account over.
+            password: The new password: 10 to 1,000 characters. None removes the password.
+            current: Your current password. It is required if you change your own password and logged in with a
+                credential, so that an open browser or a stolen key is not enough to take over the account.
 
         Raises:
-            InvalidInput: It can be no password, or it is of the local owner, as whom nobody logs in.
+            InvalidInput: The password is not valid, or the user is the local owner, who never logs in.
             NotFound: There is no such user.
-            NotAllowed: You are no admin, and it is not you; or `current` is missing or wrong.
+            NotAllowed: You are not an admin and the user is not you, or `current` is missing or wrong.
+            Conflict: The password was changed in the meantime.
             TooManyAttempts: `current` was wrong too often.
         """
         stored = hash_password(require_password(password)) if password is not None else None
@@ -124,7 +125,7 @@ class Users:
         return self._changed(user, "set_password", "user.changed", change)
 
     def _require_current(self, user: UserRef, current: str | None) -> str | None:
-        """Check the password that somebody has who changes their own; return its hash, None if none is needed."""
+        """Check the current password of a user who changes their own; return its hash, None if none is needed."""
         context, me = self._context, self._context.user
 
         def look(connection: Connection) -> str | None:
@@ -144,19 +145,22 @@ class Users:
         return held
 
     def disable(self, user: UserRef) -> User:
-        """Shut a user out at once, with all their keys and handles; their sessions stay. For admins.
+        """Disable a user and all their keys and handles at once. Their sessions stay. Admins only.
 
         Raises:
-            InvalidInput: It is the local owner, whom nobody can shut out.
-            NotFound, NotAllowed: As `set_password`.
+            InvalidInput: The user is the local owner, who cannot be disabled.
+            NotFound: There is no such user.
+            NotAllowed: You are not an admin.
         """
         return self._set(user, "disable", "user.disabled", disabled_at=datetime.now(UTC))
 
     def enable(self, user: UserRef) -> User:
-        """Let a user in again; for admins.
+        """Enable a disabled user again. Admins only.
 
         Raises:
-            InvalidInput, NotFound, NotAllowed: As `disable`.
+            InvalidInput: The user is the local owner, who cannot be disabled.
+            NotFound: There is no such user.
+            NotAllowed: You are not an admin.
         """
         return self._set(user, "enable", "user.enabled", disabled_at=None)
 
@@ -186,15 +190,16 @@ class Users:
         return self._context.change(change)
 
     def revoke_tokens(self, user: UserRef | None = None) -> None:
-        """End all logins and tokens that were given before now, in browsers too.
+        """Revoke all logins and tokens that were issued before now, including those of browsers.
 
-        API keys stay, and are revoked one by one. A key that is called `browser` is one of a browser.
+        API keys stay valid; revoke them one by one. A key named `browser` is the login of a browser.
 
         Args:
-            user: The user, for admins and oneself; None for all users of the tenant, for admins.
+            user: The user; None for all users of the tenant. Only admins can pass None or another user.
 
         Raises:
-            NotFound, NotAllowed: As `set_password`.
+            NotFound: There is no such user.
+            NotAllowed: You are not an admin, and the user is not you.
         """
 
         def revoke(connection: Connection) -> None:
@@ -207,21 +212,22 @@ class Users:
         self._context.change(revoke)
 
     def delete(self, user: UserRef) -> Erased:
-        """Erase a user for good, with every session, key, webhook and right of theirs; their handles end at once.
+        """Permanently erase a user with all their sessions, keys, webhooks and roles; their handles end at once.
 
-        For admins, and oneself. What they did in others' sessions stays there, under the id of a user who is no more.
-        Each session goes as `Session.delete` describes it.
+        Only admins can erase users other than themselves. What the user did in other users' sessions stays there, under
+        the id of the erased user. Each session is erased as `Session.delete` describes.
 
         Args:
             user: A User, a name or an id.
 
         Returns:
-            What went, and what could not be reached.
+            The counts of what was erased, and what could not be reached.
 
         Raises:
-            Conflict: Somebody works on one of their sessions, or they are the last admin; nothing was erased.
-            InvalidInput: It is the local owner, who is there wherever the database is opened.
-            NotFound, NotAllowed: As `set_password`.
+            Conflict: One of the sessions is in use, or the user is the last admin; nothing was erased.
+            InvalidInput: The user is the local owner, who exists wherever the database is opened.
+            NotFound: There is no such user.
+            NotAllowed: You are not an admin, and the user is not you.
 
         Example:
             >>> import agentgit
@@ -249,7 +255,7 @@ class Users:
         )
 
     def _allowed(self, connection: Connection, user: UserRef, verb: str, *, admins_only: bool = False) -> User:
-        """Find a user who is oneself, or whom one looks after as an admin."""
+        """Find a user that the principal may manage: itself or, for an admin, any user."""
         me = self._context.user
         if admins_only or user not in (me, me.name, me.id):
             self._context.lookup.require_admin(connection, verb)
@@ -267,7 +273,7 @@ class Users:
 
 
 class Keys:
-    """API keys of a user. `Repository.keys` is it.
+    """The API keys of a user, available as `Repository.keys`.
 
     Args:
         context: The store and the principal.
@@ -287,21 +293,22 @@ class Keys:
         expires_in: timedelta | None = KEY_LASTS,
         user: UserRef | None = None,
     ) -> NewKey:
-        """Make an API key.
+        """Create an API key.
 
         Args:
             name: The purpose of the key.
             scopes: `read`, `fork`, `write` or `admin`; each includes the ones before it.
-            expires_in: The time for which it holds, 90 days if nothing is said; None is until it is revoked.
-            user: The user who gets the key; None is yourself, others for admins.
+            expires_in: How long the key is valid, 90 days by default; None is until it is revoked.
+            user: The user who gets the key; None is yourself. Only admins can pass another user.
 
         Returns:
-            The key; its `secret` is only here, and is not in its repr.
+            The key. Its `secret` is available only here, and is not part of the repr.
 
         Raises:
-            InvalidInput: A scope or the time is none, or the key would be the local owner's, as whom nobody logs in.
+            InvalidInput: A scope or the time is not valid, or the key is for the local owner, who never logs in.
             NotFound: There is no such user.
-            NotAllowed: You are no admin and it is for somebody else; or you came by a key without the scope `admin`.
+            NotAllowed: You are not an admin and the key is for another user, or you use a key without the scope
+                `admin`.
 
         Example:
             >>> import agentgit
@@ -323,20 +330,20 @@ class Keys:
             self._context.store.users.expect(connection, of.id)
             self._context.lookup.check_valid(
                 connection
-            )  # whoever ended this login while it made its key has done so by now
+            )  # `expect` waits for a revocation of this login, which is visible by now
             return self._keys.add(connection, of.id, name, wide, until, self._context.user.id)
 
         return self._context.change(make, scope=ADMIN)
 
     def device(self) -> str:
-        """Return a token for the device from which you log in; `login(device=...)` takes it the next time.
+        """Return a token for the device that you log in from. Pass it to `login(device=...)` the next time.
 
-        It lets nobody in. Where it is shown, wrong passwords of others do not keep you out. It holds for a year and
-        until your password changes.
+        The token grants no access. On a device that presents it, other people's failed attempts do not lock you out.
+        It is valid for a year, or until your password changes.
 
         Raises:
             InvalidInput: You have no password.
-            NotAllowed: You came in by something else than your password, which must not help anybody to guess it.
+            NotAllowed: You did not log in with a password. Other credentials must not help to guess it.
         """
         me = self._context.principal
         if me.key_id is not None or me.until is not None:
@@ -351,26 +358,27 @@ class Keys:
         return self._context.read(read)
 
     def all(self, user: UserRef | None = None) -> list[ApiKey]:
-        """List the keys of a user, also those that have ended, the oldest first.
+        """List the keys of a user, oldest first, including expired and revoked ones.
 
         Args:
-            user: The user; None is yourself, others for admins.
+            user: The user; None is yourself. Only admins can pass another user.
 
         Raises:
             NotFound: There is no such user.
-            NotAllowed: You are no admin.
+            NotAllowed: You are not an admin, and the user is not you.
         """
         return self._context.read(lambda c: self._keys.all(c, self._of(c, user, "keys.all").id))
 
     def revoke(self, key: ApiKey | int) -> ApiKey:
-        """End a key at once, also for handles that were opened with it; give it as it is then.
+        """Revoke a key at once, also for handles that were opened with it, and return the revoked key.
 
         Args:
-            key: The key or its id; of others for admins.
+            key: The key or its id. Only admins can revoke the keys of other users.
 
         Raises:
             NotFound: There is no such key.
-            NotAllowed: You came by another key, without the scope `admin`; the one you came by, you may always end.
+            NotAllowed: You use another key, which does not have the scope `admin`. You can always revoke the key that
+                you use.
         """
         wanted = key.id if isinstance(key, ApiKey) else key
         is_in_use = wanted == self._context.principal.key_id

@@ -1,4 +1,4 @@
-"""Sending what is in the outbox, several at a time; each try ends before anybody else may make one."""
+"""Delivery of the outbox: several messages at a time. Each attempt ends before another process may start one."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ AT_ONCE = 8
 """The number of messages that are sent at the same time."""
 
 SECONDS = 10.0
-"""The most seconds that one try takes, whatever the other side does."""
+"""The timeout of one attempt, in seconds."""
 
 GONE = 410
-"""The answer of a receiver that never wants anything more."""
+"""The HTTP status of a receiver that wants no more messages."""
 
 PROBLEM_LIMIT = 200
-"""Characters of what is kept of a failure."""
+"""The maximum length of a stored error message, in characters."""
 
 
 class _End(NamedTuple):
@@ -41,14 +41,14 @@ class _End(NamedTuple):
 
 
 def deliver(store: Store) -> Delivered:
-    """Send what is due, of all users of the tenant, until nothing is.
+    """Send the due events of all users of the tenant until none is due.
 
     Raises:
-        Unavailable: Httpcore is not installed.
+        Unavailable: The package `httpcore` is not installed.
     """
     try:
-        # Not httpx above it: redirects, cookies, .netrc and the proxies of the environment are not there to be turned
-        # off, and its connections can be made by `CheckedNetwork`.
+        # httpcore rather than httpx: it has no redirects, cookies, .netrc or environment proxies that would have to be
+        # turned off, and `CheckedNetwork` can make its connections.
         import httpcore
 
         from agentgit.repository.checked_network import CheckedNetwork
@@ -68,10 +68,10 @@ def deliver(store: Store) -> Delivered:
         waiting = await asyncio.to_thread(_waiting, store)
         return report_of(ends, waiting)
 
-    with ThreadPoolExecutor(1) as apart:  # a loop of its own, also where the caller has one
+    with ThreadPoolExecutor(1) as apart:  # a separate event loop, because the caller may be running one
         try:
             return apart.submit(lambda: asyncio.run(work())).result()
-        except BaseException:  # Ctrl-C: what is being sent is finished, and no more is taken
+        except BaseException:  # such as Ctrl-C: finish the current attempts, and take no more
             stopped.set()
             raise
 
@@ -96,7 +96,7 @@ def _waiting(store: Store) -> int:
 
 
 async def _try(client: httpcore.AsyncConnectionPool, taken: TakenDelivery, event: Event | None, until: float) -> _End:
-    """Send one event; what goes wrong is told, and never raised."""
+    """Send one event. Errors are returned, never raised."""
     if event is None:
         return _End("its event is not in the audit trail; run agentgit audit verify", for_good=True)
     if time.monotonic() > until:
@@ -106,19 +106,19 @@ async def _try(client: httpcore.AsyncConnectionPool, taken: TakenDelivery, event
         headers = signed(taken.secret, message_id, body)
         async with asyncio.timeout(SECONDS):
             status = await _post(client, taken.url, headers, body)
-    except Exception as error:  # noqa: BLE001  # whatever the network or the other side does
+    except Exception as error:  # noqa: BLE001  # any error of the network or the receiver
         return _End(_problem(error)[:PROBLEM_LIMIT], for_good=isinstance(error, InvalidInput))
     return _End(None if 200 <= status < 300 else f"the receiver answered {status}", for_good=status == GONE)
 
 
 def _problem(error: Exception) -> str:
-    """Return why an attempt failed, without the other side's answer, which the user may not be allowed to read."""
+    """Return why an attempt failed, without the receiver's response, which the user may not be allowed to read."""
     is_answer = type(error).__name__ == "RemoteProtocolError"
     return "RemoteProtocolError: the receiver did not answer in HTTP" if is_answer else told(error)
 
 
 async def _post(client: httpcore.AsyncConnectionPool, url: str, headers: dict[str, str], body: bytes) -> int:
-    """Send a message; the answer's text is not read."""
+    """Send a message and return the HTTP status. The body of the response is not read."""
     import httpcore
 
     parts = urlsplit(url)

@@ -18,7 +18,7 @@ from agentgit.sessions.webhooks import Delivered, Webhook, key_of, new_secret, r
 
 
 class Webhooks:
-    """The webhooks of a user. `Repository.webhooks` is it.
+    """The webhooks of a user, available as `Repository.webhooks`.
 
     Args:
         context: The store and the principal.
@@ -40,20 +40,21 @@ class Webhooks:
         *,
         session: SessionReader | SessionRef = None,
     ) -> Webhook:
-        """Send events to a URL from now on; they wait in the outbox until `deliver` sends them.
+        """Add a webhook for future events. They wait in the outbox until `deliver` sends them.
 
         Args:
-            url: Http or https, of a host with public addresses, or of one that the operator allows
-                (`agentgit.open(webhook_hosts=...)`). Its addresses are resolved and checked at each delivery.
-            kinds: The kinds of events, as `Events.on` takes them.
-            secret: Signs the messages: at least 24 bytes, as text or as base64 after `whsec_`. None makes one.
-            session: Only its events; None for all of the user's.
+            url: An http or https URL. Its host must have public addresses or be allowed by the operator
+                (`agentgit.open(webhook_hosts=...)`). The host is resolved and checked at each delivery.
+            kinds: A kind of event like `checkpoint.created`, a pattern like `rollback.*` or `*`, or several of them.
+            secret: The secret that signs the messages: at least 24 bytes, as text, or as base64 after `whsec_`. None
+                generates one.
+            session: The session whose events are sent; None for all events of the user's own and shared sessions.
 
         Returns:
-            The webhook; its `secret` is only here, and is not in its repr.
+            The webhook. Its `secret` is available only here, and is not part of the repr.
 
         Raises:
-            InvalidInput: The URL, a kind or the secret cannot be meant, or the URL has an address that is not public.
+            InvalidInput: The URL, a kind or the secret is not valid, or the URL contains an address that is not public.
             NotFound: There is no such session.
 
         Example:
@@ -74,7 +75,7 @@ class Webhooks:
         def make(connection: Connection) -> int:
             self.store.users.expect(connection, self.user.id)
             if of is not None:
-                self.store.sessions.lock(connection, of)  # who erases it comes before this, or takes it along
+                self.store.sessions.lock(connection, of)  # so that erasing the session does not miss the webhook
             return self.store.outbox.add(connection, self.user.id, url, patterns, given, of)
 
         found = self._find(self.context.change(make, scope=WRITE))
@@ -82,35 +83,37 @@ class Webhooks:
         return found
 
     def list(self) -> list[Webhook]:
-        """List them, the oldest first, each with what is still to be sent."""
+        """List the webhooks, oldest first, each with its number of pending events."""
         return self.context.read(lambda c: self.store.outbox.all(c, self.user.id))
 
     def remove(self, webhook: Webhook | int) -> Webhook:
-        """Send nothing more to a webhook, also not what waits; give what it was.
+        """Remove a webhook with its pending events, and return it.
 
         Raises:
-            NotFound: There is none.
+            NotFound: There is no such webhook.
         """
         found = self._find(webhook)
         self.context.change(lambda c: self.store.outbox.remove(c, self.user.id, found.id), scope=WRITE)
         return found
 
     def retry(self, webhook: Webhook | int) -> int:
-        """Let what was given up be sent again, and what waits at once; tell how many events that are.
+        """Make failed and pending events of a webhook due now, and return how many there are.
 
         Raises:
-            NotFound: There is none.
+            NotFound: There is no such webhook.
         """
         found = self._find(webhook)
         return self.context.change(lambda c: self.store.outbox.retry(c, found.id), scope=WRITE)
 
     def deliver(self) -> Delivered:
-        """Send what is due, of all users of this database, until nothing is; call it again and again.
+        """Send the due events of all users of the tenant until none is due. Admins only.
 
-        Each event is sent at least once, with the same `webhook-id` each time. Several processes may deliver at once.
+        Call it regularly. Each event is sent at least once, with the same `webhook-id` each time. Several processes may
+        deliver at the same time.
 
         Raises:
-            Unavailable: Httpcore is not installed.
+            NotAllowed: You are not an admin.
+            Unavailable: The package `httpcore` is not installed.
         """
         self.context.require_admin("webhooks.deliver")
         return deliver(self.store)

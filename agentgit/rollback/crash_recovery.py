@@ -1,4 +1,4 @@
-"""Exclusive access to the world of a session: what dead processes held is taken back, and two never act at once."""
+"""Exclusive access to the world of a session: recovery from dead processes, and refusal of concurrent operations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentgit.values import as_object
 
 
 def recover_abandoned(store: Store, connection: Connection, session_id: int) -> list[int]:
-    """Take back what dead processes held in a session: turns, and rollbacks, which are half done from then on.
+    """Recover the turns and operations that dead processes held in a session. Such an operation becomes `partial`.
 
     Args:
         store: The store of the database.
@@ -22,7 +22,7 @@ def recover_abandoned(store: Store, connection: Connection, session_id: int) -> 
         session_id: The session.
 
     Returns:
-        The operations that are being worked on.
+        The ids of the operations that are running.
     """
     branches, operations = (
         store.sessions.running(connection, session_id),
@@ -41,7 +41,7 @@ def recover_abandoned(store: Store, connection: Connection, session_id: int) -> 
 
 
 def recover_all_abandoned(store: Store, session_id: int) -> None:
-    """Take back what dead processes held in a session, writing only if there is something to take back."""
+    """Recover what dead processes held in a session. Write only if there is something to recover."""
     with store.database.reading() as connection:
         held = [store.sessions.running(connection, session_id), store.operations.running(connection, session_id)]
         is_dead = any(store.sessions.is_abandoned(connection, row) for answer in held for row in answer.all())
@@ -55,7 +55,7 @@ def recover_all_abandoned(store: Store, session_id: int) -> None:
 
 
 def break_off(store: Store, connection: Connection, row: Found) -> None:
-    """Note that the process of an operation has died: what it was just doing is unknown, the rest can be resumed."""
+    """Stop an operation whose process died: its current reversals become unknown, and the rest can be resumed."""
     for invocation_id in store.journal.in_reversal(connection, row.external_session_id, row.owner):
         store.journal.move(
             connection,
@@ -70,20 +70,20 @@ def break_off(store: Store, connection: Connection, row: Found) -> None:
 
 
 def require_quiet(store: Store, connection: Connection, session_id: int) -> None:
-    """Check that neither a turn nor an operation acts on the world of a session.
+    """Recover what dead processes held in a session, then check that no turn and no operation is running.
 
     Raises:
-        Conflict: One does.
+        Conflict: A turn or an operation is running.
     """
     recover_abandoned(store, connection, session_id)
     refuse_busy(store, connection, session_id)
 
 
 def refuse_busy(store: Store, connection: Connection, session_id: int) -> None:
-    """Refuse a session that somebody acts on the world of, after what dead processes held was taken back.
+    """Refuse a session in which a turn or an operation is running. Call `recover_abandoned` first.
 
     Raises:
-        Conflict: A turn runs, or an operation.
+        Conflict: A turn or an operation is running.
     """
     running, operations = (
         store.sessions.running(connection, session_id),

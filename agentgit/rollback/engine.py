@@ -1,7 +1,7 @@
-"""The verbs that move the world: rollback, switch and fork.
+"""The rollback engine: rollback, switch, fork, and resuming of stopped operations.
 
-Each step is on disk before the next begins, so that what was killed anywhere can be finished by `resume` and the branch
-that was left is as before.
+Each step is on disk before the next one begins. `resume` can finish an operation that was killed at any point, and the
+branch that was left is unchanged.
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ from agentgit.values import as_object
 T = TypeVar("T")
 
 Begin = Callable[[dict[int, str], Connection], T]
-"""Writes down what is going to happen, given what the prechecks said."""
+"""A function that records an operation before its steps run, given the answers of the prechecks."""
 
 
 class RollbackEngine:
-    """The verbs, on one store.
+    """Plans and runs rollbacks, switches and forks on one store.
 
     Args:
         store: The store of the database.
         registry: The functions that this process has for recorded calls.
-        settle: A function that waits for asynchronous functions.
-        admit: Refuses who may not, in the transaction that begins; what has begun is brought to its end.
+        settle: A function that waits for an awaitable and returns its result.
+        admit: A function that refuses users without permission. It is called in the transaction that records the
+            operation; a recorded operation runs to its end.
     """
 
     def __init__(self, store: Store, registry: Registry, settle: Settle = wait, *, admit: Admit) -> None:
@@ -75,11 +76,11 @@ class RollbackEngine:
         Args:
             source_id: The branch that would be left.
             target: The row of the checkpoint to go to.
-            label: The name that the user gave for it.
-            how: `tools`, `files`, `replay`, `conversation`, as `Request` has them.
+            label: The user's name for the checkpoint.
+            how: The arguments `tools`, `files`, `replay` and `conversation` of `Request`.
 
         Raises:
-            InvalidInput: One of them means nothing.
+            InvalidInput: An argument is not valid.
         """
         request = Request(user_id=0, source_id=source_id, target=target, label=label, **how)
         self.verification.look(target.external_session_id)
@@ -90,7 +91,7 @@ class RollbackEngine:
             return replace(plan, replayed=self.store.track(connection, branch, target.position))
 
     def plan_switch(self, branch_id: int) -> RollbackPlan:
-        """Return what would bring the world to where a branch stands, without doing anything."""
+        """Return what a switch to a branch would do to the world, without doing anything."""
         with self.store.database.reading() as connection:
             branch = self.store.sessions.branch(connection, branch_id)
         self.verification.look(branch.external_session_id)
@@ -102,10 +103,10 @@ class RollbackEngine:
             )
 
     def _files_of(self, request: Request) -> FilesAt | None:
-        """Find the files that a rollback is to bring back; None if it leaves them alone, or there are none.
+        """Return the files that a rollback restores; None if it leaves them alone or the target has none.
 
         Raises:
-            InvalidInput: It asks for files alone, and there are none.
+            InvalidInput: Only files are to be restored, and the target has none.
         """
         if isinstance(request.files, FilesAt):
             return request.files
@@ -118,11 +119,12 @@ class RollbackEngine:
         return found
 
     def _require_own(self, session_id: int, files: FilesAt | None) -> None:
-        """Check that files can be brought back.
+        """Check that the files can be restored and that nobody else has changed them.
 
         Raises:
-            WorkspaceChanged, Unavailable: As `Files.require_own`.
-            Conflict: The files have changed because a turn or an operation of this session runs.
+            WorkspaceChanged: Somebody else has changed the files.
+            Unavailable: The workspace or the snapshot is missing.
+            Conflict: The files have changed because a turn or an operation of this session is running.
         """
         try:
             self.files.require_own(session_id, files)
@@ -134,16 +136,16 @@ class RollbackEngine:
     def _to(self, connection: Connection, branch_id: int, cannot: Cannot) -> RollbackPlan:
         return self.planner.switch(connection, self.store.sessions.branch(connection, branch_id), cannot)
 
-    # -- the whole of it
+    # -- run and resume
 
     def run(self, request: Request) -> int:
-        """Roll back; give the id of the new branch, or of the same one if the conversation stays.
+        """Roll back and return the id of the new branch, or of the source branch if the conversation stays.
 
         Raises:
-            RollbackBlocked: Something that cannot be reversed stands in the way; nothing was done.
+            RollbackBlocked: An effect cannot be reversed; nothing was done.
             WorkspaceChanged: Somebody else has changed the files; nothing was done.
-            RollbackIncomplete: A reversal failed, or the files did not come back; `resume` goes on.
-            Conflict: The branch that is left is running.
+            RollbackIncomplete: A step failed, or the files could not be restored; `resume` continues.
+            Conflict: A turn or another operation of the session is running.
         """
         with span("agentgit.rollback", **_of(request.target.external_session_id)):
             return self._run(request)
@@ -165,13 +167,13 @@ class RollbackEngine:
             return int(self.resumption.find(connection, begun).internal_session_id)
 
     def switch(self, request: SwitchRequest) -> int:
-        """Continue on another branch, and bring branch and world together; give the id of the operation.
+        """Switch to another branch, reconcile it with the world, and return the id of the operation.
 
         Raises:
-            RollbackBlocked: Something that cannot be reversed or run again stands in the way; nothing was done.
+            RollbackBlocked: An effect cannot be reversed, or a call cannot run again; nothing was done.
             WorkspaceChanged: Somebody else has changed the files; nothing was done.
-            RollbackIncomplete: A step failed; `resume` goes on.
-            Conflict: A branch of the session is running.
+            RollbackIncomplete: A step failed, or the files could not be restored; `resume` continues.
+            Conflict: A turn or another operation of the session is running.
         """
         with span("agentgit.switch", **_of(request.branch.external_session_id), agentgit_sync=request.sync):
             return self._switch(request)
@@ -190,7 +192,7 @@ class RollbackEngine:
         return begun
 
     def _begun(self, plan: Planning, begin: Begin[T]) -> T:
-        """Ask the prechecks of a plan, then begin; again if meanwhile there is more to reverse than was asked about."""
+        """Run the prechecks of a plan, then record the operation. Retry if meanwhile there is more to reverse."""
         while True:
             _, said = self.verification.checked(plan)
             try:
@@ -199,16 +201,16 @@ class RollbackEngine:
                 continue
 
     def resume(self, operation_id: int, *, force: bool = False) -> RollbackReport:
-        """Finish what stopped half way or whose process died; done items are not done again.
+        """Finish an operation that stopped half way or whose process died. Completed steps are not repeated.
 
         Args:
             operation_id: The id of the operation.
-            force: True to leave as it is what still cannot be done, and call the operation done.
+            force: True to skip the steps that still cannot be done, and mark the operation as done.
 
         Raises:
             NotFound: There is no such operation.
-            Conflict: It is being worked on, or another one of its session, or a turn.
-            RollbackBlocked: Something that happened since cannot be reversed; nothing was done.
+            Conflict: This operation, another operation of its session, or a turn is running.
+            RollbackBlocked: An effect that was added since cannot be reversed; nothing was done.
             RollbackIncomplete: A step failed again.
         """
         with span("agentgit.resume", agentgit_operation_id=operation_id):
@@ -232,18 +234,19 @@ class RollbackEngine:
                 self._proceed(operation_id, owner)
 
     def read_report(self, operation_id: int) -> RollbackReport:
-        """Read what an operation did."""
+        """Return the report of an operation."""
         with self.store.database.reading() as connection:
             return self.reports.read(connection, self.resumption.find(connection, operation_id))
 
-    # -- work, and publish
+    # -- execute and publish
 
     def _proceed(self, operation_id: int, owner: str) -> int:
         database = self.store.database
         with database.reading() as connection:
             row = self.resumption.find(connection, operation_id)
             whose = self.store.visible.owner(connection, row.external_session_id)
-        # Who loses the right meanwhile ends it all the same: what undo functions did has to be recorded.
+        # Act with the view of the session's owner. A user who loses access meanwhile still finishes the operation,
+        # because what undo functions did must be recorded.
         with database.seeing(whose) if whose is not None else nullcontext():
             files = self.files.bring(row) if self.executor.work(row, owner) else None
             ended = database.write(lambda c: self.finisher.end(c, operation_id, owner, files), durable=True)
@@ -267,7 +270,7 @@ class RollbackEngine:
         user_id: int,
         at: FilesAt | None = None,
     ) -> int:
-        """Make a branch at a checkpoint without touching the world; give its id.
+        """Create a branch at a checkpoint without changing the world, and return its id.
 
         Args:
             connection: A connection in a transaction that writes.
@@ -275,13 +278,13 @@ class RollbackEngine:
             name: The name of the branch; None for a free one.
             source_id: The branch that is left.
             user_id: The id of the user who asks for it.
-            at: The files that are its own; None for those that are there now.
+            at: The files of the new branch; None for the current files.
         """
         self.store.sessions.lock(connection, target.external_session_id)
         self.starter.require_there(connection, target, f"{target.branch_name}#{target.number}")
         left = self.store.sessions.branch(connection, target.internal_session_id)
-        seen = self.store.world.last(connection, left.external_session_id)  # before it is looked at, as in a turn
-        half_done = left.status in (REPLAYING, PARTIAL)  # what its own operation has changed so far it has not seen
+        seen = self.store.world.last(connection, left.external_session_id)  # read before the world, as in a turn
+        half_done = left.status in (REPLAYING, PARTIAL)  # it has not seen what its own operation changed
         touched = half_done or self.planner.divergence(connection, left) is not None
         branch_id = self.starter.branch(connection, target, name, source_id)
         begun = Begun(
@@ -299,11 +302,11 @@ class RollbackEngine:
         last = self.store.snapshots.last(connection, target.external_session_id)
         there = files_of(last) if last is not None else None
         self.finisher.branch(connection, branch_id, user_id, at or there, current=False)
-        if at is not None and last is not None:  # those that are there are still the last ones
+        if at is not None and last is not None:  # the files on disk are still the last ones
             looked = self.store.sessions.branch(connection, last.internal_session_id)
             self.store.snapshots.see(connection, looked, files_of(last))
         made = self.store.sessions.branch(connection, branch_id)
-        # If the world was touched, it has seen no more of it than the branch that it leaves.
+        # If the world has changed, the new branch has seen no more of it than the branch of the checkpoint.
         self.store.sessions.see(connection, made, left.world_seen if touched else seen)
         if target.id == left.head_id:
             notes.renote(self.store, connection, made, notes.waiting(as_object(left.meta)))
@@ -316,7 +319,7 @@ def _of(session_id: int) -> dict[str, Any]:
 
 
 def _problem(report: RollbackReport) -> str:
-    """Return a text that says where an operation stopped, and how to resume it."""
+    """Describe where an operation stopped and how to resume it."""
     resume, left = f"repo.resume({report.operation_id})", "The previous branch is unchanged."
     if not report.failed and report.drifted and all(item.reason == DRIFTED_BEFORE for item in report.remaining):
         return f"{'; '.join(map(str, report.drifted))}. {left} If that is acceptable, call {resume} to continue."

@@ -1,4 +1,4 @@
-"""Working an operation off: each step journaled before and after, so that it can be gone on with after a crash."""
+"""Execution of an operation. Each step is journaled before and after it runs, so it can be resumed after a crash."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from agentgit.values import as_object, portable, told
 
 
 class RerunTrack:
-    """Gives a branch what the tools of its path returned when they ran again.
+    """Puts the calls that ran again with `replay="execute"` on the track of the new branch.
 
     Args:
         store: The store of the database.
-        past: Knows the calls of the path.
-        worker: Knows what ran again.
+        past: The reader of the calls of a path.
+        worker: The executor, which finds the calls that ran again.
     """
 
     def __init__(self, store: Store, past: PathCalls, worker: Executor) -> None:
@@ -46,22 +46,22 @@ class RerunTrack:
         self.executor = worker
 
     def is_of(self, row: Found) -> bool:
-        """Return whether an operation makes a branch whose calls run again."""
+        """Return whether an operation creates a branch whose calls run again."""
         return row.internal_session_id != row.source_id and as_object(row.request).get("replay") == EXECUTE
 
     def take_over(self, connection: Connection, row: Found) -> None:
-        """Put the runs of an operation that has done its steps on its branch, in place of the calls of its path.
+        """Replace the calls on the path of an operation's branch by their new runs, also in the messages.
 
         Args:
-            connection: In the transaction that publishes the branch.
-            row: The operation.
+            connection: A connection in the transaction that publishes the branch.
+            row: The row of the operation, whose steps are done.
         """
         branch = self.store.sessions.branch(connection, row.internal_session_id)
         calls = self.past.calls(connection, self.store.parts(connection, branch, branch.inherited))
         runs = self._runs(connection, row)
         placed, answers = [], []
         for row_id, call in calls.items():
-            run = runs.pop(call.id, None)  # the first of several that one call answered
+            run = runs.pop(call.id, None)  # only for the first of the rows that the record of one call answered
             placed.append(PlacedCall(row_id, call.id, run.id if run is not None else None))
             answers.append((row_id, call, run))
         recorded_calls.replace_track(connection, self.store.journal, self.store.sessions, branch.id, placed)
@@ -69,7 +69,7 @@ class RerunTrack:
         message_rewrite.rewrite(connection, self.store.graphs, branch.thread_id, rewriter)
 
     def _runs(self, connection: Connection, row: Found) -> dict[int, ToolInvocation]:
-        """Read what ran again, by the ids of the calls that it repeats."""
+        """Read the calls that ran again, by the ids of the calls that they repeat."""
         steps = [step["invocation"] for step in as_object(row.request)["steps"] if step["action"] == REDO]
         found = {id: self.executor.redone(connection, row, id) for id in steps}
         return {id: run for id, run in found.items() if run is not None and run.status in IN_THE_WORLD}
@@ -86,28 +86,28 @@ class RerunTrack:
 
 
 def _now(call: ToolInvocation, run: ToolInvocation | None) -> Any:
-    """Return what a call is answered with now: as before if nothing ran, or if a person told only that it happened."""
+    """Return the current result of a call: the recorded one if nothing ran, or if a person resolved it without one."""
     return call.result if run is None or run.result is None else run.result
 
 
 OFF_THE_TRACK = -1
-"""The batch of what ran again: it belongs to no AI message."""
+"""The batch of calls that ran again, which belong to no AI message."""
 
 CANCELLED = (asyncio.CancelledError, concurrent.futures.CancelledError)
-"""The exceptions of a function that was broken off at an unknown place."""
+"""The exceptions of a function that was cancelled at an unknown point."""
 
 IN_THE_WORLD = frozenset({invocation.DONE, invocation.REVERSE_FAILED})
-"""The statuses of what is known to stand."""
+"""The statuses of calls whose effects are known to be in the world."""
 
 
 class Executor:
-    """Works operations off.
+    """Executes the steps of operations.
 
     Args:
         store: The store of the database.
         registry: The functions that this process has for recorded calls.
-        settle: A function that waits for asynchronous functions.
-        looks: Asks the world what became of a call or an undo that raised.
+        settle: A function that waits for an awaitable and returns its result.
+        looks: The verification of calls and reversals that raised.
     """
 
     def __init__(self, store: Store, registry: Registry, settle: Settle, looks: Verification) -> None:
@@ -117,11 +117,11 @@ class Executor:
         self.verification = looks
 
     def work(self, row: Found, owner: str) -> bool:
-        """Do the steps of an operation that are not done yet, in their order; tell whether it came to the last one.
+        """Execute the remaining steps of an operation in order; return False if it stopped early.
 
         Args:
             row: The row of the operation.
-            owner: The piece of work that does it.
+            owner: The name of the piece of work that executes it.
         """
         request = as_object(row.request)
         for step in request["steps"]:
@@ -144,7 +144,7 @@ class Executor:
     # -- reverse
 
     def _reverse(self, row: Found, invocation_id: int, owner: str) -> bool:
-        """Run the undo of one invocation, unless that was done already; tell whether it is reversed now."""
+        """Run the undo function of one invocation unless it is already reversed; return whether it is reversed now."""
         call = self._read(invocation_id)
         if call is None or call.status in (invocation.REVERSED, invocation.REVERSE_UNKNOWN):
             return call is not None and call.status == invocation.REVERSED
@@ -154,13 +154,13 @@ class Executor:
         try:
             self._move(row, owner, call, invocation.REVERSING)
         except Conflict:
-            return False  # another rollback was faster; the report tells its status
+            return False  # another rollback was faster; the report shows the status
         status, problem = invocation.REVERSED, None
         with span("agentgit.reverse", gen__ai_tool_name=call.tool_name, agentgit_effect=call.effect) as traced:
             try:
                 self._undo(undo, call)
             except (Exception, *CANCELLED) as error:  # noqa: BLE001  # whatever a user's function raises is journaled and reported
-                # If it can be seen that nothing is there any more, it was reversed, whatever its undo raised.
+                # If `verify` finds the effect gone, the call was reversed, whatever its undo function raised.
                 seen = self.verification.sees(row.external_session_id, call)
                 if seen is not Verdict.GONE:
                     is_known = isinstance(seen, VerifiedCall) or not isinstance(error, CANCELLED)
@@ -172,7 +172,7 @@ class Executor:
         return problem is None
 
     def _move(self, row: Found, owner: str, call: ToolInvocation, status: str, **how: Any) -> None:
-        """Write down how far a reversal has come, if the operation is still ours."""
+        """Record the status of a reversal, if this piece of work still holds the operation."""
 
         def move(connection: Connection) -> None:
             self.store.operations.hold(connection, row.id, owner)
@@ -188,9 +188,9 @@ class Executor:
     # -- redo
 
     def redone(self, connection: Connection, row: Found, invocation_id: int) -> ToolInvocation | None:
-        """Find what ran again in place of an invocation; None if an operation has it still to do.
+        """Find the call that ran again in place of an invocation; None if the operation still has to run it.
 
-        It is enough that another operation has run it again, unless the world is a fresh one.
+        A run by another operation counts as well, except with `replay="execute"`.
         """
         found = self.store.world.redone(connection, invocation_id)
         own = [call for call in found if call.idempotency_key.startswith(_key(row, invocation_id))]
@@ -198,7 +198,7 @@ class Executor:
         return next((call for call in able if call.status in STANDING - {FAILED}), own[0] if own else None)
 
     def _drifted(self, row: Found, invocation_id: int) -> bool:
-        """Return whether a call that ran again returned something that somebody is to see before more is done."""
+        """Return whether the operation stops because a call that ran again returned something different."""
         with self.store.database.reading() as connection:
             original = self.store.journal.invocation(connection, invocation_id)
             again = self.redone(connection, row, invocation_id)
@@ -207,7 +207,7 @@ class Executor:
         return stops_at(row, again) and drift(original, again) is not None
 
     def _redo(self, row: Found, invocation_id: int, owner: str) -> bool:
-        """Run the tool of one invocation again, unless that was done already; tell whether it stands now."""
+        """Run the tool of one invocation again unless it already has; return whether its effect is in the world now."""
         with self.store.database.reading() as connection:
             original = self.store.journal.invocation(connection, invocation_id)
             earlier = self.redone(connection, row, invocation_id)
@@ -230,7 +230,7 @@ class Executor:
         return outcome.status == invocation.DONE
 
     def still_stands(self, row: Found, original: ToolInvocation) -> bool:
-        """Return whether a call of the path is in the world although it was to be reversed before it runs again."""
+        """Return whether a call on the path may be in the world although it must be reversed before it runs again."""
         if as_object(row.request).get("replay") != EXECUTE or original.effect in REPEATABLE or original.is_imported:
             return False
         with self.store.database.reading() as connection:
@@ -250,7 +250,7 @@ class Executor:
         return CallOutcome(status=invocation.DONE, result=value, ended_at=datetime.now(UTC))
 
     def _raised(self, row: Found, again: int, error: BaseException) -> CallOutcome:
-        """Return how a call ended that raised: it may have acted before that."""
+        """Return the outcome of a call that raised. It may have acted before it raised."""
         call, now = self._read(again), datetime.now(UTC)
         if call is None or self._proves_nothing_done(row, call, error):
             return CallOutcome(status=FAILED, error=told(error), ended_at=now)
@@ -268,17 +268,17 @@ class Executor:
 
 
 def _problem(error: BaseException, seen: object) -> str:
-    """Return what a tool or its undo raised, and what its `verify` raised after that."""
+    """Return the error of a tool or its undo function, with the error that its `verify` raised after that."""
     return and_verify(told(error), seen.error if isinstance(seen, VerifyRaised) else None) or ""
 
 
 def _is_over(call: ToolInvocation) -> bool:
-    """Return whether a call may be made again: it did not happen, or was taken back, or can be taken back if it did."""
+    """Return whether a call may run again: it did not happen, was reversed, or can be reversed if it happened."""
     return call.status in (FAILED, invocation.REVERSED) or call.may_be_repeated
 
 
 def _keyed(answer: Any, key: str) -> Any:
-    """Let an asynchronous tool ask for its key too, wherever it is waited for."""
+    """Make the idempotency key available to an asynchronous tool, wherever the tool is awaited."""
 
     async def keyed() -> Any:
         with running(key):
@@ -294,9 +294,9 @@ def drift(original: ToolInvocation, again: ToolInvocation) -> str | None:
 
 
 def stops_at(row: Found, again: ToolInvocation) -> bool:
-    """Return whether an operation stops at a call that returned something else.
+    """Return whether an operation stops at a call that returned something different.
 
-    It does not stop there twice: whoever resumes it has seen the difference.
+    It does not stop there twice, because whoever resumes it has seen the difference.
     """
     request = as_object(row.request)
     return request.get("on_drift") == "stop" and again.id not in request.get("told", ())
@@ -309,8 +309,8 @@ def _key(row: Found, invocation_id: int) -> str:
 def _intent(row: Found, original: ToolInvocation, owner: str, earlier: ToolInvocation | None) -> Intent:
     """Return the intent of running a call again.
 
-    After a failure the idempotency key shows the same attempt to the called service; after a reversal it shows a new
-    one.
+    After a failure, the idempotency key stays the same, so the called service recognizes the attempt. After a reversal,
+    it is a new one.
     """
     key = _key(row, original.id)
     if earlier is not None:

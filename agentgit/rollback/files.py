@@ -1,4 +1,4 @@
-"""The files of a session's workspace, where an operation leads to other ones."""
+"""Planning and restoring the files of a session's workspace in rollbacks and switches."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from agentgit.values import as_object, shown
 
 
 class RollbackFiles:
-    """Plans and brings back the files of one session after the other.
+    """Plans changes to the workspace files of sessions, and restores the files.
 
     Args:
-        store: The store that records which snapshot is of which moment.
-        registry: The registry of the workspaces that are attached here.
+        store: The store, which records the snapshot of each moment.
+        registry: The registry of the workspaces that are attached in this process.
     """
 
     def __init__(self, store: Store, registry: Registry) -> None:
@@ -34,15 +34,15 @@ class RollbackFiles:
         self.registry = registry
 
     def of_checkpoint(self, target: Found) -> FilesAt | None:
-        """Return what the files were at a checkpoint; None if it has none."""
+        """Return the files at a checkpoint; None if it has none."""
         with self.store.database.reading() as connection:
             return self.store.snapshots.of_checkpoint(connection, target)
 
     def take(self, session_id: int, why: str) -> FilesAt | None:
-        """Keep the files of a session as they are now; None if it has none here.
+        """Take a snapshot of the current files of a session; None if it has no files here.
 
         Raises:
-            AgentGitError: Its workspace cannot be read.
+            AgentGitError: The workspace cannot be read.
         """
         with self.store.database.reading() as connection:
             last = self.store.snapshots.last(connection, session_id)
@@ -50,17 +50,17 @@ class RollbackFiles:
         return None if at is None or at.is_imported else self._keeper(session_id, at).take(why)
 
     def of_branch(self, branch: Found) -> FilesAt | None:
-        """Return what the files were when a branch last looked; None if it has none."""
+        """Return the files that were last recorded for a branch; None if it has none."""
         with self.store.database.reading() as connection:
             row = self.store.snapshots.of_branch(connection, branch)
         return files_of(row) if row is not None else None
 
     def planned(self, plan: RollbackPlan, session_id: int, at: FilesAt | None) -> RollbackPlan:
-        """Add to a plan what would be done about the files."""
+        """Add the planned changes to the files to a plan."""
         return replace(plan, files=self.plan(session_id, at)) if at is not None else plan
 
     def plan(self, session_id: int, at: FilesAt) -> FileChanges:
-        """Return what bringing the files back would do, without doing anything."""
+        """Return what restoring the files would do, without doing anything."""
         with self.store.database.reading() as connection:
             last = self.store.snapshots.last(connection, session_id)
         try:
@@ -69,11 +69,11 @@ class RollbackFiles:
             return not_done(at, error)
 
     def require_own(self, session_id: int, at: FilesAt | None) -> None:
-        """Check that the files can be brought back, and that nobody else has changed them.
+        """Check that the files can be restored and that nobody else has changed them.
 
         Raises:
             WorkspaceChanged: Somebody else has changed them; nothing was done.
-            Unavailable: The workspace or the snapshot is gone; nothing was done.
+            Unavailable: The workspace or the snapshot is missing; nothing was done.
         """
         if at is None:
             return
@@ -94,7 +94,7 @@ class RollbackFiles:
             )
 
     def bring(self, row: Found) -> FileChanges | None:
-        """Bring the files to where an operation leads; None if it leaves them alone. Twice does no harm.
+        """Restore the files that an operation leads to; None if it leaves them alone. Idempotent.
 
         Args:
             row: The row of the operation.
@@ -110,7 +110,7 @@ class RollbackFiles:
             return not_done(at, error)
 
     def _overwritten_before(self, row: Found) -> list[FileChange]:
-        """Name what the rollback that a switch takes back had overwritten: its safety snapshot alone has that."""
+        """List what was overwritten by the rollback that a switch undoes; only its safety snapshot has that."""
         if row.kind != SWITCH:
             return []
         with self.store.database.reading() as connection:
@@ -120,7 +120,7 @@ class RollbackFiles:
         return [change for change in changes if change.action == OVERWRITTEN]
 
     def diff(self, a: Checkpoint, b: Checkpoint) -> dict[str, Any]:
-        """Compare the files of two checkpoints; nothing, if one has none. The fields of a `Diff`, by their names."""
+        """Compare the files of two checkpoints; return the fields of a `Diff` by name, or `{}` if one has no files."""
         ids = [one.metadata.get("workspace_snapshot") for one in (a, b)]
         with self.store.database.reading() as connection:
             found = [self.store.snapshots.one(connection, one) for one in ids if one is not None]
@@ -133,10 +133,10 @@ class RollbackFiles:
             return {"diff_content": f"The files cannot be compared: {error}\n"}
 
     def release(self, *, collect: bool = False) -> int:
-        """Release the snapshots that no checkpoint and no branch needs any more, where their workspace is available.
+        """Release the snapshots that no checkpoint and no branch needs, if their workspace is available.
 
         Args:
-            collect: True to also free what the workspaces keep of snapshots that are gone.
+            collect: True to also free the space of deleted snapshots in these workspaces.
 
         Returns:
             The number of released snapshots.
@@ -150,7 +150,7 @@ class RollbackFiles:
                 keepers[place] = keepers.get(place) or reopen(at.settings)
                 keepers[place].release(at)
             except AgentGitError:
-                continue  # its workspace is elsewhere; it is let go of from there
+                continue  # its workspace is elsewhere, and releases it there
             gone[row_id] = at
         if gone:
             self.store.database.write(lambda c: self.store.snapshots.delete(c, list(gone)))
@@ -160,7 +160,7 @@ class RollbackFiles:
         return len(gone)
 
     def hold_again(self, let_go: Collection[FilesAt]) -> None:
-        """Hold snapshots that a row has all the same: it came when they were let go of, or is another user's."""
+        """Hold released snapshots again that a row still uses: a row added meanwhile, or one of another user."""
         with self.store.everybodys.reading() as connection:
             held = self.store.snapshots.held(connection, [at.snapshot for at in let_go])
         for at in let_go:
@@ -168,12 +168,12 @@ class RollbackFiles:
                 reopen(at.settings).hold(at)
 
     def release_all(self, sessions: Select[int]) -> tuple[list[FilesAt], list[str]]:
-        """Release the snapshots that only these sessions have.
+        """Release the snapshots that only these sessions use.
 
         Returns:
-            The released snapshots, and a text for each one that could not be reached.
+            The released snapshots, and a message for each one that could not be reached.
         """
-        with self.store.everybodys.reading() as connection:  # also what sessions of others have
+        with self.store.everybodys.reading() as connection:  # includes the sessions of other users
             found = self.store.snapshots.only_of(connection, sessions)
         gone, left, keepers = list[FilesAt](), list[str](), dict[str, Keeper]()
         for at in found:
@@ -189,7 +189,7 @@ class RollbackFiles:
         return gone, left
 
     def as_request(self, connection: Connection, session_id: int, at: FilesAt | None) -> dict[str, Any]:
-        """Return what an operation keeps: the files to come to, None to leave them alone; and those that are there."""
+        """Return what an operation records: the files to restore (None to leave them alone) and the current files."""
         known = self.store.snapshots.last(connection, session_id)
         return {
             "files": vars(at) if at is not None else None,
@@ -197,7 +197,7 @@ class RollbackFiles:
         }
 
     def after(self, row: Found, brought: FileChanges | None) -> FilesAt | None:
-        """Return which files the branch of an operation has when it ends."""
+        """Return the files of an operation's branch when the operation ends."""
         request = as_object(row.request)
         if brought is not None and not brought.problem:
             return FilesAt(**request["files"]).brought() if request.get("files") is not None else None
@@ -205,10 +205,10 @@ class RollbackFiles:
         return FilesAt(**there) if there is not None else None
 
     def _keeper(self, session_id: int, at: FilesAt) -> Keeper:
-        """Return the workspace of a session; in a process where none is attached, the one that the files are of."""
+        """Return the attached workspace of a session; if none is attached here, the workspace of the files."""
         return self.registry.keeper(session_id) or reopen(at.settings)
 
 
 def not_done(at: FilesAt, error: Exception) -> FileChanges:
-    """Return the result for files that cannot be brought back."""
+    """Return the result for files that cannot be restored."""
     return FileChanges(workspace=str(at.settings.get("workspace")), snapshot=at.snapshot, problem=str(error))

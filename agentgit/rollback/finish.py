@@ -1,4 +1,4 @@
-"""The end of a rollback, a switch or a fork: its branch is opened, and what became of it is written down."""
+"""The end of a rollback, a switch or a fork: its branch is opened, and its report is recorded."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from agentgit.values import as_object
 
 
 class Finisher:
-    """Publishes what operations have done.
+    """Publishes the results of operations.
 
     Args:
         store: The store of the database.
-        reports: The reader of what became of each step.
+        reports: The reader of the outcome of each step.
         stopped: The reader of operations.
-        files: The keeper of the files that they led to.
-        executed: Gives a branch whose calls ran again their new results.
+        files: The planner and restorer of workspace files.
+        executed: Puts calls that ran again on the track of their branch.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class Finisher:
         self.executed = executed
 
     def end(self, connection: Connection, operation_id: int, owner: str, files: FileChanges | None) -> str:
-        """Make the branch the current one, if everything was done; record the report in either case.
+        """Publish the branch if all steps are done, record the report in any case, and return the status.
 
         Raises:
-            Conflict: The operation was taken over.
+            Conflict: Another process has taken over the operation.
         """
         sessions = self.store.sessions
         sessions.lock(connection, self.resumption.find(connection, operation_id).external_session_id)
@@ -67,12 +67,12 @@ class Finisher:
             sessions.set_status(connection, row.internal_session_id, PARTIAL)
         elif row.kind == ROLLBACK and row.internal_session_id != row.source_id:
             session = sessions.one(connection, row.external_session_id)
-            # A rollback that is finished later does not take the session away from where somebody has led it since.
+            # Somebody may have moved the session to another branch before a stopped rollback was resumed.
             still_here = session.current_branch_id == row.source_id
             self.branch(connection, row.internal_session_id, row.user_id, at, current=still_here, made_by=row)
         else:
             current = row.kind == SWITCH and request["current"]
-            # Who was told of the world, or would not look at it, knows nothing of what happened after he switched.
+            # With "note" and "ignore", the branch has seen the world only as it was when the switch began.
             seen = request.get("seen") if request.get("sync") in ("note", "ignore") else None
             self._open(connection, row.internal_session_id, at, current=current, seen=seen)
         if status == operation.DONE and groups["drifted"]:
@@ -87,7 +87,7 @@ class Finisher:
         return status
 
     def _given_up(self, connection: Connection, row: Found, groups: dict[str, list[ReportItem]]) -> Found:
-        """Turn the steps that could not be done into such that leave the world as it is."""
+        """Replace the steps that could not be done by steps that leave the world unchanged."""
         undone = {item.invocation.id: item.reason for item in [*groups["failed"], *groups["remaining"]]}
         request = as_object(row.request)
         for step in request["steps"]:
@@ -98,7 +98,7 @@ class Finisher:
         return self.resumption.find(connection, row.id)
 
     def _left(self, connection: Connection, row: Found, invocation_id: int) -> str:
-        """Return the action for a call that was to run again and did not: the record answers for what stands."""
+        """Return the action for a call that was to run again and did not; the record answers for an existing effect."""
         call = self.store.journal.invocations(connection, [invocation_id])[invocation_id]
         stands = call.effect == READ_ONLY or self.store.world.may_be_in_world(connection, call)
         return ANSWER if stands and self.executed.is_of(row) else GONE
@@ -113,18 +113,18 @@ class Finisher:
         current: bool,
         made_by: Found | None = None,
     ) -> None:
-        """Open a branch that stands at its branch point, or at what its calls came to when they ran again.
+        """Open a branch at its branch point, or at the state that its calls produced when they ran again.
 
         Args:
             connection: A connection in a transaction that writes.
             branch_id: The branch.
             user_id: The id of the user who asked for it.
-            at: The files that it has now.
-            current: True to make the session continue on it.
-            made_by: The operation that made it; None for a fork.
+            at: The current files of the branch; None if it has none.
+            current: True to make it the session's current branch.
+            made_by: The operation that created it; None for a fork.
 
         Raises:
-            Corrupt: Its state is not that of its branch point.
+            Corrupt: The state of the branch differs from the state of its branch point.
         """
         branch = self.store.sessions.branch(connection, branch_id)
         point = self.store.checkpoints.one(connection, branch.branch_point_id)
@@ -150,7 +150,7 @@ class Finisher:
     def _open(
         self, connection: Connection, branch_id: int, at: FilesAt | None, *, current: bool, seen: int | None = None
     ) -> None:
-        """Let a branch be used, up to date with the world, or with an earlier point of its log."""
+        """Open a branch and record that it has seen the world log up to `seen`, or up to its end."""
         sessions = self.store.sessions
         branch = sessions.branch(connection, branch_id)
         if at is not None:

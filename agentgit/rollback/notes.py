@@ -1,4 +1,4 @@
-"""Notes for a model about changes in the world; a note is kept with the branch until a message can carry it."""
+"""Notes that tell a model about changes in the world. They are stored with the branch until a message carries them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from agentgit.store.store import Store
 from agentgit.values import as_object
 
 CHANGED = "world_note"
-"""The key in a branch's metadata for the differences from its conversation that a switch with sync="note" found."""
+"""The key in a branch's metadata for how the world differs from the conversation, as a sync="note" switch found it."""
 
 DRIFTED = "world_drift"
-"""The key for the calls that ran again and returned something else than the conversation has, by their id."""
+"""The key for the calls that ran again and returned something different from the conversation, by the call's id."""
 
 TOLD: Mapping[str, Any] = {CHANGED: None, DRIFTED: None}
-"""The facts of a branch whose model was told."""
+"""The metadata of a branch whose notes have been delivered."""
 
 
 def at_switch(meta: Mapping[str, Any], plan: RollbackPlan, sync: str) -> dict[str, Any]:
-    """Return the facts of a branch that is switched to: what was to be told before may not hold any more.
+    """Return the notes of the branch that a switch leads to, without earlier notes that no longer apply.
 
     Args:
         meta: The metadata of the branch.
@@ -39,18 +39,18 @@ def at_switch(meta: Mapping[str, Any], plan: RollbackPlan, sync: str) -> dict[st
 
 
 def after_drift(meta: Mapping[str, Any], items: Sequence[ReportItem]) -> dict[str, Any]:
-    """Return the facts of a branch some of whose calls ran again and returned something else.
+    """Return the notes of a branch with calls that ran again and returned something different.
 
     Args:
         meta: The metadata of the branch.
-        items: These calls, with what they returned.
+        items: Those calls, with the differences.
     """
     said = {str(item.invocation.first_id): f"- {item.invocation} ran again: {item.reason}" for item in items}
     return {DRIFTED: {**(meta.get(DRIFTED) or {}), **said}}
 
 
 def waiting(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what waits to be told, for a branch that goes on with the same conversation.
+    """Return the undelivered notes, for a new branch that continues the same conversation.
 
     Args:
         meta: The metadata of the branch that is left.
@@ -59,7 +59,7 @@ def waiting(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def note_of(meta: Mapping[str, Any]) -> str | None:
-    """Return what the model of a branch is to be told; None if there is nothing.
+    """Return the note for the model of a branch; None if there is none.
 
     Args:
         meta: The metadata of the branch.
@@ -71,13 +71,13 @@ def note_of(meta: Mapping[str, Any]) -> str | None:
 
 
 def renote(store: Store, connection: Connection, branch: Found, facts: Mapping[str, Any]) -> None:
-    """Write down what the model of a branch is to be told now, if that is something else than before.
+    """Store the notes of a branch, if they have changed.
 
     Args:
         store: The store of the database.
         connection: A connection in a transaction that writes.
         branch: The row of the branch.
-        facts: As `at_switch` and `after_drift` give them.
+        facts: The notes, as `at_switch`, `after_drift` or `waiting` returned them.
     """
     meta = as_object(branch.meta)
     if any((meta.get(name) or None) != (fact or None) for name, fact in facts.items()):
@@ -85,7 +85,7 @@ def renote(store: Store, connection: Connection, branch: Found, facts: Mapping[s
 
 
 def _changed(plan: RollbackPlan) -> str | None:
-    """Describe how the world differs from what a conversation tells."""
+    """Describe how the world differs from the conversation; None if it does not."""
     lines = [f"- {step.invocation} was reversed" for step in plan.steps if step.action in (REDO, GONE)]
     lines += [f"- {step.invocation} was done elsewhere" for step in plan.steps if step.action not in (REDO, GONE)]
     return "\n".join(["Since the last turn of this conversation, the world has changed:", *lines]) if lines else None

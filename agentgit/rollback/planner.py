@@ -1,4 +1,4 @@
-"""Planning of the action for each effect, and of the calls that `replay="execute"` makes again."""
+"""Planning: the action for each effect, and the calls that `replay="execute"` runs again."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.values import as_object
 
 HAPPENED = STANDING - {FAILED} | {REVERSED}
-"""The statuses of what happened, or may have."""
+"""The statuses of calls that happened, or may have."""
 
 UNSURE = frozenset({INTENDED, UNKNOWN, REVERSING, REVERSE_UNKNOWN})
-"""The statuses of what nobody knows: whether it happened, or whether it was reversed."""
+"""The statuses of calls for which it is unknown whether they happened or were reversed."""
 
 REPEATABLE = frozenset({READ_ONLY, IDEMPOTENT})
-"""The effects that simply run again, also where nobody knows what became of the first run."""
+"""The effects whose calls may always run again, even if the outcome of the first run is unknown."""
 
 
 class PathCalls:
-    """Reads the calls of a path, and tells which of them cannot be made again.
+    """Reads the calls of a path and determines which of them cannot run again.
 
     Args:
         store: The store of the database.
@@ -70,13 +70,13 @@ class PathCalls:
     def read(
         self, connection: Connection, target: Found, path: Sequence[TrackPart], standing: Sequence[ToolInvocation]
     ) -> list[PastCall]:
-        """Read the calls on the path to a checkpoint, oldest first, each with what stands of it.
+        """Read the calls on the path to a checkpoint, oldest first, each with the run that may be in the world.
 
         Args:
             connection: An open connection; the transaction may be read-only.
             target: The row of the checkpoint.
             path: The track up to the checkpoint.
-            standing: Everything that may stand in the world of the session.
+            standing: All calls of the session whose effects may be in the world.
         """
         calls = list({call.id: call for call in self.calls(connection, path).values()}.values())
         stands = {one.first_id: one for one in reversed(standing) if one.status != FAILED}
@@ -96,18 +96,18 @@ class PathCalls:
         return [
             PastCall(invocation=call, stands=stands.get(call.id), blocked=blocked[call.id])
             for call in calls
-            if call.id not in outer or blocked[call.id]  # what a tool calls runs with that tool
+            if call.id not in outer or blocked[call.id]  # calls that a tool makes itself run again with that tool
         ]
 
     def calls(self, connection: Connection, path: Sequence[TrackPart]) -> dict[int, ToolInvocation]:
-        """Read the calls of a track in order, by the ids of their rows; of an answer from the record its original."""
+        """Read the calls of a track in order, by the ids of their rows; for an answer from the record, its original."""
         ids = [call.id for call in self.store.journal.track(connection, path)]
         rows = self.store.journal.invocations(connection, ids)
         originals = self.store.journal.invocations(connection, _originals(rows.values()))
         return {id: _original(rows[id], originals) for id in ids}
 
     def cannot_run(self, connection: Connection, session_id: int, call: ToolInvocation) -> str | None:
-        """Return why a recorded call cannot be made again here; None if it can."""
+        """Return why a recorded call cannot run again in this process; None if it can."""
         inside = self.store.fences.inside(connection, call, HAPPENED)
         if inner := [one for one in inside if one.effect != UNDECLARED]:
             return f"it called {inner[0]}, which runs again by itself and would happen twice"
@@ -118,7 +118,7 @@ class PathCalls:
     def _blocked(
         self, connection: Connection, session_id: int, call: ToolInvocation, stands: ToolInvocation | None
     ) -> str | None:
-        """Return why a call of the path must not or cannot be made again; None if nothing is in the way."""
+        """Return why a call on the path must not or cannot run again; None if it can."""
         if why := self.registry.must_not_run(session_id, call):
             return why
         unsure = next((one for one in (stands, call) if one is not None and one.status in UNSURE), None)
@@ -143,17 +143,17 @@ def _originals(rows: Iterable[ToolInvocation]) -> list[int]:
 
 
 def _original(row: ToolInvocation, originals: Mapping[int, ToolInvocation]) -> ToolInvocation:
-    """Return the call that a row of a track is about; one that failed was an answer that nobody took."""
+    """Return the call that a row of a track stands for. A failed answer from the record was not used."""
     taken = row.kind == REPLAY and row.status != FAILED and row.replay_of is not None
     return originals.get(row.replay_of or 0, row) if taken else row
 
 
 Cannot = Mapping[int, str]
-"""Why the effects with these ids cannot be undone, as their prechecks said."""
+"""The reasons why calls cannot be undone, as their prechecks returned them, by the id of the call."""
 
 
 class Planner:
-    """Makes plans from what the store knows.
+    """Creates plans from the recorded calls of a session.
 
     Args:
         store: The store of the database.
@@ -166,7 +166,7 @@ class Planner:
         self.past = PathCalls(store, registry)
 
     def of(self, connection: Connection, request: Request, cannot: Cannot | None = None) -> RollbackPlan:
-        """Plan the rollback that somebody asks for, as `rollback`."""
+        """Plan the rollback that a request describes; see `rollback`."""
         return self.rollback(
             connection,
             request.source_id,
@@ -190,17 +190,17 @@ class Planner:
         kind: str = ROLLBACK,
         cannot: Cannot | None = None,
     ) -> RollbackPlan:
-        """Decide about every effect that stands and is not on the path to a checkpoint.
+        """Plan an action for every effect in the world that is not on the path to a checkpoint.
 
         Args:
             connection: An open connection; the transaction may be read-only.
             source_id: The branch that is left.
             target: The row of the checkpoint.
-            label: The name that a person gave for it.
+            label: The user's name for the checkpoint.
             tools: One of `TOOLS_MODES`.
-            replay: One of `REPLAY_MODES`.
+            replay: One of `REPLAY_MODES`; `execute` also plans the calls on the path.
             kind: The subject of the plan.
-            cannot: The objections of prechecks.
+            cannot: The refusals of prechecks.
         """
         session_id = target.external_session_id
         branch = self.store.sessions.branch(connection, target.internal_session_id)
@@ -223,12 +223,12 @@ class Planner:
         )
 
     def switch(self, connection: Connection, branch: Found, cannot: Cannot | None = None) -> RollbackPlan:
-        """Decide what would bring the world to where a branch stands.
+        """Plan the actions that would bring the world to the state of a branch.
 
         Args:
             connection: An open connection; the transaction may be read-only.
             branch: The row of the branch.
-            cannot: The objections of prechecks.
+            cannot: The refusals of prechecks.
         """
         session_id = branch.external_session_id
         path = self.store.parts(connection, branch)
@@ -247,9 +247,10 @@ class Planner:
         )
 
     def divergence(self, connection: Connection, branch: Found) -> RollbackPlan | None:
-        """Return what would bring the world back to a branch, if another one has changed it since; None if none has.
+        """Return the plan that would bring the world back to a branch; None if no other branch has changed the world.
 
-        What was done and taken back in between is no divergence, nor is what stood when the branch last looked.
+        An effect that was made and reversed in between is no divergence. Neither is an effect that existed when the
+        branch last looked.
 
         Args:
             connection: An open connection; the transaction may be read-only.
@@ -264,15 +265,15 @@ class Planner:
         return plan if any(_is_other(step, then.get(step.invocation.first_id)) for step in steps) else None
 
     def nearest(self, connection: Connection, request: Request, cannot: Cannot) -> Found | None:
-        """Find the checkpoint on the way from a target to the branch that can be gone back to and is nearest to it.
+        """Find the first checkpoint after a blocked target that can be rolled back to; None if there is none.
 
-        The later a checkpoint, the less is to be reversed: so it can be searched by halves. And the more runs again,
-        if anything is to: where that stands in the way of the first one found, it does for all that come after it.
+        This is a binary search, because a later checkpoint needs fewer reversals. If calls run again, more of them run
+        for a later checkpoint: if they block the first checkpoint found, they block all later ones.
 
         Args:
             connection: An open connection; the transaction may be read-only.
-            request: The rollback that was asked for; its target cannot be gone back to.
-            cannot: The objections of prechecks.
+            request: The requested rollback, whose target is blocked.
+            cannot: The refusals of prechecks.
         """
         line = self.store.sessions.lineage(connection, self.store.sessions.branch(connection, request.source_id))
         path = self.store.checkpoints.on_path(connection, line)
@@ -286,12 +287,12 @@ class Planner:
         return later[at] if at < len(later) and admits(later[at], request.replay) else None
 
     def again(self, connection: Connection, row: Found, cannot: Cannot | None = None) -> RollbackPlan:
-        """Plan an operation anew that was begun before.
+        """Plan an operation again that was started before.
 
         Args:
             connection: An open connection; the transaction may be read-only.
-            row: The operation.
-            cannot: The objections of prechecks.
+            row: The row of the operation.
+            cannot: The refusals of prechecks.
         """
         request = as_object(row.request)
         if row.kind == SWITCH:
@@ -309,19 +310,20 @@ class Planner:
         )
 
     def _remark(self, session_id: int, call: ToolInvocation) -> str | None:
-        """Return what a plan should mention about the functions of a call: one changed, is not here, or raised."""
+        """Return a remark on a call's functions for the plan: one has changed, is missing here, or raised."""
         said = (self.registry.remark(session_id, call), call.verify_raised)
         return "; ".join(one for one in said if one) or None
 
     def _gone(self, connection: Connection, session_id: int, path: Sequence[TrackPart]) -> list[ToolInvocation]:
-        """Read what should be in the world and is not, or of which nobody knows, oldest first."""
+        """Read the calls that should be in the world but are not, or may not be, oldest first."""
         found = [*self.store.world.gone(connection, path), *self.store.world.doubted(connection, session_id, path)]
         return sorted(found, key=lambda call: call.id)
 
     def accepted(self, connection: Connection, branch_id: int) -> set[int]:
-        """Find the effects that a branch lives with: those that its rollbacks and switches kept, or that it began with.
+        """Return the ids of the calls whose effects a branch accepts, because its operations kept them.
 
-        Of what ran again the first call is told.
+        This includes the effects that it accepted from the branch it was created from. For a call that ran again, the
+        id of the first call is included.
         """
         requests = [as_object(row.request) for row in self.store.operations.of_branches(connection, [branch_id])]
         steps = [step for request in requests for step in request["steps"]]
@@ -330,7 +332,7 @@ class Planner:
 
 
 def _is_other(step: PlanStep, then: str | None) -> bool:
-    """Return whether an effect is otherwise in the world now than it was when the log told this of it."""
+    """Return whether the state of an effect differs from `then`, the last action that the branch saw in the log."""
     if step.action == REDO or step.otherwise == GONE:
         return then != REVERSED
     stands = (DONE, REVERSE_FAILED)

@@ -1,4 +1,4 @@
-"""Reports: what became of each step of an operation, as the journal itself has it."""
+"""Reports: the outcome of each step of an operation, read from the journal."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _LEFT = {GONE: "gone", ANSWER: "answered"}
 
 
 class Reports:
-    """Makes and reads the reports of operations.
+    """Creates and reads the reports of operations.
 
     Args:
         store: The store of the database.
         registry: The functions that this process has for recorded calls.
-        worker: The worker that knows which calls ran again.
+        worker: The executor, which finds the calls that ran again.
     """
 
     def __init__(self, store: Store, registry: Registry, worker: Executor) -> None:
@@ -41,7 +41,7 @@ class Reports:
         self.executor = worker
 
     def outcome(self, connection: Connection, row: Found) -> dict[str, list[ReportItem]]:
-        """Return what became of each step from the journal itself."""
+        """Return the outcome of each step, by group, read from the journal."""
         groups: dict[str, list[ReportItem]] = {group: [] for group in GROUPS}
         request, untried = as_object(row.request), FAILED_BEFORE
         stops = {"failed": FAILED_BEFORE}
@@ -49,7 +49,7 @@ class Reports:
             stops["drifted"] = DRIFTED_BEFORE
         calls = self.store.journal.invocations(connection, [step["invocation"] for step in request["steps"]])
         for step in request["steps"]:
-            call = calls[step["invocation"]]  # it is never deleted while an operation names it
+            call = calls[step["invocation"]]  # never deleted while an operation refers to it
             for group, item in self._became(connection, row, call, step, untried):
                 groups[group].append(item)
                 untried = stops.get(group, untried)
@@ -58,7 +58,7 @@ class Reports:
     def _became(
         self, connection: Connection, row: Found, call: ToolInvocation, step: dict[str, Any], untried: str
     ) -> Iterable[tuple[str, ReportItem]]:
-        """Return what became of one step; a call that ran again and returned something else is told twice."""
+        """Yield the outcome of one step; a call that ran again and returned something different is yielded twice."""
         if step["action"] == REVERSE:
             group, why = self._reversed(row, call, untried)
         elif step["action"] == REDO:
@@ -71,7 +71,7 @@ class Reports:
         yield group, ReportItem(invocation=call, reason=why or step["why"])
 
     def _left(self, connection: Connection, call: ToolInvocation, group: str) -> tuple[str, str]:
-        """Return what is so now of an effect that was to be left as it was: others may have done something since."""
+        """Return the current state of an effect that was left alone; other operations may have changed it since."""
         if group == "kept" and call.status != invocation.REVERSED:
             return group, ""
         stands = any(one.status in IN_THE_WORLD for one in self.store.world.redone(connection, call.first_id))
@@ -122,7 +122,7 @@ class Reports:
         }
 
     def read(self, connection: Connection, row: Found) -> RollbackReport:
-        """Read the report of an operation; of one that is not done, what became of its steps until now."""
+        """Return the report of an operation; if it is not done, the outcome of its steps so far."""
         groups = self._recorded(connection, row) if row.status == DONE else self.outcome(connection, row)
         branch = self.store.sessions.branch(connection, row.internal_session_id)
         kind = WORLD_ONLY if row.kind == ROLLBACK and row.internal_session_id == row.source_id else row.kind

@@ -11,33 +11,34 @@ from agentgit.errors import InvalidInput
 from agentgit.store.records.sessions import Found
 
 ON_ERROR = ("stop", "continue")
-"""The ways to treat an undo function or a tool that raises, or a tool that runs again and returns something else."""
+"""What to do when an undo function or a tool raises, or a tool that runs again returns something different."""
 
 SYNC_MODES = ("world", "note", "ignore")
-"""The ways a switch treats a world that another branch has changed."""
+"""How a switch handles a world that another branch has changed: reconcile it, note the changes, or ignore them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A rollback that somebody asks for.
+    """A request for a rollback.
 
     Args:
-        user_id: The id of the user who asks.
+        user_id: The id of the user who asks for it.
         source_id: The branch that is left.
         target: The row of the checkpoint to go to.
-        label: The name that the user gave for it.
+        label: The user's name for the checkpoint.
         tools: One of `TOOLS_MODES`.
-        files: True to bring the files of a workspace back to the target's; or which ones to bring back instead.
-        conversation: False to move only the world, and stay on the branch.
+        files: True to restore the target's files of the workspace, False to leave the files alone, or the files to
+            restore instead.
+        conversation: False to roll back only the world and the files, and stay on the branch.
         replay: One of `REPLAY_MODES`.
         name: The name of the new branch; None for a free one.
-        force: True to keep what stands in the way.
-        on_error: One of `ON_ERROR`.
-        on_drift: One of `ON_ERROR`.
-        request_id: The caller's own name for this rollback, unique in the session.
+        force: True to keep effects that cannot be reversed, and to restore files that others have changed.
+        on_error: One of `ON_ERROR`, for an undo function or a tool that raises.
+        on_drift: One of `ON_ERROR`, for a tool that runs again and returns something different.
+        request_id: An idempotency key of the caller, unique in the session.
 
     Raises:
-        InvalidInput: One of these means nothing, or they contradict each other.
+        InvalidInput: An argument is not valid, or arguments contradict each other.
     """
 
     user_id: int
@@ -80,26 +81,26 @@ class Request:
 
     @property
     def kind(self) -> str:
-        """The kind of its plan."""
+        """The kind of the plan."""
         return ROLLBACK if self.conversation else WORLD_ONLY
 
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchRequest:
-    """A switch to a branch that brings branch and world together.
+    """A request for a switch to another branch that reconciles the branch with the world.
 
     Args:
         user_id: The id of the user who asks for it.
         source_id: The branch that is left.
         branch: The row of the branch to continue on.
         sync: One of `SYNC_MODES`.
-        force: True to keep what cannot be reversed, and to bring back files that others have changed.
-        on_error: One of `ON_ERROR`.
-        on_drift: One of `ON_ERROR`.
-        current: False to leave the session on the branch where it is.
+        force: True to keep effects that cannot be reversed, and to restore files that others have changed.
+        on_error: One of `ON_ERROR`, for an undo function or a tool that raises.
+        on_drift: One of `ON_ERROR`, for a tool that runs again and returns something different.
+        current: False to keep the session's current branch.
 
     Raises:
-        InvalidInput: One of these means nothing.
+        InvalidInput: An argument is not valid.
     """
 
     user_id: int
@@ -118,7 +119,7 @@ class SwitchRequest:
 
 
 def expect(name: str, value: Any, modes: tuple[str, ...]) -> None:
-    """Check that an argument is one of several words.
+    """Check that an argument is one of several allowed values.
 
     Raises:
         InvalidInput: It is not.

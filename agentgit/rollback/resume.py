@@ -1,4 +1,4 @@
-"""Operations that stopped, half done or because their process died, are taken up again."""
+"""Resuming of operations that stopped half way or whose process died."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from agentgit.values import as_object
 
 
 class Resumption:
-    """Takes operations up again.
+    """Resumes operations.
 
     Args:
         store: The store of the database.
-        planner: The planner that makes their plans anew.
-        worker: The worker that knows which calls ran again.
-        admit: A function that refuses users without the right.
+        planner: The planner that plans them again.
+        worker: The executor, which finds the calls that ran again.
+        admit: A function that refuses users without permission.
     """
 
     def __init__(self, store: Store, planner: Planner, worker: Executor, admit: Admit) -> None:
@@ -40,7 +40,7 @@ class Resumption:
         """Read the row of an operation.
 
         Raises:
-            NotFound: There is none.
+            NotFound: There is no such operation.
         """
         row = self.store.operations.find(connection, operation_id)
         if row is None:
@@ -48,11 +48,11 @@ class Resumption:
         return row
 
     def take(self, connection: Connection, operation_id: int, owner: str) -> Found | None:
-        """Take an operation up that stopped; None if there is nothing left to do.
+        """Take over a stopped operation and return its row; None if the operation is done.
 
         Raises:
             NotFound: There is no such operation.
-            Conflict: It is being worked on, or another one of its session, or a turn.
+            Conflict: This operation, another operation of its session, or a turn is running.
         """
         session_id = self.find(connection, operation_id).external_session_id
         self.admit(connection, session_id)
@@ -68,34 +68,34 @@ class Resumption:
         return row
 
     def leave(self, connection: Connection, row: Found) -> None:
-        """Put an operation down again that was taken up and could not be gone on with."""
+        """Release an operation that was taken over but cannot continue."""
         self.store.sessions.set_status(connection, row.internal_session_id, PARTIAL)
         self.store.operations.end(connection, row.id, operation.PARTIAL, as_object(row.report))
 
     def since(self, connection: Connection, operation_id: int, cannot: Cannot) -> RollbackPlan:
-        """Plan what happened in the world since an operation was planned.
+        """Plan actions for what happened in the world since an operation was planned.
 
         Args:
             connection: An open connection; the transaction may be read-only.
             operation_id: The id of the operation.
-            cannot: The objections of prechecks.
+            cannot: The refusals of prechecks.
         """
         row = self.find(connection, operation_id)
         return self._since(connection, row, as_object(row.request)["steps"], cannot)
 
     def plan_again(self, connection: Connection, operation_id: int, cannot: Cannot, *, force: bool) -> None:
-        """Add to the steps of an operation what happened in the world since it was planned.
+        """Add steps to an operation for what happened in the world since it was planned.
 
-        What is to be reversed comes first, because it is newer; what was reversed since runs again at the end.
+        New reversals come first, because their effects are newer. Calls that were reversed since run again at the end.
 
         Args:
             connection: A connection in a transaction that writes.
             operation_id: The id of the operation.
-            cannot: The objections of prechecks.
-            force: True to leave as it is what cannot be done, now or when it is tried.
+            cannot: The refusals of prechecks.
+            force: True to skip steps that cannot be done, in this plan or when they run.
 
         Raises:
-            RollbackBlocked: Something that happened since cannot be reversed.
+            RollbackBlocked: An effect that was added since cannot be reversed.
         """
         row = self.find(connection, operation_id)
         request = as_object(row.request)
@@ -117,7 +117,7 @@ class Resumption:
         self.store.operations.change(connection, row.id, request)
 
     def _since(self, connection: Connection, row: Found, steps: list[dict[str, Any]], cannot: Cannot) -> RollbackPlan:
-        """Plan what is not among the steps, nor was made by them."""
+        """Plan actions for effects that are neither among the steps nor made by them."""
         known = {step["invocation"] for step in steps}
         made = [self.executor.redone(connection, row, step["invocation"]) for step in steps if step["action"] == REDO]
         known |= {call.id for call in made if call is not None}

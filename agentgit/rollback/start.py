@@ -1,4 +1,4 @@
-"""The beginning of a rollback or a switch: what is going to happen is written down, and then only done."""
+"""The start of a rollback or a switch: the operation is recorded before any step runs."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from agentgit.store.store import Store
 from agentgit.values import as_object
 
 Admit = Callable[[Connection, int], None]
-"""Refuses who may not change the session of that id."""
+"""A function that raises if the user may not change the session with this id."""
 
 
 class Stale(Exception):
-    """Something new is to be reversed whose precheck has not been asked; plan again."""
+    """The plan has a new reversal whose precheck has not run; plan again."""
 
 
 class Starter:
-    """Begins operations.
+    """Records operations before they run.
 
     Args:
         store: The store of the database.
         planner: The planner of the operations.
-        files: The keeper of the files that they lead to.
-        admit: A function that refuses users without the right.
+        files: The planner and restorer of workspace files.
+        admit: A function that refuses users without permission.
     """
 
     def __init__(self, store: Store, planner: Planner, files: RollbackFiles, admit: Admit) -> None:
@@ -50,7 +50,11 @@ class Starter:
     def rollback(
         self, connection: Connection, request: Request, owner: str, said: dict[int, str], files: FilesAt | None
     ) -> tuple[int, bool]:
-        """Write down what is going to happen: the operation, and the branch that is not published yet."""
+        """Record a rollback and its branch, which is not published yet.
+
+        Returns:
+            The id of the operation, and False if an earlier request with the same `request_id` recorded it.
+        """
         target = request.target
         session_id = target.external_session_id
         self.admit(connection, session_id)
@@ -95,7 +99,7 @@ class Starter:
     def switch(
         self, connection: Connection, request: SwitchRequest, owner: str, said: dict[int, str], files: FilesAt | None
     ) -> int:
-        """Write down what is going to happen, and that the branch is not to be used until it has."""
+        """Record a switch, block its branch until the switch is done, and return the id of the operation."""
         self.admit(connection, request.branch.external_session_id)
         self.store.sessions.lock(connection, request.branch.external_session_id)
         branch = self.store.sessions.branch(connection, request.branch.id)
@@ -167,16 +171,16 @@ class Starter:
         )
 
     def require_there(self, connection: Connection, target: Found, label: str) -> None:
-        """Check that a checkpoint still exists, now that its session is locked and nobody else can delete it.
+        """Check that a checkpoint still exists. The session is locked, so nobody else can delete it any more.
 
         Raises:
-            NotFound: It was deleted, by hand or because the session keeps no more.
+            NotFound: The checkpoint was deleted, by a person or by retention.
         """
         if not self.store.checkpoints.find(connection, CHECKPOINT.c.id == target.id):
             raise NotFound(f"Checkpoint {label} has been deleted. To list the others, run agentgit log.")
 
     def branch(self, connection: Connection, target: Found, name: str | None, source_id: int) -> int:
-        """Make the new branch with the state of its branch point, not to be used yet."""
+        """Create the new branch with the state of its branch point, not open yet, and return its id."""
         sessions, session_id = self.store.sessions, target.external_session_id
         source = sessions.branch(connection, source_id)
         branch_id = sessions.create_branch(
@@ -195,7 +199,7 @@ class Starter:
 
 
 def refusals(said: dict[int, str]) -> dict[int, str]:
-    """Leave of what prechecks have said that which stands in the way."""
+    """Return only the answers of prechecks that refuse a reversal."""
     return {id: why for id, why in said.items() if why}
 
 

@@ -1,7 +1,7 @@
-"""Looking at the world before it is moved, and waiting for the functions of users that do so.
+"""Verification of the world before an operation changes it, and waiting for the user's functions that do so.
 
-Looking at the world before it is moved: what became of calls that were broken off, and what can be undone now. What
-looks are the user's functions, `verify` and `precheck` of an effect. No transaction is open while they run.
+The `verify` function of an effect finds out what became of an interrupted call. The `precheck` function finds out
+whether a call can be undone now. No transaction is open while they run.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from agentgit.store.store import Store
 from agentgit.values import portable, told
 
 Settle = Callable[[Awaitable[Any]], Any]
-"""Waits for an asynchronous function."""
+"""A function that waits for an awaitable and returns its result."""
 
 
 def wait(awaitable: Awaitable[Any]) -> Any:
-    """Wait for an asynchronous function, on an event loop of its own in a thread of its own.
+    """Wait for an awaitable on a new event loop in a new thread, and return its result.
 
-    The caller may stand on a running loop, as every cell of a notebook does.
+    The thread is needed because the caller may be on a running event loop, as every cell of a notebook is.
     """
 
     async def settled() -> Any:
@@ -45,7 +45,7 @@ def wait(awaitable: Awaitable[Any]) -> Any:
 
 
 def settle_here() -> Settle:
-    """Return what waits for asynchronous functions: on the event loop that awaits this code, if one does."""
+    """Return a function that waits for awaitables, on the event loop that awaits this code if there is one."""
     loop = WAITING_LOOP.get()
     if loop is None or not loop.is_running() or loop is _running():
         return wait
@@ -67,15 +67,15 @@ def _running() -> asyncio.AbstractEventLoop | None:
 
 
 def settled(settle: Settle, answer: Any) -> Any:
-    """Wait for what a user's function gave, if it is asynchronous."""
+    """Return the result of a user's function; wait for it if it is an awaitable."""
     return settle(answer) if inspect.isawaitable(answer) else answer
 
 
 def done(settle: Settle, answer: Any) -> Any:
-    """Wait for what a user's function gave, and make sure that the function has run.
+    """Return the result of a user's function as `settled` does, and check that the function has run.
 
     Raises:
-        InvalidInput: It gave a generator, a map or a filter, none of whose steps has run.
+        InvalidInput: The function returned a generator, a `map` or a `filter`, none of whose steps has run.
     """
     value = settled(settle, answer)
     if inspect.isgenerator(value) or inspect.isasyncgen(value) or isinstance(value, (map, filter)):
@@ -86,11 +86,11 @@ def done(settle: Settle, answer: Any) -> Any:
 LOG = logging.getLogger("agentgit")
 
 Planning = Callable[[Connection, Cannot], RollbackPlan]
-"""Makes a plan, given what the prechecks have said."""
+"""A function that creates a plan, given the refusals of the prechecks."""
 
 
 class Verdict(Enum):
-    """The possible results of verifying an effect, other than `VerifiedCall`."""
+    """The results of verifying an effect, other than `VerifiedCall` and `VerifyRaised`."""
 
     GONE = "not there"
     UNSEEN = "not to be seen"
@@ -99,25 +99,25 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class VerifiedCall:
-    """The effect is in the world; with what the call must have returned, if that can be seen."""
+    """The effect is in the world. `result` is what the call must have returned; None if that is unknown."""
 
     result: Any = None
 
 
 @dataclass(frozen=True)
 class VerifyRaised:
-    """It was not to be seen, because the function that looks raised; with what."""
+    """The effect could not be verified, because its `verify` function raised `error`."""
 
     error: str
 
 
 class Verification:
-    """Asks the functions that look.
+    """Runs the `verify` and `precheck` functions of effects.
 
     Args:
         store: The store of the database.
         registry: The functions that this process has for recorded calls.
-        settle: A function that waits for asynchronous functions.
+        settle: A function that waits for an awaitable and returns its result.
     """
 
     def __init__(self, store: Store, registry: Registry, settle: Settle) -> None:
@@ -126,9 +126,12 @@ class Verification:
         self.settle = settle
 
     def checked(self, plan: Planning) -> tuple[RollbackPlan, dict[int, str]]:
-        """Make a plan, ask the prechecks of what it would reverse, and make it again with what they say.
+        """Create a plan, run the prechecks of its reversals, and plan again if a precheck refuses.
 
-        They are the user's functions and look at the world, so that no transaction is open while they run.
+        Prechecks are the user's functions and look at the world, so no transaction is open while they run.
+
+        Returns:
+            The plan, and the answer of each precheck by the id of the call: the reason of a refusal, or "".
         """
         with self.store.database.reading() as connection:
             first = plan(connection, {})
@@ -140,7 +143,7 @@ class Verification:
             return plan(connection, cannot), {id: why or "" for id, why in said.items()}
 
     def _precheck(self, call: ToolInvocation) -> str | None:
-        """Ask whether one effect can be undone now; None if it can."""
+        """Return why one effect cannot be undone now; None if it can."""
         session_id = self._session_of(call)
         try:
             check = self.registry.precheck(session_id, call)
@@ -148,7 +151,7 @@ class Verification:
             return str(error)
         try:
             said = done(self.settle, check(call)) if check is not None else None
-        except Exception as error:  # noqa: BLE001  # whatever a user's function raises stands in the way, and is told
+        except Exception as error:  # noqa: BLE001  # any error of a user's function blocks the reversal and is reported
             _warn("precheck", call, "it is not reversed")
             return f"its precheck raised {told(error)}"
         if said is None or said is True:
@@ -160,7 +163,7 @@ class Verification:
             return int(self.store.sessions.branch(connection, call.internal_session_id).external_session_id)
 
     def look(self, session_id: int) -> None:
-        """Take back what dead processes held, and ask the tools what became of the calls that were broken off."""
+        """Recover what dead processes held in a session, and verify the calls whose outcome is in doubt."""
         recover_all_abandoned(self.store, session_id)
         with self.store.database.reading() as connection:
             standing = self.store.world.standing(connection, session_id)
@@ -169,7 +172,7 @@ class Verification:
                 self.verify(session_id, call)
 
     def verify(self, session_id: int, call: ToolInvocation) -> None:
-        """Let the `verify` of a tool say whether its effect is in the world, and write that down."""
+        """Run the `verify` function of a call, and record whether the effect is in the world."""
         seen = self.sees(session_id, call)
         if isinstance(seen, VerifyRaised) or seen in (Verdict.UNSEEN, Verdict.BLIND):
             self._note(call, seen.error if isinstance(seen, VerifyRaised) else None)
@@ -187,16 +190,16 @@ class Verification:
                 lambda c: self.store.journal.move(c, call.id, status, error=error, result=learned), durable=True
             )
         except Conflict:
-            return  # somebody else has decided meanwhile; what the journal has now holds
+            return  # somebody else has decided meanwhile, and the journal has that decision
 
     def _note(self, call: ToolInvocation, raised: str | None) -> None:
-        """Write down why nobody knows what became of a call: what its `verify` raised, or that it no longer does."""
+        """Record what the `verify` function of a call raised, or remove an earlier error if it did not raise."""
         error = and_verify(call.own_error, raised)
         if error != call.error_message:
             self.store.database.write(lambda c: self.store.journal.remark(c, call, error))
 
     def sees(self, session_id: int, call: ToolInvocation) -> VerifiedCall | Verdict | VerifyRaised:
-        """Ask the `verify` of a tool whether the effect of a call is in the world."""
+        """Run the `verify` function of a call, and return whether the effect is in the world."""
         try:
             verify = self.registry.verify(session_id, call)
         except NotFound as error:
@@ -206,7 +209,7 @@ class Verification:
             return Verdict.BLIND
         try:
             seen = done(self.settle, verify(call))
-        except Exception as error:  # noqa: BLE001  # it could not see; a person decides, as without it
+        except Exception as error:  # noqa: BLE001  # the outcome stays unknown, and a person decides
             _warn("verify", call, "its outcome stays unknown")
             return VerifyRaised(told(error))
         if seen is None:
@@ -215,5 +218,5 @@ class Verification:
 
 
 def _warn(role: str, call: ToolInvocation, so: str) -> None:
-    """Log that a function of the user raised, with its traceback."""
+    """Log the error of a user's function, with its traceback."""
     LOG.warning("The %s of %r raised for call %s: %s.", role, call.tool_name, call.id, so, exc_info=True)

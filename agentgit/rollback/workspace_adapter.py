@@ -1,4 +1,4 @@
-"""A workspace, as turns and rollbacks use it."""
+"""The adapter between a workspace and the turns and rollbacks that use it."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from agentgit.workspace.modified_files import paths_of
 from agentgit.workspace.values import Restored, RestorePlan
 
 HOLDER = "holder"
-"""The setting of a keeper that names the holder of its snapshots."""
+"""The key in the settings of a keeper for the holder of its snapshots."""
 
 
 class WorkspaceKeeper:
-    """Keeps the files of a session in the store of a workspace; see `agentgit.effects.files.Keeper`.
+    """Snapshots and restores the files of a session in a workspace; see `agentgit.effects.files.Keeper`.
 
     Args:
         workspace: The workspace.
-        holder: The holder that needs the snapshots: the same workspace may belong to sessions in several databases.
+        holder: The holder that pins the snapshots. A workspace may belong to sessions in several databases.
     """
 
     def __init__(self, workspace: Workspace, holder: str) -> None:
@@ -50,16 +50,16 @@ class WorkspaceKeeper:
 
     @property
     def is_automatic(self) -> bool:
-        """True if snapshots are taken without being asked for."""
+        """True if snapshots are taken automatically."""
         return self.workspace.auto_checkpoint
 
     def take(self, why: str) -> FilesAt:
-        """Take a snapshot, or name the one that the files stand at; it is kept as long as a checkpoint may need it."""
+        """Take a snapshot, or use the one that matches the files; it is pinned while a checkpoint may need it."""
         found = self.workspace.keep(why, kind=AUTO, holder=self.holder)
         return FilesAt(snapshot=found.id, settings=self.settings)
 
     def before(self, tool_name: str, args: Mapping[str, Any]) -> None:
-        """Put what a tool call is about to change on the undo stack, as far as it is in the workspace."""
+        """Save the files of the workspace that a tool call is about to change on the undo stack."""
         modifies = paths_of(tool_name, None, args)
         if modifies is None:
             return
@@ -73,11 +73,11 @@ class WorkspaceKeeper:
         label = f"{tool_name}: {', '.join(inside)}"
         try:
             stack.snapshot(label, [place for path in inside for place in self._places(path)])
-        except InvalidInput:  # it names a directory, or what is no path at all
+        except InvalidInput:  # the path is a directory or not valid: save everything
             stack.snapshot(label)
 
     def _places(self, path: str) -> list[str]:
-        """Return where in the workspace a path may lead: from its directory, or from where the process works."""
+        """Return the paths in the workspace that a path may mean, relative to it or to the working directory."""
         places = dict.fromkeys([os.path.join(self.workspace.workspace_dir, path), os.path.abspath(path)])
         return [place for place in places if self.workspace.holds(place)]
 
@@ -102,20 +102,20 @@ class WorkspaceKeeper:
         return FileChanges(workspace=self.workspace.workspace_dir, snapshot=at.snapshot, changes=changes)
 
     def _there(self, paths: Iterable[str]) -> set[str]:
-        """Return the paths at which something exists; an imported session owns none of it."""
+        """Return the paths that exist. An imported session owns none of them."""
         return {path for path in paths if os.path.lexists(os.path.join(self.workspace.workspace_dir, path))}
 
     def expect(self, at: FilesAt) -> None:
-        """Check that `bring` can be done.
+        """Check that `bring` is possible.
 
         Raises:
-            AgentGitError: The snapshot or the directory is gone.
+            AgentGitError: The snapshot or the directory is missing.
         """
         self._have(at)
         self.workspace.expect(at.snapshot)
 
     def bring(self, at: FilesAt, known: FilesAt | None = None) -> FileChanges:
-        """Bring the files back. That nobody else has changed them was made sure before, or is forced."""
+        """Restore the files. The caller has checked that nobody else has changed them, or forces the restore."""
         self._have(at)
         done: Restored = self.workspace.restore(at.snapshot)
         changes = [FileChange(action=WRITE, path=path) for path in done.restored]
@@ -136,15 +136,15 @@ class WorkspaceKeeper:
         )
 
     def _overwritten(self, done: Restored, known: FilesAt | None) -> list[str]:
-        """Name what a restore replaced or deleted that somebody else had written since the session last looked."""
+        """List the files that somebody else wrote since the session last looked, and that a restore overwrote."""
         touched = [*done.restored, *done.deleted]
         if known is None or done.safety is None or not touched:
             return []
-        before = done.id if known.is_imported else known.snapshot  # of imported files none stood here
+        before = done.id if known.is_imported else known.snapshot  # imported files have never been here
         try:
             self._have(known)
             found = self.workspace.diff(before, done.safety, paths=touched)
-        except AgentGitError:  # what the session left cannot be read: the files are back, and `safety` is named
+        except AgentGitError:  # `known` cannot be read; the files are restored, and the result names `safety`
             return []
         return sorted({*found.added_files, *found.modified_files} & set(touched))
 
@@ -153,11 +153,11 @@ class WorkspaceKeeper:
         return bool(at.settings.get("storage") == self.settings["storage"])
 
     def _was_moved(self, at: FilesAt) -> bool:
-        """Return whether the directory of a snapshot is gone; then it is taken to be this one."""
+        """Return whether the directory of a snapshot is missing; it is then assumed to have been moved here."""
         return not self._is_here(at) and not os.path.isdir(str(at.settings.get("workspace")))
 
     def _have(self, at: FilesAt) -> None:
-        """Get the snapshot of another workspace here, also if its directory was moved and only its store is there."""
+        """Copy a snapshot of another workspace here, even if its directory was moved and only its storage is left."""
         if self._is_here(at):
             return
         to = self.workspace.workspace_dir if self._was_moved(at) else None
@@ -165,7 +165,7 @@ class WorkspaceKeeper:
             self.workspace.adopt(source, at.snapshot, pinned=True)
 
     def diff(self, a: FilesAt, b: FilesAt) -> Mapping[str, Any]:
-        """Compare two snapshots; the fields of a `Diff` of checkpoints, by their names."""
+        """Compare two snapshots, and return the fields of a `Diff` of checkpoints by name."""
         self._have(a)
         self._have(b)
         found = self.workspace.diff(a.snapshot, b.snapshot)
@@ -177,20 +177,20 @@ class WorkspaceKeeper:
         }
 
     def release(self, at: FilesAt) -> None:
-        """Let a snapshot go when its time comes; one that is gone is gone."""
+        """Release this holder's pin on a snapshot. No-op if the snapshot was deleted."""
         self.workspace.release_snapshot(at.snapshot, self.holder)
 
     def hold(self, at: FilesAt) -> None:
-        """Keep a snapshot that was let go of too early."""
+        """Pin a snapshot again that was released too early."""
         self.workspace.hold(at.snapshot, self.holder)
 
     def collect(self) -> None:
-        """Free the space of what no snapshot has any more."""
+        """Free the space that no snapshot needs."""
         self.workspace.gc()
 
 
 def _of_left_out(value: Restored | RestorePlan) -> list[FileChange]:
-    """Name what a snapshot left out and is missing, or stays as it is though it changed."""
+    """List the files that a snapshot left out: those that are missing, and those that stay although they changed."""
     missing = [FileChange(action=MISSING, path=path, why=why) for path, why in value.missing]
     return missing + [FileChange(action=LEFT, path=path, why=why) for path, why in value.left]
 
@@ -205,12 +205,12 @@ def _kept_in(safety: str | None, path: str) -> str:
 def attached(
     workspace: str | os.PathLike[str] | Workspace, *, holder: str, without: Sequence[str] = ()
 ) -> WorkspaceKeeper:
-    """Return the keeper of a workspace, or of a directory, which is made if it is not there.
+    """Return the keeper of a workspace or of a directory, which is created if it does not exist.
 
     Args:
-        workspace: The workspace.
-        holder: The name of the holder that needs its snapshots.
-        without: Files that are none of the session's, wherever they are: those of the database.
+        workspace: The workspace, or the path of a directory.
+        holder: The name of the holder that pins its snapshots.
+        without: Files that never belong to the session, such as those of the database.
     """
     if not isinstance(workspace, Workspace):
         os.makedirs(workspace, exist_ok=True)
@@ -220,11 +220,11 @@ def attached(
 
 
 def reopen(settings: Mapping[str, Any]) -> WorkspaceKeeper:
-    """Return the keeper of a workspace that another process had attached.
+    """Return the keeper of a workspace that another process attached.
 
     Raises:
-        InvalidInput: Its directory is not here, or these are no settings.
-        NotAllowed: No program of this user has opened it.
+        InvalidInput: The directory does not exist here, or the settings are not valid.
+        NotAllowed: No program of this user has opened the workspace before.
     """
     return WorkspaceKeeper(_opened(settings), str(settings.get(HOLDER)))
 
@@ -233,8 +233,8 @@ def _opened(settings: Mapping[str, Any], moved_to: str | None = None) -> Workspa
     """Open a workspace that a database names.
 
     Args:
-        settings: As they are stored.
-        moved_to: The present path of its directory, if it was moved.
+        settings: The settings, as stored.
+        moved_to: The current path of its directory, if it was moved.
     """
     storage, workspace = str(settings.get("storage")), str(settings.get("workspace"))
     if settings.get("environment"):

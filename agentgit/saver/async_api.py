@@ -1,4 +1,4 @@
-"""The saver's async methods: each does what its sync twin does, while the event loop goes on (`Database.run`)."""
+"""The saver's async methods. Each runs its sync twin without blocking the event loop (`Database.run`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agentgit.store.maintenance.gc import Collected
 
 
 class AsyncTwins(WholeThreads):
-    """The async half of LangGraph's `BaseCheckpointSaver`, by way of the sync half."""
+    """The async half of LangGraph's `BaseCheckpointSaver`, implemented with the sync half."""
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See `get_tuple`."""

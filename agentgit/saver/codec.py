@@ -1,9 +1,11 @@
-"""LangGraph's values as stored content: what is plain becomes JSON, messages LangChain's stored form, the rest a serde.
+"""Encoding of LangGraph's values as stored content.
 
-A list is stored item by item, its small plain items in runs of about a kilobyte, so that appending costs what was
-appended. Plain means exactly `str`, `int`, `float`, `bool`, `None`, `list` and `dict` with `str` keys: then JSON gives
-back what was put in. Everything else goes through LangGraph's serializer (`dumps_typed`), which rebuilds only types
-that are known to be harmless.
+Plain values are stored as JSON and messages in LangChain's stored form. Plain means exactly `str`, `int`, `float`,
+`bool`, `None`, `list` and `dict` with `str` keys, which JSON returns unchanged. Everything else goes through
+LangGraph's serializer (`dumps_typed`), which rebuilds only types that are known to be harmless.
+
+A list is stored item by item, with small plain items in runs of about a kilobyte, so appending costs only what is
+appended.
 """
 
 from __future__ import annotations
@@ -41,11 +43,11 @@ KNOWN_BYTES = 32 * 2**20
 
 
 class Codec:
-    """Turns values into stored content and back.
+    """Encodes values as stored content, and decodes them.
 
     Args:
-        serde: For what is not plain.
-        learns: True if LangGraph's serializer may also rebuild the data types of this program, see `is_data_type`.
+        serde: The serializer for values that are not plain.
+        learns: True if LangGraph's serializer may also rebuild the data types of this program; see `is_data_type`.
     """
 
     def __init__(self, serde: SerializerProtocol, *, learns: bool = False) -> None:
@@ -55,10 +57,10 @@ class Codec:
         self._known_messages = KnownMessages(self.leaf)
 
     def encode(self, value: Any) -> Encoded:
-        """Turn a value into what is stored.
+        """Encode a value as stored content.
 
         Raises:
-            InvalidInput: It cannot be stored; the text says what it is.
+            InvalidInput: The value cannot be stored; the message names its type.
         """
         kind = type(value)
         if kind is list:
@@ -75,7 +77,7 @@ class Codec:
         return self._known_messages.leaves(value) if _all_messages(value) else list(self._items(value))
 
     def leaf(self, value: Any) -> Leaf:
-        """Turn one value into one leaf."""
+        """Encode one value as one leaf."""
         if not isinstance(value, BaseMessage):
             return plain_leaf(value) or leaf(*_dump(self.serde, value))
         stored = stored_form(value)
@@ -84,12 +86,12 @@ class Codec:
         return message_leaf(stored) or self._packed(stored, value)
 
     def _packed(self, stored: dict[str, Any], message: BaseMessage) -> Leaf:
-        # The message as such would lose the types of what it holds: the serializer flattens a model with its parts.
+        # Not the message itself: the serializer flattens a model with its parts, and their types would be lost.
         kind, data = _dump(self.serde, stored)
         return leaf(MESSAGE_MSGPACK, data) if kind == MSGPACK else leaf(*_dump(self.serde, message))
 
     def _items(self, values: list[Any]) -> Iterator[Leaf]:
-        """Turn a list's items into leaves; where a run ends depends only on what comes before it."""
+        """Encode the items of a list as leaves. Where a run ends depends only on its items and on the next one."""
         run: list[bytes] = []
         length, quick = 0, True
         for value in values:
@@ -112,7 +114,7 @@ class Codec:
         """Decode a value.
 
         Raises:
-            InvalidInput: It was written with another serializer.
+            InvalidInput: The value was written with another serializer.
         """
         if isinstance(body, dict):
             return {name: self.decode(part) for name, part in body.items()}
@@ -145,10 +147,10 @@ class Codec:
 
 
 class SealedCodec(Codec):
-    """Turns values into content that only the user's serializer can read, for example an encrypting one.
+    """Encodes all values with the user's serializer, for example an encrypting one.
 
-    Such a serializer may write equal values differently each time. So that a list's items keep their hashes, it is
-    remembered which value became which leaf: in memory, by the hash of its plain form.
+    Such a serializer may write equal values differently each time. So that the items of a list keep their hashes, the
+    codec remembers in memory which value became which leaf, by the hash of the value's plain form.
 
     Args:
         serde: The serializer for every value.
@@ -163,17 +165,17 @@ class SealedCodec(Codec):
         return list(map(self.leaf, value)) if type(value) is list else self.leaf(value)
 
     def encode(self, value: Any) -> Encoded:
-        """Turn a value into what is stored.
+        """Encode a value as stored content.
 
         Raises:
-            InvalidInput: It cannot be stored; the text says what it is.
+            InvalidInput: The value cannot be stored; the message names its type.
         """
         if type(value) is list and not any(isinstance(item, (list, dict, BaseMessage)) for item in value):
             return Encoded(self.leaf(value))
         return super().encode(value)
 
     def leaf(self, value: Any) -> Leaf:
-        """Turn one value into one leaf."""
+        """Encode one value as one leaf."""
         name = self._name(value)
         known = self._known.get(name) if name is not None else None
         if known is None:
@@ -187,7 +189,7 @@ class SealedCodec(Codec):
             return self._plain._value(stored)  # written before this serializer came into use
         kind, _, data = stored.data.partition(b"\0")
         if isinstance(self.serde, EncryptedSerializer) and b"+" not in kind:
-            # It would hand this on to the serializer below it, which calls what the bytes name: a forger's way in.
+            # The serializer would pass unencrypted bytes on to the one it wraps, which calls what they name: an attack.
             raise Corrupt(
                 "A value is not sealed, although this database's serializer seals everything. Do not continue: restore "
                 "the session from a backup, or export it again.",
@@ -209,11 +211,11 @@ class SealedCodec(Codec):
 
 
 def make_codec(serde: SerializerProtocol, *, own: bool) -> Codec:
-    """Choose how values are stored.
+    """Return the codec for a serializer.
 
     Args:
         serde: The saver's serializer.
-        own: True if the user gave none, so that it is LangGraph's.
+        own: True if the user passed none, so that it is LangGraph's.
     """
     if type(serde) is not JsonPlusSerializer:
         return SealedCodec(serde)

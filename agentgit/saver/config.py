@@ -1,4 +1,4 @@
-"""LangGraph's configs and checkpoints as they are stored: the place they point to, and what is kept of them."""
+"""LangGraph's configs and checkpoints: the keys that they contain, and the parts that are stored."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from agentgit.store.objects.content import Encoded
 from agentgit.store.threads.graph_store import Draft, GraphKey, GraphScope
 
 RECORDED_KEYS = frozenset({"run_id", "graph_id", "assistant_id", "user_id"})
-"""The keys of `configurable` that may go into the metadata; the others can be secrets."""
+"""The keys of `configurable` that may be stored in the metadata; others may be secrets."""
 
 
 def address(config: RunnableConfig) -> tuple[str, str, str | None]:
-    """Read thread, namespace and checkpoint id from a config.
+    """Return the thread, the namespace and the checkpoint id of a config.
 
     Raises:
-        InvalidInput: It names no thread.
+        InvalidInput: The config has no thread id.
     """
     configurable = config.get("configurable", {})
     if configurable.get("thread_id") is None:
@@ -35,7 +35,7 @@ def address(config: RunnableConfig) -> tuple[str, str, str | None]:
 
 
 def scope(config: RunnableConfig | None) -> GraphScope:
-    """Read which checkpoints a config means; where it says nothing, any."""
+    """Return the checkpoints that a config selects; a missing field matches any value."""
     if config is None:
         return GraphScope()
     thread, _, checkpoint_id = address(config)
@@ -43,7 +43,7 @@ def scope(config: RunnableConfig | None) -> GraphScope:
 
 
 def config_of(place: GraphKey) -> RunnableConfig:
-    """Write the config that names a checkpoint."""
+    """Return the config that names a checkpoint."""
     return {
         "configurable": {
             "thread_id": place.thread,
@@ -54,7 +54,7 @@ def config_of(place: GraphKey) -> RunnableConfig:
 
 
 def without_secrets(config: RunnableConfig) -> RunnableConfig:
-    """Leave out what came from `configurable` and is not known to be harmless; LangChain copies it into `metadata`."""
+    """Remove the keys of `configurable` that may be secrets, also from `metadata`, into which LangChain copies them."""
     configurable = config.get("configurable") or {}
     metadata = {
         key: value
@@ -65,14 +65,14 @@ def without_secrets(config: RunnableConfig) -> RunnableConfig:
 
 
 def continues(config: RunnableConfig, metadata: CheckpointMetadata) -> bool:
-    """Return whether a checkpoint comes from a run that goes on from the newest one, and from no older one.
+    """Return whether a checkpoint comes from a run that continues the newest checkpoint of its thread.
 
-    LangGraph copies thread and checkpoint of the config that a run was called with into `metadata`; where it did not,
-    or where a checkpoint is copied on purpose, nothing is expected.
+    LangGraph copies the thread and the checkpoint of the config that started a run into `metadata`. The result is False
+    if it did not, or if a checkpoint is copied on purpose.
 
     Args:
-        config: As `put` gets it.
-        metadata: As `put` gets it.
+        config: The config that `put` received.
+        metadata: The metadata that `put` received.
     """
     thread, ns, parent_id = address(config)
     called = config.get("metadata") or {}
@@ -83,10 +83,10 @@ def continues(config: RunnableConfig, metadata: CheckpointMetadata) -> bool:
 
 
 PENDING_SENDS = "__pending_sends__"
-"""The key for the field `pending_sends` of LangGraph's old checkpoints."""
+"""The key for the field `pending_sends` of checkpoints of old LangGraph versions."""
 
 SNAPSHOTS = "snapshots"
-"""The key in the header for the channels whose value came as the full value of a DeltaChannel."""
+"""The key in the header for the channels that were saved with the full value of a DeltaChannel."""
 
 
 def make_draft(
@@ -98,7 +98,7 @@ def make_draft(
     new_versions: ChannelVersions,
     parent_id: str | None,
 ) -> Draft:
-    """Encode a checkpoint; what changed at once, so that the transaction is short, the rest when it is asked for."""
+    """Encode a checkpoint: changed channels now, to keep the transaction short, and the others on demand."""
     values = dict(checkpoint["channel_values"])
     if sends := checkpoint.get("pending_sends"):
         values[PENDING_SENDS] = sends

@@ -1,8 +1,7 @@
-"""Reduction of writes to a DeltaChannel: its reducer is run as LangGraph runs it, and the value encoded.
+"""Reduction of the writes to a DeltaChannel: run its reducer as LangGraph does, and encode the value.
 
-Both cost as much as was written since the value that is at hand, apart from copying pointers. A part that the reducer
-took over unchanged, as the same object, is not encoded again; so a reducer must not change the items of the old value
-in place.
+Apart from copying pointers, both cost only as much as was written since the last known value. A part that the reducer
+takes over as the same object is not encoded again, so a reducer must not change the items of the old value in place.
 """
 
 from __future__ import annotations
@@ -32,21 +31,22 @@ Channels = Mapping[str, Any]
 """The channels of a graph by name; only those that are a DeltaChannel matter."""
 
 _MESSAGES: DeltaChannel[Any] = DeltaChannel(cast(Any, messages_delta_reducer), list)
-"""The channel that stands for a channel of messages where the graph is not known."""
+"""The channel of messages to use if the graph is not known."""
 
 
 LEAF_BYTES = 256
-"""About how many bytes a leaf takes beside its data."""
+"""The approximate overhead of a leaf in memory, in bytes."""
 
 
 class Live(NamedTuple):
-    """A value at hand.
+    """A decoded value, from which the next value can be computed.
 
     Args:
-        value: As the reducer made it; nobody may change it.
-        ends: Of a list, how many items lie before the end of each leaf.
-        parts: Of a dict, how each value is stored, and about how many bytes it takes.
-        ids: Of a conversation, the ids of its messages, and perhaps of some that other values have which began alike.
+        value: The value that the reducer returned; it must not be changed.
+        ends: For a list, the number of items before the end of each leaf.
+        parts: For a dict, the stored form of each value and its approximate size in bytes.
+        ids: For a conversation, the ids of its messages. Values with the same beginning share the set, so it may also
+            contain ids of their messages.
     """
 
     value: Any
@@ -56,13 +56,13 @@ class Live(NamedTuple):
 
 
 def folds(codec: Codec, channels: Channels, checkpoint: Checkpoint, metadata: CheckpointMetadata) -> dict[str, Fold]:
-    """Find the channels of a graph checkpoint whose value is spread over the writes of earlier ones.
+    """Return a fold function for each channel whose value is spread over the writes of earlier graph checkpoints.
 
     Args:
         codec: The codec that stores values.
-        channels: Those of the graph, as far as it is known.
-        checkpoint: The checkpoint of LangGraph.
-        metadata: The metadata of LangGraph.
+        channels: The channels of the graph, if it is known.
+        checkpoint: LangGraph's checkpoint.
+        metadata: LangGraph's metadata.
     """
     counted: Any = metadata.get(DELTA_COUNTERS)
     if not counted:
@@ -75,7 +75,7 @@ def folds(codec: Codec, channels: Channels, checkpoint: Checkpoint, metadata: Ch
 
 
 def _fold(codec: Codec, known: Any) -> Fold:
-    """Make what folds one channel, as its own reducer or else as LangGraph's reducer of messages does."""
+    """Return the fold function of one channel, which uses the channel's reducer or else LangGraph's for messages."""
     channel = known if isinstance(known, DeltaChannel) else _MESSAGES
 
     def fold(before: Made | None, new: Sequence[Body], earlier: Earlier) -> Made | None:
@@ -96,14 +96,14 @@ def _fold(codec: Codec, known: Any) -> Fold:
             made = channel.from_checkpoint(DeltaSnapshot(start))
             made.replay_writes([("", "", write) for write in writes])
             return encode(codec, made.value, before)
-        except Exception:  # noqa: BLE001  # the user's reducer or types: what is only shown must not break the run
+        except Exception:  # noqa: BLE001  # any error of the user's reducer or types; a value that is only shown must not break the run
             return None
 
     return fold
 
 
 def _append(codec: Codec, before: Made, writes: Sequence[Any]) -> Made | None:
-    """Append messages that LangGraph's reducer surely takes for new ones, without looking at the old ones."""
+    """Append messages without looking at the old ones; None if LangGraph's reducer might not treat them as new."""
     value, ids = before.live.value, before.live.ids
     new = [message for write in writes for message in (write if isinstance(write, list) else [write])]
     fresh = {one.id for one in new if isinstance(one, BaseMessage) and one.id and not isinstance(one, RemoveMessage)}
@@ -120,12 +120,12 @@ def _append(codec: Codec, before: Made, writes: Sequence[Any]) -> Made | None:
 
 
 def whole(value: Any) -> Any:
-    """Unwrap what LangGraph stores of a DeltaChannel when it stores the value in full."""
+    """Unwrap a `DeltaSnapshot`, in which LangGraph stores the full value of a DeltaChannel."""
     return value.value if isinstance(value, DeltaSnapshot) else value
 
 
 def _are_messages(start: Any, writes: Sequence[Any]) -> bool:
-    """Return whether LangGraph's reducer of messages surely is the right one, or one that does the same."""
+    """Return whether all values are messages, so that LangGraph's message reducer can be used."""
     parts = [start, *(write.value if isinstance(write, Overwrite) else write for write in writes)]
     return all(
         isinstance(message, BaseMessage) for part in parts for message in (part if isinstance(part, list) else [part])
@@ -136,12 +136,12 @@ def _are_messages(start: Any, writes: Sequence[Any]) -> bool:
 
 
 def encode(codec: Codec, value: Any, before: Made | None = None) -> Made:
-    """Encode the value of a DeltaChannel, so that equal values are stored under the same hash.
+    """Encode the value of a DeltaChannel. Equal values are stored under the same hash.
 
     Args:
         codec: The codec that stores values.
         value: The value that a reducer made, or LangGraph's full value.
-        before: An earlier value whose parts may be found in this one.
+        before: An earlier value that may share parts with this one.
     """
     if before is not None and type(before.live.value) is not type(value):
         before = None
@@ -157,12 +157,12 @@ def _encode_whole(codec: Codec, value: Any) -> Made:
 
 
 def _encode_list(codec: Codec, value: list[Any], before: Made | None) -> Made | None:
-    """Encode what comes after the items that an earlier list has too; None if that is not possible."""
+    """Encode only the items after the beginning that a list shares with an earlier one; None if that is impossible."""
     if before is None or not isinstance(before.encoded.body, list):
         return None
     same = list(map(is_, before.live.value, value))
     kept = same.index(False) if False in same else len(same)
-    # A leaf may be a run of small items; where it ends depends on the item after it, which must be the same too.
+    # A leaf may be a run of small items. Its end depends on the item after it, which must be the same, too.
     leaves = bisect_left(before.live.ends, kept)
     start = before.live.ends[leaves - 1] if leaves else 0
     rest = codec.encode(value[start:])
@@ -184,7 +184,7 @@ def _ends(leaves: Sequence[Leaf], start: int) -> list[int]:
 
 
 def _encode_dict(codec: Codec, value: dict[str, Any], before: Made | None) -> Made:
-    """Encode a dict; one of large values (the files of an agent, say) as a record, so that each is stored once."""
+    """Encode a dict. With large values (such as an agent's files) it becomes a record, so each is stored only once."""
     held, old = (before.live.parts, before.live.value) if before is not None else ({}, {})
     parts = {
         name: held[name] if name in held and old[name] is one else _part(codec, one) for name, one in value.items()

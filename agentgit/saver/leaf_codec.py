@@ -1,4 +1,4 @@
-"""Single values as leaves: which are plain, how messages are written, and which types may be rebuilt."""
+"""Encoding of single values as leaves: plain values, messages, and the types that may be rebuilt."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ _set_dict, _set_fields_set, _set_extra, _set_private = (
 )
 
 RUN_BYTES = 1024
-"""A run of small items of a list is closed when it is as long as this."""
+"""The size in bytes at which a run of small list items is closed."""
 
 ALONE_BYTES = 256
-"""An item of a list that is as long as this is no small one."""
+"""The size in bytes from which a list item is stored on its own, outside of a run."""
 
 DEEPEST = 250
-"""Levels of nesting that JSON is trusted with; what is deeper goes to the serializer."""
+"""The greatest nesting depth that is stored as JSON; deeper values go through the serializer."""
 
 _EXACT = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 
 
 def is_plain(value: Any, *, finite: bool = True) -> bool:
-    """Return whether JSON gives back exactly this value.
+    """Return whether a value survives a round trip through JSON unchanged.
 
     Args:
-        value: Anything that does not contain itself.
-        finite: False if the JSON at hand knows NaN and the infinities.
+        value: Any value that does not contain itself.
+        finite: False if the JSON encoder supports NaN and the infinities.
 
     Example:
         >>> is_plain({"a": [1, None, "x"]}), is_plain({"a": (1,)}), is_plain({1: 2}), is_plain(float("nan"))
@@ -81,7 +81,7 @@ def is_plain(value: Any, *, finite: bool = True) -> bool:
 
 
 def _quick(value: Any) -> bytes | None:
-    """Write JSON with orjson; None if it refuses."""
+    """Encode a value as JSON with orjson; None if orjson refuses it."""
     try:
         return orjson.dumps(value, option=_EXACT)
     except TypeError:
@@ -89,7 +89,7 @@ def _quick(value: Any) -> bytes | None:
 
 
 def _slow(value: Any) -> bytes | None:
-    """Write what orjson refuses or changes: lone surrogates, integers beyond 64 bits, NaN. None if it is not plain."""
+    """Encode what orjson refuses or changes: lone surrogates, integers beyond 64 bits, NaN. None if it is not plain."""
     try:
         text = json.dumps(value, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError):
@@ -98,7 +98,7 @@ def _slow(value: Any) -> bytes | None:
 
 
 def write(value: Any) -> tuple[bytes, bool] | None:
-    """Write a plain value as JSON, and tell whether orjson can read it; None if it is not plain."""
+    """Encode a plain value as JSON, and return whether orjson can read it; None if the value is not plain."""
     data = _quick(value)
     if data is not None and is_plain(value):
         return data, True
@@ -107,18 +107,18 @@ def write(value: Any) -> tuple[bytes, bool] | None:
 
 
 def plain_leaf(value: Any) -> Leaf | None:
-    """Turn a plain value into a leaf; None if it is not plain."""
+    """Encode a plain value as a leaf; None if it is not plain."""
     written = write(value)
     return json_leaf(*written) if written is not None else None
 
 
 def json_leaf(data: bytes, quick: bool) -> Leaf:
-    """Make a leaf of what `write` gave."""
+    """Create a leaf from the result of `write`."""
     return leaf(JSON if quick else JSON_PY, data)
 
 
 def stored_form(message: BaseMessage) -> dict[str, Any] | None:
-    """Return LangChain's stored form (`messages_to_dict`) of a message that can be made again from it, else None."""
+    """Return LangChain's stored form (`messages_to_dict`) of a message; None if it cannot be rebuilt from that form."""
     fields, held, more = _FIELDS.get(type(message)), message.__dict__, message.__pydantic_extra__
     if fields is None or held.keys() != fields or message.__pydantic_private__:
         return None
@@ -128,9 +128,9 @@ def stored_form(message: BaseMessage) -> dict[str, Any] | None:
 
 
 def message_leaf(stored: dict[str, Any]) -> Leaf | None:
-    """Write a message's stored form as JSON, if that gives it back exactly."""
+    """Encode a message's stored form as JSON; None if JSON would change it."""
     quick = _quick(stored)
-    # Nearly all fields are texts or empty; only the others need a look inside.
+    # Nearly all fields are strings or empty; only the others need the full check.
     parts = stored["data"].values()
     if quick is not None and all(type(part) is str or _is_empty(part) or is_plain(part) for part in parts):
         return leaf(MESSAGE, quick)
@@ -143,30 +143,31 @@ def _is_empty(value: Any) -> bool:
 
 
 def rebuild(stored: dict[str, Any]) -> BaseMessage:
-    """Make a message of its stored form.
+    """Rebuild a message from its stored form.
 
-    Without validation, which would change what was stored: it fills `tool_calls` again from `additional_kwargs`.
+    Validation is skipped because it would change the message: it fills `tool_calls` again from `additional_kwargs`.
     """
     return rebuild_all([stored])[0]
 
 
 def rebuild_all(stored: Sequence[dict[str, Any]]) -> list[BaseMessage]:
-    """Make messages of their stored forms, see `rebuild`."""
+    """Rebuild messages from their stored forms; see `rebuild`."""
     kinds = [MESSAGE_TYPES[one["type"]] for one in stored]
     data = [one["data"] for one in stored]
     if all(map(fits, kinds, data)):
         return assemble(kinds, data)
-    # One has more, or another release of LangChain wrote it.
+    # A message has extra fields, or another release of LangChain wrote it.
     return [kind.model_construct(None, **held) for kind, held in zip(kinds, data, strict=True)]
 
 
 def assemble(kinds: Sequence[type[BaseMessage]], fields: Sequence[dict[str, Any]]) -> list[BaseMessage]:
-    """Make messages of their fields, all of them and no others; each message keeps its dict.
+    """Create messages from dicts of exactly their fields; each message keeps its dict.
 
-    What pydantic's own `__setstate__` does, without Python's steps between: a long conversation has thousands.
+    This does what pydantic's `__setstate__` does, but without a Python call for each message, because a long
+    conversation has thousands.
     """
     messages = list(map(_new, kinds))
-    # Messages of one call share the set of fields that were set: it has them all, so that pydantic adds nothing to it.
+    # The messages of a class share one set of assigned fields. It has all fields, so pydantic never adds to it.
     were_set = {kind: set(_FIELDS[kind]) for kind in set(kinds)}
     for fill, values in (
         (_set_dict, fields),
@@ -179,12 +180,12 @@ def assemble(kinds: Sequence[type[BaseMessage]], fields: Sequence[dict[str, Any]
 
 
 def fits(kind: type[BaseMessage], data: dict[str, Any]) -> bool:
-    """Return whether this is every field of such a message and nothing else."""
+    """Return whether a dict has exactly the fields of a message class."""
     return data.keys() == _FIELDS[kind]
 
 
 def type_names(data: bytes) -> set[tuple[str, str]]:
-    """List the types that LangGraph's msgpack names (module and name), building nothing."""
+    """Return the types (module and name) that LangGraph's msgpack data refers to, without creating any object."""
     names: set[tuple[str, str]] = set()
 
     def visit(code: int, payload: bytes) -> None:
@@ -199,14 +200,14 @@ def type_names(data: bytes) -> set[tuple[str, str]]:
 
 
 def is_data_type(module: str, name: str) -> bool:
-    """Return whether this program has a type of that name which only holds data.
+    """Return whether this program has a type of this name that only holds data.
 
-    That is a dataclass, an enum, a named tuple or a pydantic model that is no Runnable, in a module that is imported
-    already: stored bytes must never decide what gets imported or called.
+    That is a dataclass, an enum, a named tuple or a pydantic model that is not a Runnable. Its module must already be
+    imported, because stored bytes must never decide what is imported or called.
 
     Args:
-        module: The name of its module.
-        name: Its own name.
+        module: The name of the module.
+        name: The name of the type in the module.
 
     Example:
         >>> is_data_type("agentgit.auth.principal", "User"), is_data_type("os", "system")
@@ -215,7 +216,7 @@ def is_data_type(module: str, name: str) -> bool:
         False
     """
     found = sys.modules.get(module)
-    kind = vars(found).get(name) if found is not None else None  # `getattr` would have some modules import more
+    kind = vars(found).get(name) if found is not None else None  # `getattr` makes some modules import others
     if not isinstance(kind, type) or issubclass(kind, Runnable):
         return False
     return (
@@ -226,5 +227,5 @@ def is_data_type(module: str, name: str) -> bool:
 
 
 def run_leaf(items: list[bytes], quick: bool) -> Leaf:
-    """Make one leaf of several items of a list, each as JSON."""
+    """Create one leaf from several list items, each encoded as JSON."""
     return leaf(RUN if quick else RUN_PY, b"[%b]" % b",".join(items))

@@ -1,4 +1,4 @@
-"""Messages that were written or read before: a long conversation is not encoded and parsed again at every step."""
+"""A cache of messages and their leaves, so that a long conversation is not encoded and parsed again at every step."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _fields = attrgetter("__dict__")
 _extra = attrgetter("__pydantic_extra__")
 _private = attrgetter("__pydantic_private__")
 _all = attrgetter("__dict__", "__pydantic_extra__", "__pydantic_private__")
-"""All that a leaf is made of, if the message is of one of these classes."""
+"""Everything that determines the leaf of a message, if the message is of one of the classes in `_EXACT`."""
 
 _FORMAT = 2
-"""Marshal's last format in which equal bytes mean equal values whatever else refers to them."""
+"""The last format of marshal whose bytes do not depend on other references to the values."""
 
 
 class _Known(NamedTuple):
@@ -34,10 +34,10 @@ class _Known(NamedTuple):
 
     Args:
         leaf: The stored leaf.
-        kind: Its class.
-        fields: Its fields, which nobody else holds.
-        nested: Those of them that are lists or dicts, as JSON: each message that is made gets its own.
-        dump: Python's own dump of all that it holds; None if comparing its fields tells as much, which is quicker.
+        kind: The class of the message.
+        fields: The fields of the message; nothing else refers to them.
+        nested: The fields that are lists or dicts, as JSON, so that each message gets its own copies.
+        dump: The marshal dump of everything in the message; None if comparing the fields is enough, which is faster.
     """
 
     leaf: Leaf
@@ -48,17 +48,17 @@ class _Known(NamedTuple):
 
     @classmethod
     def of(cls, leaf: Leaf, kind: type[BaseMessage], fields: dict[str, Any], dump: Callable[[], bytes]) -> _Known:
-        """Remember a message.
+        """Create the entry for a message.
 
         Args:
-            leaf: What is stored; its type is that of plain JSON.
+            leaf: The stored leaf, which is plain JSON.
             kind: The class of the message.
-            fields: Its own fields, which are copied.
-            dump: Gives the dump of all that it holds.
+            fields: The fields of the message; they are copied.
+            dump: A function that returns the marshal dump of everything in the message.
         """
         nested = {name: value for name, value in fields.items() if type(value) in (dict, list)}
         written = orjson.dumps(nested)
-        # A text and a constant equal nothing that would be stored otherwise; 1 equals True and 1.0.
+        # Comparing the fields is enough for strings and constants, but not for numbers: 1 equals True and 1.0.
         easy = not any(nested.values()) and all(
             name in nested or value is None or type(value) in (str, bool) for name, value in fields.items()
         )
@@ -66,13 +66,13 @@ class _Known(NamedTuple):
 
 
 class KnownMessages:
-    """A mapping from messages to leaves, and back.
+    """A cache that maps messages to leaves, and leaves to messages.
 
-    A message is found by its id, or by its text if it has none, and then compared by all that it holds: one that was
-    edited in place is another one. A message that is not plain JSON is encoded every time.
+    A message is looked up by its id, or by its text if it has no id, and then compared with the entry in full, because
+    it may have been edited in place. A message that is not plain JSON is encoded every time.
 
     Args:
-        encode: Turns a message into a leaf.
+        encode: A function that encodes a message as a leaf.
     """
 
     def __init__(self, encode: Callable[[BaseMessage], Leaf]) -> None:
@@ -81,10 +81,10 @@ class KnownMessages:
         self._by_leaf: Recent[bytes, _Known] = Recent(KNOWN_BYTES, _weight)
 
     def leaves(self, messages: Sequence[BaseMessage]) -> list[Leaf]:
-        """Turn messages into leaves.
+        """Encode messages as leaves.
 
         Raises:
-            InvalidInput: One cannot be stored; the text says what it is.
+            InvalidInput: A message cannot be stored; the error names its type.
         """
         if not _EXACT.issuperset(map(type, messages)):
             return list(map(self._encode, messages))
@@ -104,12 +104,12 @@ class KnownMessages:
     def _leaf(self, message: BaseMessage, known: _Known | None) -> Leaf:
         try:
             dump = _dump(_all(message))
-        except ValueError:  # it holds an object of the user's
+        except ValueError:  # the message contains an object that marshal does not support
             return self._encode(message)
         if known is not None and known.dump == dump:
             return known.leaf
         value = self._encode(message)
-        # Nothing else: marshal writes an array like the bytes it holds, and JSON has neither.
+        # Only plain JSON is cached: marshal writes an array like its bytes, and JSON has neither.
         if value.type == MESSAGE:
             fresh = _Known.of(value, type(message), message.__dict__, lambda: dump)
             self._by_name.add(zip(_names([message.__dict__]), [fresh], strict=True))
@@ -118,7 +118,7 @@ class KnownMessages:
         return value
 
     def messages(self, leaves: Sequence[Leaf]) -> list[BaseMessage]:
-        """Make the messages of leaves, all of them plain JSON."""
+        """Decode leaves, all of them plain JSON, into messages."""
         found = self._by_leaf.lookup([leaf.hash for leaf in leaves])
         if not all(found):
             read = self._read([leaf for leaf, known in zip(leaves, found, strict=True) if known is None])
@@ -132,7 +132,7 @@ class KnownMessages:
         )
 
     def _read(self, leaves: Sequence[Leaf]) -> dict[bytes, _Known]:
-        """Read leaves, and remember those that are whole messages of this release of LangChain."""
+        """Parse leaves, and cache those with exactly the fields that this release of LangChain uses."""
         read: dict[bytes, _Known] = {}
         for leaf, stored in zip(leaves, _loads([leaf.data for leaf in leaves]), strict=True):
             kind, data = MESSAGE_TYPES[stored["type"]], stored["data"]
@@ -148,7 +148,7 @@ def _dump(parts: Any) -> bytes:
 
 
 def _names(held: Sequence[dict[str, Any]]) -> list[str]:
-    """Name messages by their ids, those without one by their text."""
+    """Return the cache key of each message: its id, or its text if it has no id."""
     names = [fields.get("id") or fields.get("content") for fields in held]
     return [name if type(name) is str else "" for name in names]
 

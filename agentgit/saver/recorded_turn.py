@@ -1,4 +1,4 @@
-"""A turn as its saver knows it, and the work that takes part in the transaction of a put."""
+"""The interface of a turn for its saver, and additional work in the transaction of a put."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentgit.store.threads.graph_rows import GraphKey
 
 After = Callable[[], None]
 Before = Callable[[Connection], After]
-"""Called with the connection before a put, in its transaction; gives what is called after it there."""
+"""A function that is called before a put, in its transaction, and returns a function to call there after the put."""
 
 
 class Beside(NamedTuple):
@@ -21,8 +21,8 @@ class Beside(NamedTuple):
 
     Args:
         before: The function that does the work.
-        is_alone: True if it writes nothing; then it consists only of the check that the fence holds.
-        fence: The fence by which the run holds its branch, if it does.
+        is_alone: True if the work writes nothing and only checks that the fence holds.
+        fence: The fence that shows that the run holds its branch; None if it holds none.
     """
 
     before: Before
@@ -31,14 +31,14 @@ class Beside(NamedTuple):
 
 
 class RecordedTurn(Protocol):
-    """A turn, as far as a saver knows it. Its own transaction carries to the disk what is put meanwhile."""
+    """The part of a turn that a saver uses. The turn's own transaction makes the puts during the turn durable."""
 
     def on_put(self, place: GraphKey) -> AbstractContextManager[Beside]:
-        """Surround the put of a graph checkpoint; return what takes part in its transaction."""
+        """Return a context manager around the put of a graph checkpoint; it yields the work for its transaction."""
 
     def on_read(self, thread: str, ns: str, found: GraphKey | None) -> None:
-        """Take note that the graph looked for a checkpoint, and what was found."""
+        """Record that the graph looked for a checkpoint, and which one it found."""
 
 
 NOTHING_ELSE = Beside(before=lambda connection: lambda: None, is_alone=True)
-"""Nothing is done beside a put."""
+"""No additional work."""

@@ -48,25 +48,27 @@ PAGE = 16
 
 
 class _StoredCheckpoint(Checkpoint):
-    """A checkpoint with the key that older versions of LangGraph wrote too."""
+    """A checkpoint with a key that older versions of LangGraph also wrote."""
 
     pending_sends: list[Any]
 
 
 class SQLModelSaver(AsyncTwins):
-    """A LangGraph checkpointer that keeps its data in agentgit's tables.
+    """A LangGraph checkpointer that stores its data in agentgit's tables.
 
-    Sync and async methods may be mixed on one instance, from many threads. Values are stored by content, so that a
-    conversation costs what is new in it. The protocol is LangGraph's `BaseCheckpointSaver`.
+    It implements LangGraph's `BaseCheckpointSaver`. Sync and async methods can be mixed on one instance, from many
+    threads. Values are addressed by content, so saving a conversation costs only what is new in it.
 
     Args:
-        database: The database that keeps the data.
-        tenant_id: The id of the tenant; None for the first one of the database, which is made if there is none.
-        graphs: The tenant's graph checkpoints, to share their caches with other readers; None for its own.
-        serde: None for LangGraph's serializer in its strict form, which also rebuilds the data types (dataclasses,
-            enums, named tuples, pydantic models) of the running program; an own or encrypting one gets every value.
-        compression: The packing of new values: `zstd`, `zlib` (bigger and slower) or `none`.
-        sessions: True to reach the threads of sessions, too; whoever changes these past their session breaks it.
+        database: The database that stores the data.
+        tenant_id: The id of the tenant; None for the first one of the database, which is created if there is none.
+        graphs: The store of the tenant's graph checkpoints, to share its caches with other readers; None for a new one.
+        serde: Your own serializer, such as an encrypting one, which then gets every value. None for LangGraph's
+            serializer in its strict mode, which also rebuilds the data types (dataclasses, enums, named tuples,
+            pydantic models) of the running program.
+        compression: The compression of new values: `zstd`, `zlib` (bigger and slower) or `none`.
+        sessions: True to allow access to the threads of sessions, too. Changing them here, and not through their
+            session, breaks the session.
 
     Example:
         >>> from langgraph.graph import START, StateGraph
@@ -104,18 +106,19 @@ class SQLModelSaver(AsyncTwins):
         keyring: Keyring | None = None,
         sessions: bool = False,
     ) -> Self:
-        """Open a database; the saver works as it is, and also as a context manager, sync or async, that closes it.
+        """Open a database and return a saver, which is also a sync and async context manager that closes the database.
 
         Args:
-            where: A path, `:memory:` or a URL. SQLite is made ready at once; on a server call `setup()` once.
-            serde: See the class.
-            compression: See the class.
-            keyring: The keys that encrypt the contents, as `agentgit.open` takes them.
-            sessions: See the class.
+            where: A path, `:memory:` or a URL. On SQLite the tables are created at once; on a server, call `setup()`
+                once.
+            serde: Your own serializer for every value; None for LangGraph's serializer in its strict mode.
+            compression: The compression of new values: `zstd`, `zlib` (bigger and slower) or `none`.
+            keyring: The keys that encrypt the contents; None is `$AGENTGIT_ENCRYPTION_KEYS`, else nothing is encrypted.
+            sessions: True to allow access to the threads of sessions, too.
 
         Raises:
-            InvalidInput: It is no path and no URL of SQLite or PostgreSQL.
-            SchemaMismatch: The database is not agentgit's, or it is newer than this library.
+            InvalidInput: `where` is not a path, and not a URL of SQLite or PostgreSQL.
+            SchemaMismatch: The database is not agentgit's, or is newer than this library.
         """
         database = Database(where, keyring=keyring_from(keyring))
         saver = cls(database, serde=serde, compression=compression, sessions=sessions)
@@ -125,7 +128,7 @@ class SQLModelSaver(AsyncTwins):
         return saver
 
     def setup(self) -> None:
-        """Bring the tables of the database up to date; an up-to-date database is left alone."""
+        """Create the tables of the database, or bring them up to date. No-op if they are."""
         schema.upgrade(self.database)
 
     @property
@@ -148,9 +151,9 @@ class SQLModelSaver(AsyncTwins):
 
     @property
     def turn(self) -> RecordedTurn | None:
-        """The turn that takes part in what is saved and read; None outside of turns.
+        """The turn that takes part in saves and reads; None outside of turns.
 
-        Copies of the saver, which LangGraph makes when a graph is compiled, share it.
+        It is shared with the copies of the saver that LangGraph makes when it compiles a graph.
         """
         return self._shared.turn
 
@@ -160,9 +163,9 @@ class SQLModelSaver(AsyncTwins):
 
     @property
     def channels(self) -> Channels:
-        """The channels of the graph that is run, so that a DeltaChannel's value can be made with its own reducer.
+        """The channels of the running graph, which contain the reducers of its DeltaChannels.
 
-        LangGraph does not tell a saver. Where nobody else does, writes that are messages are taken for a conversation.
+        LangGraph does not pass them to a saver. If nobody sets them, writes of messages are treated as a conversation.
         """
         return self._shared.channels
 
@@ -208,11 +211,11 @@ class SQLModelSaver(AsyncTwins):
         """List checkpoints, newest first.
 
         Args:
-            config: Which thread, and if given which namespace and checkpoint; None for all threads that this saver
-                reaches.
-            filter: Metadata that must be equal, all of it.
-            before: Only those older than the checkpoint that this config names.
-            limit: The greatest number of them.
+            config: The thread and, optionally, the namespace and the checkpoint; None for all threads that this saver
+                may access.
+            filter: Metadata values that must all match.
+            before: A config that names a checkpoint; only older ones are listed.
+            limit: The maximum number of checkpoints; None for all.
         """
         which = scope(config)
         if which.thread is not None:
@@ -237,7 +240,7 @@ class SQLModelSaver(AsyncTwins):
     def _tuples(
         self, connection: Connection, store: GraphStore, chosen: Sequence[tuple[Found, Sequence[Pending]]]
     ) -> Iterator[CheckpointTuple]:
-        """Read the values all at once, and build one by one: each has a conversation of its own, in Python."""
+        """Read all values at once, but build the tuples one by one: each contains a conversation as Python objects."""
         hashes = {key for found, _ in chosen for key in found.channels.values()}
         bodies = store.content.get(connection, hashes.union(write.value for _, each in chosen for write in each))
         return (self._tuple(found, writes, bodies) for found, writes in chosen)
@@ -266,14 +269,15 @@ class SQLModelSaver(AsyncTwins):
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """Read what LangGraph rebuilds the value of a DeltaChannel from, in a few statements for the whole way back.
+        """Read the writes from which LangGraph rebuilds DeltaChannels, in a few statements for the whole history.
 
         Args:
             config: The config that names the checkpoint.
             channels: The names of the channels.
 
         Returns:
-            For each channel the writes since its last full value, oldest first, and that value as `seed` if any.
+            For each channel, the writes since its last full value, oldest first, and that value as `seed` if there is
+            one.
         """
         thread, ns, id = self._address(config)
         store = self.store
@@ -309,9 +313,9 @@ class SQLModelSaver(AsyncTwins):
         """Store a checkpoint; the config names its parent.
 
         Args:
-            config: Thread, namespace and the parent's id.
+            config: The thread, the namespace and the parent's id.
             checkpoint: The checkpoint to store.
-            metadata: Facts about it; of the config's `configurable` only harmless keys are added.
+            metadata: The metadata to store. Of the config's `configurable`, only harmless keys are added to it.
             new_versions: The channels that changed since the parent.
 
         Returns:
@@ -319,7 +323,7 @@ class SQLModelSaver(AsyncTwins):
 
         Raises:
             InvalidInput: A value cannot be stored.
-            Conflict: The thread was deleted meanwhile, or a second run moved it.
+            Conflict: The thread was deleted meanwhile, or another run has moved it on.
         """
         thread, ns, parent_id = self._address(config)
         place = GraphKey(thread, ns, checkpoint["id"])
@@ -346,7 +350,7 @@ class SQLModelSaver(AsyncTwins):
         return config_of(place)
 
     def _put_after_known(self, place: GraphKey, draft: Draft, fence: BranchHold | None, *, carried: bool) -> bool:
-        """Store a checkpoint on a server that goes on from one that is known, if nobody has overtaken that."""
+        """Append a checkpoint to a known parent on a server, if that is still the newest; return whether it was."""
         store = self.store
         parent = store.newest_known.parent(place.thread, place.ns, draft.parent_id)
         if parent is None or self.database.is_sqlite:
@@ -364,23 +368,23 @@ class SQLModelSaver(AsyncTwins):
         new_versions: ChannelVersions,
         parent_id: str | None,
     ) -> Draft:
-        """Encode a checkpoint, so that it can be stored in a transaction with others; see `put`."""
+        """Encode a checkpoint, so that it can be stored in one transaction with other data; see `put`."""
         return make_draft(self.codec, self.channels, config, checkpoint, metadata, new_versions, parent_id)
 
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Store what a task wrote on top of the checkpoint that the config names.
+        """Store the writes of a task on top of the checkpoint that the config names.
 
         Args:
-            config: Thread, namespace and checkpoint id.
-            writes: Channel and value of each, in order.
-            task_id: The id of the task that wrote.
-            task_path: Its place among the tasks of its step.
+            config: The thread, the namespace and the checkpoint id.
+            writes: The channel and the value of each write, in order.
+            task_id: The id of the task.
+            task_path: The position of the task among the tasks of its step.
 
         Raises:
-            InvalidInput: A value cannot be stored.
-            Conflict: That checkpoint was deleted meanwhile.
+            InvalidInput: A value cannot be stored, or the config has no checkpoint id.
+            Conflict: The checkpoint was deleted meanwhile.
         """
         thread, ns, checkpoint_id = self._address(config)
         if not checkpoint_id:
@@ -399,8 +403,8 @@ class SQLModelSaver(AsyncTwins):
     def get_next_version(self, current: float | str | None, channel: None) -> float:
         """Return the version after `current`: the next whole number, with a random fraction.
 
-        The fraction tells the versions of two checkpoints apart that were made from the same one. A thread that was
-        begun by another saver goes on with that saver's kind of versions.
+        The fraction distinguishes the versions of two checkpoints with the same parent. A thread that another saver
+        started keeps that saver's format of versions.
         """
         if isinstance(current, str):
             number = int(current.split(".")[0]) + 1

@@ -16,10 +16,10 @@ from agentgit.store.threads.lifecycle import OF_SESSIONS
 
 
 class WholeThreads(BaseCheckpointSaver[float]):
-    """The part of LangGraph's `BaseCheckpointSaver` that copies and deletes threads, and care for all values."""
+    """The part of LangGraph's `BaseCheckpointSaver` that copies and deletes threads, and garbage collection."""
 
     sessions: bool
-    """True if this saver reaches the threads of sessions."""
+    """True if this saver may access the threads of sessions."""
 
     @property
     @abstractmethod
@@ -32,10 +32,10 @@ class WholeThreads(BaseCheckpointSaver[float]):
         """The graph checkpoints of this saver's tenant."""
 
     def _reached(self, thread_id: object) -> str:
-        """Return the id of a thread that this saver may touch.
+        """Return the id of a thread, if this saver may access it.
 
         Raises:
-            InvalidInput: The thread is of a session.
+            InvalidInput: The thread belongs to a session.
         """
         thread = str(thread_id)
         if thread.startswith(OF_SESSIONS) and not self.sessions:
@@ -49,13 +49,13 @@ class WholeThreads(BaseCheckpointSaver[float]):
         """Delete the checkpoints and writes of a thread.
 
         Raises:
-            InvalidInput: The thread is of a session.
+            InvalidInput: The thread belongs to a session.
         """
         store, thread = self.store, self._reached(thread_id)
         self.database.write(lambda connection: store.delete_thread(connection, thread))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete the checkpoints, with their writes, whose metadata names one of these runs."""
+        """Delete the checkpoints whose metadata names one of these runs, with their writes."""
         store, runs = self.store, [str(run_id) for run_id in run_ids]
         self.database.write(lambda connection: store.delete_for_runs(connection, runs, sessions=self.sessions))
 
@@ -63,8 +63,8 @@ class WholeThreads(BaseCheckpointSaver[float]):
         """Copy the checkpoints and writes of a thread into a new one.
 
         Raises:
-            Conflict: The target has checkpoints already.
-            InvalidInput: One of them is of a session.
+            Conflict: The target already has checkpoints.
+            InvalidInput: One of the threads belongs to a session.
         """
         store, source, target = self.store, self._reached(source_thread_id), self._reached(target_thread_id)
         self.database.write(lambda connection: store.copy_thread(connection, source, target))
@@ -73,12 +73,12 @@ class WholeThreads(BaseCheckpointSaver[float]):
         """Delete old checkpoints.
 
         Args:
-            thread_ids: Of which threads.
-            strategy: `keep_latest` keeps the newest of each namespace, and what its values still need; `delete`
+            thread_ids: The threads.
+            strategy: `keep_latest` keeps the newest checkpoint of each namespace and what its values need; `delete`
                 keeps nothing.
 
         Raises:
-            InvalidInput: The strategy is neither, or a thread is of a session.
+            InvalidInput: The strategy is not valid, or a thread belongs to a session.
         """
         if strategy not in ("keep_latest", "delete"):
             raise InvalidInput(f"strategy must be 'keep_latest' or 'delete', not {strategy!r}.")
@@ -92,15 +92,16 @@ class WholeThreads(BaseCheckpointSaver[float]):
         self.database.write(work)
 
     def gc(self, *, dry_run: bool = False, shrink: bool = False, imports: bool = False) -> Collected:
-        """Delete the values that no thread needs any more; deleting threads and checkpoints leaves them behind.
+        """Delete the values that no thread needs. Deleting threads and checkpoints leaves their values behind.
 
-        Writers wait while it runs. It is safe beside them, also in other programs.
+        It is safe to run while this or other programs write; the writers wait until it ends.
 
         Args:
-            dry_run: True to count only.
-            shrink: True to also give the free space of the database's files back, which takes as long as copying them.
-            imports: True to also delete what imports have left half way; one that is at work then fails with
-                `Conflict`. Without it the next import of the thread goes on from there.
+            dry_run: True to only count.
+            shrink: True to also return the free space of the database's files to the file system, which takes as long
+                as copying them.
+            imports: True to also delete the data of unfinished imports. An import that is running then fails with
+                `Conflict`. Otherwise, the next import of the thread continues from that data.
 
         Example:
             >>> from agentgit import SQLModelSaver

@@ -1,7 +1,7 @@
 """Messages as agentgit shows them: dicts with `role`, `content`, `id`, `tool_calls`, `tool_call_id`.
 
-A message whose model told what it has cost has `usage_metadata` too. The stored form is LangChain's own
-(`{"type": "ai", "data": {...}}`); nothing here imports LangChain.
+A message also has `usage_metadata` if its model reported the usage. The stored form is LangChain's own
+(`{"type": "ai", "data": {...}}`), but nothing here imports LangChain.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ ROLES = {"human": "user", "ai": "assistant", "tool": "tool", "system": "system"}
 
 
 def from_stored(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Show one stored message.
+    """Convert a stored message to the form that agentgit shows.
 
     Args:
-        message: `{"type": ..., "data": {...}}` as LangChain writes it.
+        message: The message as LangChain stores it: `{"type": ..., "data": {...}}`.
 
     Example:
         >>> from_stored({"type": "human", "data": {"content": "hi", "id": "m1"}})["role"]
@@ -40,7 +40,7 @@ def from_stored(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """Return the text of a shown message, also where its content is a list of blocks."""
+    """Return the text of a shown message, whose content may be a string or a list of blocks."""
     content = message.get("content")
     if isinstance(content, str):
         return content
@@ -68,4 +68,4 @@ def unanswered(messages: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 class History(Listed[dict[str, Any]]):
-    """Shown messages in order, which a notebook folds."""
+    """A list of shown messages in order. A notebook displays it folded."""

@@ -1,4 +1,4 @@
-"""The operation: one rollback or fork, in progress, done or half done."""
+"""The operation: one rollback, switch or fork, whether running, done or partial."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ PARTIAL = "partial"
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One rollback or fork.
+    """One rollback, switch or fork.
 
     Args:
-        id: The identity in the database; `repo.resume` takes it.
-        kind: `rollback` or `fork`.
-        status: `running`, `done`, or `partial` if a reversal failed or was never tried.
-        request_id: The caller's own name for it.
-        created_at: The time at which it was made, aware UTC.
-        ended_at: Aware UTC; None while it runs.
+        id: The id in the database; pass it to `repo.resume`.
+        kind: `rollback`, `switch` or `fork`.
+        status: `running`, `done`, or `partial` if a step failed or was never tried.
+        request_id: The caller's idempotency key.
+        created_at: The time of creation, aware UTC.
+        ended_at: The time at which it ended, aware UTC; None while it runs.
         external_session_id: The session.
         source_session_id: The branch that was left.
         checkpoint_id: The id of the checkpoint that it goes to.
-        internal_session_id: The branch that it makes.
+        internal_session_id: The branch that it creates or switches to.
         report: The report as JSON-like data; empty while it runs.
     """
 

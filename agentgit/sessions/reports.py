@@ -16,11 +16,11 @@ class Progress:
     """The progress of an import.
 
     Args:
-        thread_id: The thread that is read.
-        number: Its number, from 1.
+        thread_id: The thread that is being read.
+        number: The number of the thread, from 1.
         threads: The number of threads.
-        done: The number of its graph checkpoints that were read.
-        total: The number of them that are to be read.
+        done: The number of graph checkpoints of the thread that were read.
+        total: The number of graph checkpoints of the thread that are to be read.
     """
 
     thread_id: str
@@ -35,15 +35,15 @@ class ThreadReport:
     """The result for one thread.
 
     Args:
-        thread_id: The thread in the database that it comes from.
-        session_name: The session that it is now.
+        thread_id: The id of the thread in the source.
+        session_name: The name of the session that it became.
         status: `imported`, `extended` (it had grown), `unchanged` or `failed`.
         graph_checkpoints: The number of graph checkpoints that were added.
-        checkpoints: The number of checkpoints of agentgit that were made.
-        tool_calls: The number of past calls that were put on the tool track.
-        left_out: The number of graph checkpoints on other lines than the newest one, which were left out.
-        hidden: Names of metadata that looked like secrets, and were left out.
-        error: Why it failed.
+        checkpoints: The number of agentgit's checkpoints that were created.
+        tool_calls: The number of past calls that were added to the tool track.
+        left_out: The number of graph checkpoints that were left out because they are not on the newest line.
+        hidden: The names of metadata that was left out because it looked like secrets.
+        error: The error, if the status is `failed`.
     """
 
     thread_id: str
@@ -79,11 +79,11 @@ class ImportReport:
 
     @property
     def failed(self) -> list[ThreadReport]:
-        """The threads that could not be read; nothing of them is here."""
+        """The reports of the threads that failed. Nothing of these threads was imported."""
         return [one for one in self.threads if one.status == FAILED]
 
     def count(self, status: str) -> int:
-        """Count the threads with that status."""
+        """Return the number of threads with a status."""
         return sum(one.status == status for one in self.threads)
 
     def to_dict(self) -> dict[str, Any]:
@@ -94,15 +94,15 @@ class ImportReport:
 T = TypeVar("T")
 
 OnProgress: TypeAlias = Callable[[int, int], None]
-"""Is told how many things are done, and of how many."""
+"""A progress callback. It receives the number of items that are done, and the total number."""
 
 
 class Parts:
-    """Tells how far something is that has several parts, one after the other.
+    """Reports the progress of work that has several parts, one after the other.
 
     Args:
-        progress: Is told; None tells nobody.
-        sizes: The number of things that each part has, in their order; a part that is not named has none.
+        progress: The progress callback; None for no reports.
+        sizes: The number of items of each part, in order; a part that is not named has none.
 
     Example:
         >>> told = []
@@ -118,7 +118,7 @@ class Parts:
         self._begins = {name: sum(self._sizes[one] for one in names[:n]) for n, name in enumerate(names)}
 
     def over(self, name: str, pages: Iterable[Sequence[T]]) -> Iterator[T]:
-        """Return the things of a part, which come a page at a time; when they end, the part is done."""
+        """Yield the items of a part from pages, and report progress after each page; at the end, the part is done."""
         done = 0
         for page in pages:
             yield from page
@@ -138,18 +138,18 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class Reclaimed:
-    """The result of a collection, or of a dry run.
+    """The result of a garbage collection, or of a dry run.
 
     Args:
-        checkpoints: Checkpoints that were removed because their session keeps no more.
-        steps: Graph checkpoints between checkpoints.
-        values: Stored values that nothing refers to.
-        bytes: Their stored size.
-        writes: Pending writes whose graph checkpoint never came or is gone.
-        lists: Lists that were written anew because what they continued is removed.
-        snapshots: Snapshots of workspaces that no checkpoint has any more.
+        checkpoints: The number of checkpoints that retention removed.
+        steps: The number of removed graph checkpoints between checkpoints.
+        values: The number of removed values that nothing refers to.
+        bytes: The stored size of these values.
+        writes: The number of removed pending writes whose graph checkpoint was never stored or is deleted.
+        lists: The number of lists that were rewritten because a list that they continued is removed.
+        snapshots: The number of released workspace snapshots that no checkpoint uses.
         disk_before: The size of the database in bytes before the collection.
-        disk_after: The size after it; in a dry run the same as before.
+        disk_after: The size of the database in bytes after the collection; in a dry run, the same as before.
         dry_run: True if nothing was done.
         problem: Why the free space of the database was not returned to the file system; empty if it was.
     """
@@ -167,13 +167,13 @@ class Reclaimed:
     problem: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON-like data."""
+        """Return the result as JSON-like data."""
         return dict(vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that is wrong.
+    """One problem that a check found.
 
     Args:
         row: The table and the key of the row.
@@ -194,11 +194,11 @@ class Checked:
     """The result of a check of a database.
 
     Args:
-        level: The depth of the check: 1 references, 2 hashes too, 3 the state of every head too.
+        level: The depth of the check: 1 for references, 2 also for hashes, 3 also for the state of every head.
         objects: The number of rows that were checked.
-        seconds: The seconds that it took.
-        findings: The things that are wrong, in the order in which they were found.
-        more: The number of findings beyond these.
+        seconds: The duration in seconds.
+        findings: The problems, in the order in which they were found.
+        more: The number of further findings that are not listed.
     """
 
     level: int
@@ -209,22 +209,22 @@ class Checked:
 
     @property
     def is_sound(self) -> bool:
-        """True if nothing is wrong."""
+        """True if no problem was found."""
         return not self.findings
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON-like data."""
+        """Return the result as JSON-like data."""
         return {**vars(self), "is_sound": self.is_sound, "findings": [vars(one) for one in self.findings]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rotated:
-    """The result of encrypting the values of a database anew.
+    """The result of re-encrypting the values of a database.
 
     Args:
-        changed: The number of values that were stored anew.
-        keys: The number of values that each key has now; the empty name stands for values in clear.
-        problem: Why the files still have what was there before; empty if they do not.
+        changed: The number of values that were stored again.
+        keys: The number of values that each key encrypts now; the empty name stands for unencrypted values.
+        problem: Why the database's files still contain the old data; empty if they do not.
     """
 
     changed: int
@@ -232,7 +232,7 @@ class Rotated:
     problem: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON-like data."""
+        """Return the result as JSON-like data."""
         return vars(self) | {"keys": dict(self.keys)}
 
 
@@ -241,13 +241,13 @@ class Erased:
     """The result of an erasure.
 
     Args:
-        sessions: The number of sessions.
-        rows: The number of rows, by their tables.
-        values: The number of stored values that nobody else needs.
-        bytes: Their stored size.
-        events: The number of events of their trails.
-        snapshots: The number of snapshots of files, in the workspaces.
-        left: The things that could not be reached from here, as sentences.
+        sessions: The number of erased sessions.
+        rows: The number of erased rows, by table.
+        values: The number of erased values that nothing else needs.
+        bytes: The stored size of these values.
+        events: The number of erased events of the audit trail.
+        snapshots: The number of released workspace snapshots.
+        left: What could not be reached from here, as sentences.
     """
 
     sessions: int = 0
@@ -259,5 +259,5 @@ class Erased:
     left: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON-like data."""
+        """Return the result as JSON-like data."""
         return vars(self) | {"rows": dict(self.rows), "left": list(self.left)}

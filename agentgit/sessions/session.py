@@ -1,4 +1,4 @@
-"""The external session, which a person calls a session, and its internal sessions, which are the branches."""
+"""Values of sessions (`ExternalSession`) and of their branches (`InternalSession`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=
 
 
 class SessionMark(NamedTuple):
-    """A place in a list of sessions: behind the one that moved then, with that id."""
+    """A position in a list of sessions: after the session with this `updated_at` and this id."""
 
     at: datetime
     id: int
@@ -27,21 +27,21 @@ class SessionMark(NamedTuple):
 
 @dataclass(kw_only=True)
 class ExternalSession(Shown):
-    """One conversation container with one owner: a tree of branches over one world.
+    """A session: one conversation with one owner, a tree of branches and one world.
 
     Args:
-        id: The identity in the database.
-        user_id: The owner.
-        session_name: Unique for its owner.
-        created_at: The time at which it was made, aware UTC.
+        id: The id in the database.
+        user_id: The id of the owner.
+        session_name: The name, unique for its owner.
+        created_at: The time of creation, aware UTC.
         updated_at: The time at which a branch last moved, aware UTC.
-        is_active: False once it was put away.
-        current_internal_session_id: The branch that it continues on.
-        metadata: JSON-like facts about it.
-        branch_count: The number of its branches.
-        owner_name: The name of its owner.
-        role: The role of the user who looks: `viewer`, `forker`, `editor` or `owner`.
-        is_own: False if it is another one's, who shares it.
+        is_active: False if the session is inactive.
+        current_internal_session_id: The id of the current branch.
+        metadata: JSON-like metadata.
+        branch_count: The number of branches.
+        owner_name: The name of the owner.
+        role: The role of the user who reads it: `viewer`, `forker`, `editor` or `owner`.
+        is_own: False if another user owns the session and shares it.
     """
 
     id: int
@@ -59,30 +59,33 @@ class ExternalSession(Shown):
 
     @property
     def reference(self) -> str:
-        """The name of the session for the user who looks: plain for their own, like `alice/support-42` for others'."""
+        """The name by which the reading user refers to it: plain if it is their own, else like `alice/support-42`."""
         return self.session_name if self.is_own else f"{self.owner_name}/{self.session_name}"
 
     @property
     def cursor(self) -> str:
-        """The place after which a list of sessions continues, as text; see `place_of`."""
+        """The position of this session in a list of sessions, as text. `place_of` reads it."""
         return f"{(self.updated_at - _EPOCH) // _MICROSECOND}-{self.id}"
 
 
 def require_limit(limit: object, of: str) -> None:
-    """Refuse what cannot say how many are wanted.
+    """Check that a limit is a valid number of rows.
 
     Raises:
-        InvalidInput: It is no number, or none that a database takes.
+        InvalidInput: The limit is not an integer from 1 to 2**31 - 1.
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit < 2**31:
         raise InvalidInput(f"limit={limit!r} is not a number of {of}; give 1 or more.")
 
 
 def place_of(after: ExternalSession | str | None) -> SessionMark | None:
-    """Read where a list of sessions is to go on: behind a session, or its cursor; None is the beginning.
+    """Return the position after which a list of sessions continues.
+
+    Args:
+        after: The last session of the previous page, or its `cursor`. None means the beginning.
 
     Raises:
-        InvalidInput: It is something else.
+        InvalidInput: `after` is neither a session nor a valid cursor.
 
     Example:
         >>> place_of("1767225600000000-7").id
@@ -100,23 +103,23 @@ def place_of(after: ExternalSession | str | None) -> SessionMark | None:
 
 @dataclass(kw_only=True, repr=False)
 class InternalSession(Shown, Deferred):
-    """One branch: one line of execution, which is one LangGraph thread.
+    """A branch: one line of execution in a session, and one LangGraph thread.
 
     Args:
-        id: The identity in the database.
-        external_session_id: The session that it belongs to.
-        langgraph_session_id: Its thread id in LangGraph.
-        name: Unique in its session; the first is `main`.
+        id: The id in the database.
+        external_session_id: The id of its session.
+        langgraph_session_id: The thread id in LangGraph.
+        name: The name, unique in the session. The first branch is `main`.
         session_state: The newest values of the graph's state without the messages, JSON-like.
         conversation_history: The newest messages as dicts.
-        created_at: The time at which it was made, aware UTC.
-        is_current: True if the session continues on it.
-        checkpoint_count: The number of checkpoints that it made itself.
-        parent_session_id: The branch it left from; None for the first.
-        branch_point_checkpoint_id: The checkpoint where it left.
+        created_at: The time of creation, aware UTC.
+        is_current: True if it is the current branch of the session.
+        checkpoint_count: The number of checkpoints made on this branch, without those of its ancestors.
+        parent_session_id: The id of the parent branch. None for the first branch.
+        branch_point_checkpoint_id: The id of the checkpoint at which it left its parent.
         tool_invocation_count: The length of its tool track, from the root of the session.
-        status: `open`, `running`, `replaying` (a rollback is being made) or `partial` (it failed half way).
-        metadata: JSON-like facts about it.
+        status: `open`, `running`, `replaying` (a rollback is creating it) or `partial` (that rollback failed half way).
+        metadata: JSON-like metadata.
     """
 
     CONTENT: ClassVar[tuple[str, ...]] = ("session_state", "conversation_history")
@@ -142,8 +145,8 @@ class InternalSession(Shown, Deferred):
 
 
 class Sessions(Listed[ExternalSession]):
-    """Sessions, which a notebook shows as a table."""
+    """A list of sessions. A notebook shows it as a table."""
 
 
 class Branches(Listed[InternalSession]):
-    """Branches, which a notebook shows as a table."""
+    """A list of branches. A notebook shows it as a table."""

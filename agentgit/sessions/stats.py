@@ -1,4 +1,4 @@
-"""Figures about a session, a branch, or all sessions of a user. Pure values; rows B6 and W12."""
+"""Statistics of a session, a branch, or all sessions of a user. Pure values; rows B6 and W12."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from agentgit.errors import InvalidInput
 from agentgit.values import Drawn
 
 Prices: TypeAlias = Mapping[str, Sequence[float]]
-"""The price of a million tokens by the name of the model: of input and of output; and, where it is another price, of
-input that a cache had, and of input that was put into a cache. `*` is every other model."""
+"""Prices of a million tokens, by the name of the model: of input, of output and, if they differ from that of input, of
+input read from a cache and of input written to a cache. The key `*` applies to every other model."""
 
 MILLION = 1_000_000
 ANY = "*"
 
 
 class UsedTokens(NamedTuple):
-    """The tokens that models have used.
+    """Token counts of one model.
 
     Args:
-        messages: The number of answers that reported their usage.
-        input: Tokens that went in, with those of the cache.
-        output: Tokens that came out.
-        cache_read: Those of the input that a cache had.
-        cache_write: Those of the input that were put into a cache.
+        messages: The number of model answers that reported their usage.
+        input: Input tokens, including cached ones.
+        output: Output tokens.
+        cache_read: Input tokens that were read from a cache.
+        cache_write: Input tokens that were written to a cache.
     """
 
     messages: int = 0
@@ -38,16 +38,16 @@ class UsedTokens(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Both."""
+        """Input and output tokens together."""
         return self.input + self.output
 
 
 Usage: TypeAlias = Mapping[str, UsedTokens]
-"""Tokens by the name of the model."""
+"""Token counts by the name of the model."""
 
 
 def added(usages: Iterable[Usage]) -> dict[str, UsedTokens]:
-    """Add usages up.
+    """Add up the token counts of several usages, for each model.
 
     Example:
         >>> added([{"a": UsedTokens(1, 2, 3)}, {"a": UsedTokens(1, 1, 1), "b": UsedTokens(1, 0, 5)}])["a"]
@@ -61,7 +61,7 @@ def added(usages: Iterable[Usage]) -> dict[str, UsedTokens]:
 
 
 def beyond(now: Usage, before: Usage) -> dict[str, UsedTokens]:
-    """Return what was used after an earlier moment; models that were not are left out."""
+    """Return the tokens that were used since an earlier usage was counted. Models without new usage are left out."""
     used = {
         model: UsedTokens(*(max(0, a - b) for a, b in zip(tokens, before.get(model, UsedTokens()), strict=True)))
         for model, tokens in now.items()
@@ -73,7 +73,7 @@ def require_prices(prices: Prices) -> Prices:
     """Check that prices are valid and return them.
 
     Raises:
-        InvalidInput: A price is not two to four numbers from zero up.
+        InvalidInput: A price is not a list or tuple of two to four finite numbers of at least 0.
     """
     for model, price in prices.items():
         numbers = price if isinstance(price, (list, tuple)) else ()
@@ -90,7 +90,7 @@ def _is_price(number: object) -> bool:
 
 
 def cost_of(usage: Usage, prices: Prices) -> float | None:
-    """Return what a usage costs; None if the price of a model is not known.
+    """Return the cost of a usage; None if the price of a model is not known.
 
     Example:
         >>> cost_of({"m": UsedTokens(1, 2_000_000, 500_000)}, {"m": (1, 8)}), cost_of({"m": UsedTokens(1, 1, 1)}, {})
@@ -112,11 +112,11 @@ def cost_of(usage: Usage, prices: Prices) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """The space that something takes in a database, in bytes.
+    """The database space that sessions or branches take, in bytes.
 
     Args:
-        own: The part that nothing else needs.
-        shared: The values that other sessions or branches need too.
+        own: The size of what nothing else needs.
+        shared: The size of the values that other sessions or branches need too.
     """
 
     own: int
@@ -128,12 +128,12 @@ class Figures:
     """The counts of a branch, or the sums of several branches.
 
     Args:
-        checkpoints: All that are there.
-        automatic: Those of them that agentgit made by itself.
-        first: The time of the oldest of them, aware UTC.
-        last: The time of the newest of them, aware UTC.
-        calls: Tool calls by their status.
-        operations: Rollbacks, switches and forks that left from there, by their kind.
+        checkpoints: The number of checkpoints.
+        automatic: The number of checkpoints that agentgit made automatically.
+        first: The time of the oldest checkpoint, aware UTC.
+        last: The time of the newest checkpoint, aware UTC.
+        calls: The number of tool calls, by status.
+        operations: The number of rollbacks, switches and forks that started from these branches, by kind.
         tokens: The tokens that models have used, by the name of the model.
     """
 
@@ -147,34 +147,34 @@ class Figures:
 
     @property
     def named(self) -> int:
-        """The checkpoints that a person or an agent asked for."""
+        """The number of checkpoints that a person or an agent asked for."""
         return self.checkpoints - self.automatic
 
     @property
     def duration_seconds(self) -> float:
-        """From the first checkpoint to the last."""
+        """The seconds between the first checkpoint and the last."""
         return (self.last - self.first).total_seconds() if self.first and self.last else 0.0
 
     @property
     def rollbacks(self) -> int:
-        """The number of rollbacks that left from there."""
+        """The number of rollbacks that started from these branches."""
         return self.operations.get("rollback", 0)
 
     @property
     def reversals(self) -> int:
-        """The number of effects that were to be reversed."""
+        """The number of calls whose reversal has ended: it succeeded, failed, or its outcome is unknown."""
         return sum(self.calls.get(status, 0) for status in ("reversed", "reverse_failed", "reverse_unknown"))
 
     @property
     def reversal_success(self) -> float | None:
-        """The share of them that were, from 0 to 1; None if none was to be."""
+        """The share of reversals that succeeded, from 0 to 1; None if there were no reversals."""
         return self.calls.get("reversed", 0) / self.reversals if self.reversals else None
 
     def to_dict(self, prices: Prices | None = None) -> dict[str, Any]:
-        """Return them as JSON-like data.
+        """Return the counts as JSON-like data.
 
         Args:
-            prices: To tell the cost too.
+            prices: The prices to compute the cost with; without them `cost` is None.
         """
         return {
             "checkpoints": self.checkpoints,
@@ -194,7 +194,7 @@ class Figures:
 
 
 def summed(figures: Iterable[Figures]) -> Figures:
-    """Add figures up."""
+    """Add up the counts of several branches."""
     all_ = list(figures)
     return Figures(
         checkpoints=sum(one.checkpoints for one in all_),
@@ -217,11 +217,11 @@ def _counted(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class BranchFigures:
-    """The counts of one branch: what was done on it, not what it began with.
+    """The counts of one branch: what was done on it, without what it inherited.
 
     Args:
-        session_name: Its session.
-        name: The branch.
+        session_name: The name of its session.
+        name: The name of the branch.
         figures: The counts.
     """
 
@@ -232,15 +232,15 @@ class BranchFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class Stats(Drawn):
-    """The figures of a session, a branch, or all sessions of a user.
+    """The statistics of a session, a branch, or all sessions of a user.
 
     Args:
-        subject: What they are of.
-        branches: Of each branch.
-        names: The number of times that each name of a checkpoint occurs.
-        sessions: The number of their sessions.
-        prices: The prices of tokens; None if nobody said.
-        storage: The space that it takes of the database; None if that was not asked for.
+        subject: What the statistics describe.
+        branches: The counts of each branch.
+        names: How often each checkpoint name occurs.
+        sessions: The number of sessions.
+        prices: The prices of tokens; None if no prices were given.
+        storage: The database space that it takes; None if it was not measured.
     """
 
     subject: str
@@ -252,21 +252,21 @@ class Stats(Drawn):
 
     @property
     def total(self) -> Figures:
-        """The figures of all branches together."""
+        """The counts of all branches together."""
         return summed(one.figures for one in self.branches)
 
     @property
     def unique_names(self) -> int:
-        """The number of different names of checkpoints."""
+        """The number of different checkpoint names."""
         return len(self.names)
 
     @property
     def cost(self) -> float | None:
-        """The cost of the tokens; None if no prices were given, or one is missing."""
+        """The cost of the tokens; None if no prices were given or the price of a model is missing."""
         return cost_of(self.total.tokens, self.prices) if self.prices is not None else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return them as JSON-like data."""
+        """Return the statistics as JSON-like data."""
         return {
             "subject": self.subject,
             "sessions": self.sessions,

@@ -1,4 +1,4 @@
-"""The tree that the branches of a session form, and an exploration on it, from columns alone."""
+"""The tree of a session's branches, and the results of an exploration. Pure values; no graph state is needed."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A checkpoint as the tree and the log know it.
+    """A checkpoint in the tree and in the log.
 
     Args:
-        id: The checkpoint.
-        number: Its place on its branch, from 1.
-        name: The name a person gave it, or None.
-        kind: `before` a turn, `after` a turn, after `tools`, `branch` (where a branch begins) or `named`.
-        is_auto: True if agentgit made it by itself.
-        created_at: The time at which it was made, aware UTC.
+        id: The id of the checkpoint.
+        number: Its number on its branch, from 1.
+        name: The name that a person gave it, or None.
+        kind: `before` a turn, `after` a turn, after `tools`, `branch` (the start of a branch) or `named`.
+        is_auto: True if agentgit made it automatically.
+        created_at: The time of creation, aware UTC.
         position: The number of tool invocations before it.
-        message_count: The number of messages of its conversation.
-        title: One short line about what happened there.
-        effects: How many calls since the checkpoint before it have which mark (`agentgit.effects.invocation`), as they
-            stand now; what only read, or was answered from a record, has none.
-        tags: The names that people gave to it, each unique in the session.
+        message_count: The number of messages in its conversation.
+        title: One short line that describes it.
+        effects: The number of calls since the previous checkpoint, by their current mark (see
+            `agentgit.effects.invocation`). Calls that only read, or were answered from a record, have no mark.
+        tags: Its tags, each unique in the session.
     """
 
     id: int
@@ -48,18 +48,18 @@ class Point:
 
 @dataclass(kw_only=True)
 class Branch:
-    """A branch in the tree, with its points (oldest first) and the branches that leave from it.
+    """A branch in the tree, with its checkpoints (oldest first) and its child branches.
 
     Args:
-        id: The internal session.
-        name: Unique in the session.
+        id: The id of the branch.
+        name: The name, unique in the session.
         status: `open`, `running`, `replaying` or `partial`.
-        is_current: True if the session continues on it.
-        parent_id: The branch it left from.
-        branch_point_id: The checkpoint where it left.
-        points: Its checkpoints.
-        effects: As those of a point, of the calls since its newest checkpoint.
-        children: Branches that leave from it, in the order they were made.
+        is_current: True if it is the current branch of the session.
+        parent_id: The id of the parent branch.
+        branch_point_id: The id of the checkpoint at which it left its parent.
+        points: The checkpoints of the branch.
+        effects: The number of calls since its newest checkpoint, by their current mark; see `Point`.
+        children: The branches that leave from it, in order of creation.
     """
 
     id: int
@@ -75,11 +75,11 @@ class Branch:
 
 @dataclass(kw_only=True)
 class Tree(Drawn):
-    """The branches of one session, from the root. `str` draws it.
+    """The tree of a session's branches. `str(tree)` draws it.
 
     Args:
         session_name: The name of the session.
-        roots: The branches without a parent; there is one, `main`.
+        roots: The branches without a parent. There is one, `main`.
     """
 
     session_name: str
@@ -87,11 +87,11 @@ class Tree(Drawn):
 
     @classmethod
     def grow(cls, session_name: str, branches: Iterable[Branch]) -> Tree:
-        """Hang each branch under its parent.
+        """Build the tree: put each branch below its parent.
 
         Args:
             session_name: The name of the session.
-            branches: In the order they were made, without children.
+            branches: The branches in order of creation, without children.
 
         Example:
             >>> tree = Tree.grow("s", [Branch(id=1, name="main"), Branch(id=2, name="b", parent_id=1)])
@@ -107,7 +107,7 @@ class Tree(Drawn):
         return cls(session_name=session_name, roots=roots)
 
     def walk(self) -> Iterable[Branch]:
-        """Visit every branch, parents before their children."""
+        """Yield every branch, parents before their children."""
         stack = list(reversed(self.roots))
         while stack:
             branch = stack.pop()
@@ -116,24 +116,24 @@ class Tree(Drawn):
 
 
 BEGUN, DONE, WAITING, FAILED = "begun", "done", "waiting", "failed"
-"""The states of the turn of an explored branch."""
+"""The statuses of an explored branch's turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExploredBranch:
-    """One way that was gone: a branch, and what was said and called since the exploration began.
+    """One branch of an exploration, with its messages and tool calls since the exploration began.
 
     Args:
-        id: The branch.
-        name: Its name, like `explore/2/1`: the second choice at the first step, the first one at the second.
-        choices: The same as numbers, from 1.
-        status: `done`; `waiting` for a person's answer; `failed`; or `begun` if it was broken off.
+        id: The id of the branch.
+        name: Its name, like `explore/2/1`: the second choice at the first step, then the first choice at the second.
+        choices: The same choices as numbers, from 1.
+        status: `done`, `waiting` (for a person's answer), `failed`, or `begun` if the turn was interrupted.
         answer: The text of the last answer; None if there is none.
         messages: The messages since the exploration began, as `history()` returns them.
         tool_calls: The tool calls since then.
-        tokens: The tokens that the models counted since then; None if they do not count.
-        score: The result of `score`; None without it.
-        error: The exception that the turn raised, if it failed.
+        tokens: The tokens that the models reported since then; None if they report none.
+        score: The score that the `score` function returned; None without such a function.
+        error: The error that the turn raised, if it failed.
     """
 
     id: int
@@ -154,14 +154,14 @@ class ExploredBranch:
 
 @dataclass(frozen=True, kw_only=True)
 class Exploration(Drawn):
-    """The results of an exploration. Its text is a table of the leaves.
+    """The results of an exploration. `str` returns a table of the leaves.
 
     Args:
         name: The prefix of the names of its branches.
-        branch: The name of the branch that it began on.
-        branches: All branches that were made, each before those that go on from it. Each ran one turn.
-        tokens: The tokens that the models counted in all these turns; None if they do not count.
-        undeclared: The undeclared tools that were called: what they did was not taken back.
+        branch: The name of the branch on which it began.
+        branches: All branches that were created, parents before their children. Each ran one turn.
+        tokens: The tokens that the models reported in all these turns; None if they report none.
+        undeclared: The undeclared tools that were called. Their effects were not reversed.
 
     Example:
         >>> tried = [ExploredBranch(id=n, name=f"explore/{n}", choices=(n,), score=n / 2) for n in (1, 2)]
@@ -177,16 +177,16 @@ class Exploration(Drawn):
 
     @property
     def leaves(self) -> list[ExploredBranch]:
-        """The branches that no other one goes on from."""
+        """The branches that no other branch continues."""
         parents = {branch.choices[:-1] for branch in self.branches}
         return [branch for branch in self.branches if branch.choices not in parents]
 
     @property
     def best(self) -> ExploredBranch:
-        """The leaf with the highest score; of equals the first.
+        """The leaf with the highest score; the first one if several have it.
 
         Raises:
-            NotFound: None has a score.
+            NotFound: No leaf has a score.
         """
         scored = [leaf for leaf in self.leaves if leaf.score is not None]
         if not scored:
@@ -196,7 +196,7 @@ class Exploration(Drawn):
         return max(scored, key=lambda leaf: leaf.score or 0.0)
 
     def compare(self) -> list[dict[str, Any]]:
-        """Return the leaves as the rows of a table, the highest score first."""
+        """Return one dict for each leaf, the highest score first."""
         return [
             {
                 "branch": leaf.name,

@@ -1,4 +1,4 @@
-"""Webhooks: where events are sent, the hosts that are allowed, and the signature (Standard Webhooks). Pure values."""
+"""Webhooks: their values, the hosts that are allowed, and signatures (Standard Webhooks). Pure values."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from agentgit.sessions.events import Event
 from agentgit.values import to_json
 
 ENVIRONMENT = "AGENTGIT_WEBHOOK_ALLOW"
-"""The environment variable of the operator that allows more hosts, with commas between them."""
+"""The environment variable with which the operator allows more hosts, separated by commas."""
 
 PUBLIC_6 = IPv6Network("2000::/3")
-"""The only part of IPv6 from which public addresses are given out."""
+"""The only part of IPv6 from which public addresses are assigned."""
 
 NAT64 = IPv6Network("64:ff9b::/96")
-"""IPv6 addresses that stand for the IPv4 address in their last four bytes."""
+"""The network of the IPv6 addresses that embed an IPv4 address in their last four bytes (NAT64)."""
 
 ISATAP = 0x00005EFE
-"""The third quarter of IPv6 addresses that stand for the IPv4 address in their last four bytes (RFC 5214)."""
+"""The third quarter of the IPv6 addresses that embed an IPv4 address in their last four bytes (RFC 5214)."""
 
 SHARED = IPv4Network("100.64.0.0/10")
-"""Addresses inside of a carrier's network, or of a cloud's."""
+"""Addresses inside the network of a carrier or a cloud."""
 
 NOT_PUBLIC = (
-    IPv4Network("192.0.0.0/24"),  # Python before 3.11.10 takes most of it for public; Oracle's metadata is in it
-    IPv4Network("168.63.129.16"),  # a public address by number, where each virtual machine of Azure reaches its host
-    IPv6Network("3fff::/20"),  # documentation, which Python does not know yet
+    IPv4Network("192.0.0.0/24"),  # mostly public to Python before 3.11.10; has Oracle's metadata service
+    IPv4Network("168.63.129.16"),  # public by number; Azure's virtual machines reach their host there
+    IPv6Network("3fff::/20"),  # the documentation network, which Python does not know yet
 )
-"""Networks that `ipaddress` calls public, and that are not."""
+"""Networks that `ipaddress` treats as public although they are not."""
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
@@ -50,11 +50,11 @@ Address = IPv4Address | IPv6Address
 
 @dataclass(frozen=True)
 class WebhookHosts:
-    """The hosts that webhooks may be sent to although their addresses are not public.
+    """The hosts to which webhooks may be sent although their addresses are not public.
 
     Args:
-        names: The names of hosts, in lower case; whatever they resolve to is allowed.
-        networks: The networks of addresses that are allowed.
+        names: Allowed host names, in lower case. Every address that they resolve to is allowed.
+        networks: Allowed networks.
     """
 
     names: frozenset[str] = frozenset()
@@ -62,13 +62,13 @@ class WebhookHosts:
 
     @classmethod
     def of(cls, given: Sequence[str]) -> WebhookHosts:
-        """Read the list of an operator.
+        """Parse the operator's list of allowed hosts.
 
         Args:
             given: Host names, addresses and networks, such as `hooks.internal`, `10.0.0.7` or `10.0.0.0/8`.
 
         Raises:
-            InvalidInput: It is no list, or one of them is none of these.
+            InvalidInput: `given` is not a list of strings, or an item is not a host name, address or network.
 
         Example:
             >>> WebhookHosts.of(["Hooks.internal", "10.0.0.0/8"]).names
@@ -90,10 +90,10 @@ class WebhookHosts:
         return cls(frozenset(names), tuple(networks))
 
     def require_written(self, host: str) -> None:
-        """Refuse a host that is written as an address, in whatever form, where webhooks may not be sent.
+        """Check that a host which is written as an address, in any notation, may receive webhooks.
 
         Raises:
-            InvalidInput: It is one, or `localhost`.
+            InvalidInput: The host is an address that is neither public nor allowed, or `localhost` without permission.
         """
         address = _written(host)
         kind = None if address is None or plain_name(host) in self.names else self._refused(address)
@@ -101,14 +101,14 @@ class WebhookHosts:
             raise InvalidInput(_refusal(kind))
 
     def require_resolved(self, host: str, addresses: Iterable[str]) -> None:
-        """Refuse a host one of whose addresses is where webhooks may not be sent.
+        """Check that all addresses of a host may receive webhooks.
 
         Args:
-            host: As the URL has it.
-            addresses: All that it resolved to.
+            host: The host as written in the URL.
+            addresses: All addresses that it resolved to.
 
         Raises:
-            NotAllowed: One of them is; its kind is told, and not the address.
+            NotAllowed: An address is neither public nor allowed. The message names its kind, not the address itself.
         """
         if plain_name(host) in self.names:
             return
@@ -117,13 +117,13 @@ class WebhookHosts:
                 raise NotAllowed(_refusal(kind))
 
     def _refused(self, address: Address) -> str | None:
-        """Return the kind of an address that is neither public nor allowed."""
+        """Return the kind of an address that is neither public nor allowed; None if it may receive webhooks."""
         plain = _embedded(address)
         return None if any(one in net for net in self.networks for one in (address, plain)) else kind_of(plain)
 
 
 def kind_of(address: Address) -> str | None:
-    """Return what keeps webhooks from an address; None if it is public.
+    """Return the kind of a non-public address, in words; None if the address is public.
 
     Example:
         >>> kind_of(ip_address("127.0.0.1")), kind_of(ip_address("169.254.169.254")), kind_of(ip_address("8.8.8.8"))
@@ -145,12 +145,12 @@ def kind_of(address: Address) -> str | None:
 
 
 def plain_name(host: str) -> str:
-    """Return the name of a host in the one form that is compared."""
+    """Normalize a host name for comparison: lower case, without a trailing dot."""
     return host.lower().rstrip(".")
 
 
 def _embedded(address: Address) -> Address:
-    """Return the IPv4 address that an IPv6 address stands for, or the address itself."""
+    """Return the IPv4 address that an IPv6 address embeds, or the address itself."""
     if isinstance(address, IPv4Address):
         return address
     if address in NAT64:
@@ -161,7 +161,7 @@ def _embedded(address: Address) -> Address:
 
 
 def _written(host: str) -> Address | None:
-    """Return the address that a host is written as, also in the forms that only the C library knows, like `0x7f.1`."""
+    """Return the address that a host spells out, also in notations of the C library like `0x7f.1`; None for a name."""
     name = plain_name(host)
     try:
         return ip_address(name)
@@ -180,35 +180,35 @@ def _refusal(kind: str) -> str:
 
 
 PREFIX = "whsec_"
-"""The beginning of a secret whose rest is base64."""
+"""The prefix of a secret whose rest is base64."""
 
-NO_SECRET = "env:"  # noqa: S105  # it is none
-"""A beginning that no secret has: it would be taken for the name of a variable, and signed with nothing secret."""
+NO_SECRET = "env:"  # noqa: S105  # a prefix, not a secret
+"""A prefix that secrets must not have: users would expect a variable's value, but the literal text would be the key."""
 
 SHORTEST = 24
-"""Bytes of a secret."""
+"""The least number of bytes of a secret."""
 
 PENDING, DEAD = "pending", "dead"
-"""An event is still to be sent, or was tried too often."""
+"""The statuses of a delivery: it is still to be sent, or it was given up."""
 
 TOLERANCE_SECONDS = 300
-"""The most seconds that a signed message may be old, or new."""
+"""The greatest difference in seconds between the timestamp of a message and the receiver's clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Webhook:
-    """A URL that events are sent to.
+    """A webhook: a URL to which events are sent.
 
     Args:
-        id: The identity.
-        url: The URL, without what may follow a `?`.
-        kinds: The kinds of events, as patterns.
-        session_id: Only events of this session; None is all.
-        created_at: The time at which it was made, aware UTC.
+        id: The id of the webhook.
+        url: The URL, without its query.
+        kinds: The kinds of events to send, as patterns.
+        session_id: The session whose events are sent; None means all sessions.
+        created_at: The time of creation, aware UTC.
         pending: The number of events that are still to be sent.
-        dead: The number of events that were tried too often; `retry` lets them be sent again.
-        last_error: Why the last try of one of these failed.
-        secret: The key of the signatures; only right after `add`, and never shown.
+        dead: The number of events that were given up after too many attempts. `retry` queues them again.
+        last_error: The error of the last failed attempt at these events.
+        secret: The signing key. Set only in the result of `add`; `repr` and `to_dict` leave it out.
     """
 
     id: int
@@ -222,7 +222,7 @@ class Webhook:
     secret: str | None = field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON-like data, without the secret."""
+        """Return all fields but the secret as JSON-like data."""
         plain = {name: value for name, value in vars(self).items() if name != "secret"}
         return {**plain, "kinds": list(self.kinds), "created_at": self.created_at.isoformat()}
 
@@ -233,9 +233,9 @@ class Delivered:
 
     Args:
         sent: The number of events that were accepted.
-        failed: The number of tries that failed and will be made again later.
-        dead: The number of those that were given up.
-        waiting: The number of events that are still to be sent, later.
+        failed: The number of events that failed and will be sent again later.
+        dead: The number of events that failed and were given up.
+        waiting: The number of events that are still to be sent.
     """
 
     sent: int = 0
@@ -244,14 +244,14 @@ class Delivered:
     waiting: int = 0
 
     def to_dict(self) -> dict[str, int]:
-        """Return it as JSON-like data."""
+        """Return all fields as JSON-like data."""
         return dict(vars(self))
 
 
 def message_of(event: Event) -> tuple[str, bytes]:
     """Return the id and the body of the message about an event.
 
-    They are the same at every try, and differ from those of any other event.
+    Both are the same for every attempt, and unique to the event.
     """
     told = event.to_dict()
     body = to_json({"type": event.kind, "timestamp": told["created_at"], "data": told})
@@ -259,15 +259,16 @@ def message_of(event: Event) -> tuple[str, bytes]:
 
 
 def new_secret() -> str:
-    """Make the key of a webhook's signatures."""
+    """Generate a secret for signing a webhook's messages."""
     return PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
 def key_of(secret: str) -> bytes:
-    """Return the bytes of a secret: base64 after `whsec_`, else its own.
+    """Return the key of a secret: its decoded base64 after `whsec_`, else the bytes of its text.
 
     Raises:
-        InvalidInput: It is shorter than 24 bytes, or no base64, or begins with `env:`. It is not shown.
+        InvalidInput: The secret is shorter than 24 bytes, is not valid base64, or begins with `env:`. The message does
+            not contain the secret.
     """
     if secret.startswith(NO_SECRET):
         raise InvalidInput("env:NAME is not accepted: users cannot use the server's variables. Give the secret itself.")
@@ -284,10 +285,10 @@ def signed(secret: str, message_id: str, body: bytes, timestamp: int | None = No
     """Return the headers that sign a message.
 
     Args:
-        secret: As a webhook has it.
-        message_id: The same at every try.
-        body: As it is sent.
-        timestamp: Seconds since 1970; None is now.
+        secret: The secret of the webhook.
+        message_id: The id of the message, the same for every attempt.
+        body: The body as it is sent.
+        timestamp: Seconds since 1970; None means now.
     """
     at = str(int(time.time()) if timestamp is None else timestamp)
     made = hmac.new(key_of(secret), f"{message_id}.{at}.".encode() + body, hashlib.sha256).digest()
@@ -299,16 +300,16 @@ def signed(secret: str, message_id: str, body: bytes, timestamp: int | None = No
 
 
 def verify(secret: str, headers: Mapping[str, str], body: bytes, now: float | None = None) -> None:
-    """Check that a message comes from the holder of the secret, and is not an old one that somebody sends again.
+    """Check that a message is signed with the secret and is recent, so that it cannot be a replayed one.
 
     Args:
         secret: The secret of the webhook.
         headers: The headers of the request.
         body: The body as it was received, before anything reads it.
-        now: The time in seconds since 1970; None is the clock.
+        now: The time in seconds since 1970; None means now.
 
     Raises:
-        NotAllowed: The signature does not match, or the message has no time or an old one.
+        NotAllowed: The signature does not match, or the timestamp is missing or too far from now.
 
     Example:
         >>> secret = new_secret()
@@ -329,10 +330,11 @@ def verify(secret: str, headers: Mapping[str, str], body: bytes, now: float | No
 
 
 def require_url(url: str) -> str:
-    """Refuse what no webhook can be sent to.
+    """Check that a URL can be the target of a webhook, and return it.
 
     Raises:
-        InvalidInput: It is no http(s) URL of a host, or it has a password, which would be shown.
+        InvalidInput: The URL is not an http or https URL with a host, or it contains a user or password, which would be
+            shown.
 
     Example:
         >>> require_url("https://example.com/hook?token=1")
@@ -352,7 +354,7 @@ def require_url(url: str) -> str:
 
 
 def shown(url: str) -> str:
-    """Return a URL without what may follow a `?`, where some services have a token.
+    """Return a URL without its query and fragment, which may contain a token.
 
     Example:
         >>> shown("https://example.com/hook?token=1")

@@ -1,1 +1,1 @@
-"""The store: SQL, and nothing that knows LangGraph. Tables, transactions, blobs, sessions, the journal."""
+"""The SQL store: tables, transactions, blobs, sessions and the journal. It does not import LangGraph."""

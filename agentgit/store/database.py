@@ -1,4 +1,4 @@
-"""One database: its address, its connections, its transactions, and what its failures mean."""
+"""The database: its URL, connections, transactions, and the translation of driver errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ATTEMPTS = 6
-"""The number of times that a transaction runs when another one conflicts with it."""
+"""The greatest number of times that a conflicting transaction runs. On a server, four times as many."""
 
 _SHRINK = {
     "sqlite": ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"),
@@ -53,15 +53,15 @@ _SHRINK = {
 
 _WIPE = {
     "sqlite": _SHRINK["sqlite"],
-    # What the planner knows of a table has values of its rows, until it is analyzed again.
+    # The planner's statistics contain values of deleted rows until the table is analyzed again.
     "postgresql": ("VACUUM (ANALYZE) " + ", ".join(f'"{name}"' for name in METADATA.tables),),
 }
 
 _USER = "agentgit.user_id"
-"""The setting that says whose sessions a transaction sees."""
+"""The PostgreSQL setting with the user whose sessions a transaction sees."""
 
 _NOT_YOURS = "01000"
-"""The code of a server's warning that it skipped a table because another role owns it."""
+"""The SQLSTATE of PostgreSQL's warning that it skipped a table because another role owns it."""
 
 _SIZE = {
     "sqlite": "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size",
@@ -69,20 +69,20 @@ _SIZE = {
 }
 
 NOTHING_MORE: Mapping[str, str] = {}
-"""Settings of a transaction beside those of its database."""
+"""No settings for a transaction besides those of its database."""
 
 _writers: dict[str, Turns] = {}
-"""One lock for each SQLite file, whoever has opened it in this process."""
+"""The write lock of each SQLite file, shared by every `Database` of this process that opens the file."""
 
 
 class Database:
-    """An open database. Safe to use from many threads.
+    """An open database. It is thread-safe.
 
     Args:
         where: A path, `:memory:` or a URL.
         pool_size: The greatest number of connections to a server.
-        lease_seconds: The time for which a run on a server counts as alive after it was last heard of.
-        keyring: The keys that its values are encrypted with; None if they are not.
+        lease_seconds: The time for which a run on a server counts as alive after it last renewed its lease.
+        keyring: The keys that encrypt its values; None if they are not encrypted.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class Database:
         self._loops = None if self.is_sqlite else _async_side(self.url, pool_size, self.seal)
         self.leases = None if self.is_sqlite else Leases(self._renewing, lease_seconds)
         self._driver_error: type[Exception] = self.engine.dialect.loaded_dbapi.Error
-        # A database in memory has one connection, so its users take turns; a file has as many as it needs.
+        # A database in memory has only one connection, so its users take turns. A file has as many as needed.
         self._turn: AbstractContextManager[Any] = Turns(threading.RLock()) if self.in_memory else nullcontext()
-        # SQLite lets a second writer sleep for milliseconds before it looks again; in one process they take turns here.
+        # SQLite's own lock is polled with sleeps of milliseconds, so writers of one process take turns here instead.
         self._writing = self._one_writer()
-        # Shared with those that `bound` makes, like all that it closes.
+        # Shared with the copies that `bound` returns, like everything that `close` closes.
         self._closed, self._pool = threading.Event(), self.engine.pool
         self._place = f"memory {id(self.engine)}" if self.in_memory else str(self.url)
         process.remember_at_fork(self)
@@ -123,14 +123,14 @@ class Database:
     def bound(
         self, tenant_id: int | None = None, user_id: int | str | None = None, *, tenant_name: str | None = None
     ) -> Self:
-        """Return the same database, limited on PostgreSQL to the rows that row-level security makes visible.
+        """Return a copy that is limited, on PostgreSQL, to the rows that row-level security makes visible.
 
-        The result shares connections, bus and locks with this object, and closing it closes them. SQLite has no such
-        restriction.
+        The copy shares connections, bus and locks with this object, and closing it closes them. SQLite has no
+        row-level security.
 
         Args:
             tenant_id: The tenant; None for no tenant.
-            user_id: The user whose sessions are visible, or `EVERYBODY` for those of all users; None for nobody's.
+            user_id: The user whose sessions are visible; `EVERYBODY` for those of all users, None for those of no user.
             tenant_name: The name of a tenant whose id is not known yet.
         """
         settings = {"tenant_id": tenant_id, "user_id": user_id, "tenant_name": tenant_name}
@@ -141,17 +141,17 @@ class Database:
         return made
 
     def apart(self) -> Self:
-        """Return the same database, for which `seeing` holds by itself."""
+        """Return a copy of this object that `seeing` affects separately. It shares the connections."""
         made = copy.copy(self)
         process.remember_at_fork(made)
         return made
 
     @contextmanager
     def seeing(self, user_id: int) -> Iterator[None]:
-        """Let the transactions of this object see what another user sees, until the block ends.
+        """Show the transactions of this object the sessions of another user, until the block ends.
 
         Args:
-            user_id: The user whose sessions are seen. If those of all are seen, they still are.
+            user_id: The user whose sessions become visible. No effect if the sessions of all users are visible.
         """
         bound = self._bound
         if bound.get(_USER, EVERYBODY) != EVERYBODY:
@@ -170,17 +170,17 @@ class Database:
 
     @property
     def files(self) -> list[str]:
-        """The files that SQLite keeps it in; none on a server or in memory."""
+        """The paths of the SQLite files of this database; empty on a server or in memory."""
         if not self.is_sqlite or self.in_memory:
             return []
         path = os.path.realpath(str(self.url.database))
         return [path + end for end in ("", "-wal", "-shm", "-journal")]
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a sync function that uses this database, while the event loop goes on.
+        """Run a sync function that uses this database, without blocking the event loop.
 
-        On PostgreSQL it runs on the loop itself, through the async driver. On SQLite, whose driver is sync, and where
-        greenlet is not installed, it runs in a thread.
+        On PostgreSQL the function runs on the loop itself, through the async driver. On SQLite, whose driver is sync,
+        or if greenlet is not installed, it runs in a thread.
         """
         self.require_open()
         with on_loop():
@@ -198,14 +198,14 @@ class Database:
 
     @property
     def is_closed(self) -> bool:
-        """True once `close` was called."""
+        """True after `close` was called."""
         return self._closed.is_set()
 
     def require_open(self) -> None:
-        """Refuse what comes after `close`: a connection would be opened again that nobody closes.
+        """Check that the database is not closed. Otherwise a connection would be opened that nobody closes.
 
         Raises:
-            Unavailable: It was closed.
+            Unavailable: The database was closed.
         """
         if self.is_closed:
             raise Unavailable(
@@ -215,13 +215,13 @@ class Database:
 
     @contextmanager
     def _entered(self, stage: Stage) -> Iterator[None]:
-        """Come to a transaction: refuse it after `close`, or inside of one that it would wait for."""
+        """Enter a transaction. Refuse it after `close`, or inside another transaction that it would wait for."""
         self.require_open()
         try:
             with self._translated(stage), nested(stage, self.name, has_one_connection=self.in_memory), self._turn:
                 yield
         finally:
-            if self.is_closed:  # meanwhile; the connection came back to a pool that nobody empties again
+            if self.is_closed:  # closed meanwhile: nobody else would empty the pool that now has the connection
                 self._pool.dispose()
 
     def _sleep(self, seconds: float) -> None:
@@ -235,36 +235,36 @@ class Database:
         """Yield a read-only connection.
 
         Args:
-            one_moment: True if all statements must see the same moment. On SQLite they always do. On PostgreSQL each
-                statement sees what is committed when it begins.
+            one_moment: True if all statements must see the database at the same moment. On SQLite they always do. On
+                PostgreSQL, without it, each statement sees what is committed when that statement begins.
         """
         seen = self._transaction(READING, only_reads=True, one_moment=one_moment)
         with self._entered(Stage(self._place)), seen as connection:
             yield connection
 
     def write(self, work: Callable[[Connection], T], *, durable: bool = False, carried: bool = False) -> T:
-        """Run `work` in one transaction, again if another one was in its way, and commit.
+        """Run `work` in one transaction and commit it; retry if another transaction conflicts.
 
         Args:
-            work: The function that runs the statements. It may run several times and must make its ids inside.
-            durable: True if the commit must survive a loss of power (intents and pointers do).
-            carried: True if a later commit of the same work is durable, and carries this one to the disk: then a server
-                need not wait for its disk now.
+            work: The function that runs the statements. It may run several times, so it must create its ids inside.
+            durable: True if the commit must survive a power failure, as intents and pointers must.
+            carried: True if a later durable commit of the same work also brings this one to the disk. A server then
+                does not wait for its disk now.
 
         Raises:
-            Unavailable: The database stayed locked, is read-only, full or out of reach.
+            Unavailable: The database stayed locked, is read-only, is full or cannot be reached.
         """
-        # On SQLite one attempt waits for its turn; on a server only one of those that collide gets through.
+        # On SQLite each attempt waits for the lock. On a server only one of several conflicting transactions succeeds.
         attempts = ATTEMPTS if self.is_sqlite else 4 * ATTEMPTS
         mode, has_broken, before = DURABLE if durable else WRITING, False, None
         for attempt in range(1, attempts + 1):
             try:
                 return self._once(work, mode, CARRIED if carried else NOTHING_MORE)
             except Again as error:
-                # A row that is refused again, after what refused it is committed and seen, is nobody else's doing.
+                # The retry sees what the other transaction committed. If the same row is refused again, it was no race.
                 if isinstance(error, Raced) and before == error.words:
                     raise error.refused from error.__cause__
-                # One connection may break; if the next one does too, it is no accident.
+                # One connection may break by chance. If the next one breaks too, a retry does not help.
                 if attempt == attempts or (has_broken and isinstance(error, Broken)):
                     raise Unavailable(str(error)) from error
                 has_broken |= isinstance(error, Broken)
@@ -273,7 +273,7 @@ class Database:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _once(self, work: Callable[[Connection], T], mode: str, more: Mapping[str, str]) -> T:
-        """Run `work` in one transaction, write down what it noted, commit, and tell those who listen."""
+        """Run `work` in one transaction, write its notes to the trail, commit, and notify subscribers."""
         places: Sequence[Any] = ()
         committed, stage = False, Stage(self._place, writes=True, committing=False)
         try:
@@ -293,20 +293,20 @@ class Database:
                 self.bus.settle(places, committed=committed)
 
     def shrink(self, *, wipe: bool = False) -> None:
-        """Return the free space of the database to the file system; writers wait until this is done.
+        """Return the free space of the database to the file system. Writers wait until it is done.
 
         Args:
-            wipe: True to go through every table, so that deleted data is gone from all of them.
+            wipe: True to process every table, so that no table holds deleted data any more.
 
         Raises:
-            Unavailable: `wipe` is True, and somebody still holds deleted data or the role may not wipe.
+            Unavailable: `wipe` is True, and a reader still needs deleted data or the role does not own the tables.
         """
         statements = (_WIPE if wipe else _SHRINK)["sqlite" if self.is_sqlite else "postgresql"]
         warned: list[str] = []
         with self._entered(Stage(self._place, writes=True)), self._writing, self.engine.connect() as connection:
             raw: Any = connection.connection.dbapi_connection
             if not self.is_sqlite:
-                raw.autocommit = True  # a vacuum cannot run inside of a transaction
+                raw.autocommit = True  # VACUUM cannot run inside a transaction
                 raw.add_notice_handler(lambda told: warned.append(told.sqlstate))
             cursor = raw.cursor()
             for statement in statements:
@@ -316,29 +316,29 @@ class Database:
                         f"{self.name} is being read, so its log still holds deleted data. Run agentgit gc later."
                     )
             cursor.close()
-            if not self.in_memory:  # the one connection of that is the database
-                connection.invalidate()  # nobody else should get a connection that commits by itself
+            if not self.in_memory:  # closing its only connection would delete the database
+                connection.invalidate()  # no other user may get a connection in autocommit mode
         if wipe and _NOT_YOURS in warned:
             raise Unavailable(
                 "The role of this connection does not own the tables. Ask their owner to run: VACUUM (ANALYZE)"
             )
 
     def size(self) -> int:
-        """Return how many bytes the database takes: its files, or on a server what that says."""
+        """Return the size of the database in bytes: of its files, or as the server reports it."""
         if self.is_sqlite and not self.in_memory:
             return sum(os.path.getsize(path) for path in self.files if os.path.exists(path))
         with self.reading() as connection:
             return int(connection.exec_driver_sql(_SIZE["sqlite" if self.is_sqlite else "postgresql"]).scalar_one())
 
     def use_wal(self) -> None:
-        """Let readers and a writer of a SQLite file work at once. The file keeps it, so it is asked for only once."""
+        """Switch a SQLite file to WAL mode, so that readers and a writer work at once. The file stores the setting."""
         with self._entered(Stage(self._place)), self.engine.connect() as connection:
             raw: Any = connection.connection.dbapi_connection
-            raw.execute("PRAGMA journal_mode=WAL")  # SQLite refuses it inside of a transaction
+            raw.execute("PRAGMA journal_mode=WAL")  # SQLite refuses it inside a transaction
 
     @contextmanager
     def _translated(self, stage: Stage) -> Iterator[None]:
-        """Turn the drivers' errors into ours, which say what to do next; tell of refusals when all is undone."""
+        """Translate driver errors into errors that say what to do next. Record refusals after the rollback."""
         try:
             yield
         except NotAllowed as error:
@@ -351,22 +351,22 @@ class Database:
             ) from error
         except DBAPIError as error:
             raise self._meaning(error.orig if isinstance(error.orig, Exception) else error, stage) from error
-        except self._driver_error as error:  # from a statement that went past SQLAlchemy
+        except self._driver_error as error:  # from a statement that bypassed SQLAlchemy
             raise self._meaning(error, stage) from error
 
     def _meaning(self, error: Exception, stage: Stage) -> Exception:
         if not self.is_sqlite and is_broken(error):
-            # The others of the pool go back to the same server, which may have restarted.
+            # The server may have restarted, so the other connections in the pool may be broken, too.
             ((self._loops and self._loops.engine()) or self.engine).dispose()
         return meaning(error, self.name, committing=stage.committing)
 
     def before_fork(self) -> None:
-        """Let a child find no open file of this database."""
+        """Close idle connections, so that a child process inherits no open file of this database."""
         if self._lite is not None and not self.in_memory:
             self._lite.close_idle()
 
     def after_fork(self) -> None:
-        """Set up a child process to use connections of its own; those of its parent are left alone."""
+        """Set up a child process with its own connections. The connections of the parent are left alone."""
         _writers.clear()
         self._writing = self._one_writer()
         self.bus.after_fork()
@@ -378,7 +378,7 @@ class Database:
             self.leases.after_fork()
 
     def _tell(self, refused: NotAllowed) -> None:
-        """Write a refusal to the audit trail, in a transaction of its own; the refusal stands if that fails."""
+        """Write a refusal to the audit trail, in its own transaction. If that fails, log it; the refusal stands."""
         told, refused.told = refused.told, None
         if told is None:
             return
@@ -389,7 +389,7 @@ class Database:
 
     def close(self) -> None:
         """Close all connections. Any later use of the object raises `Unavailable`."""
-        self.bus.close()  # first: its callbacks finish what waits for them, and may look here
+        self.bus.close()  # first, because callbacks that still have events may read this database
         self._closed.set()
         if self.leases is not None:
             self.leases.close()
@@ -401,8 +401,8 @@ class Database:
 
 
 def _async_side(url: URL, pool_size: int, seal: Seal | None) -> Loops | None:
-    if find_spec("greenlet") is None:  # SQLAlchemy's async side needs it; without it a thread does
+    if find_spec("greenlet") is None:  # SQLAlchemy needs it for asyncio; without it `run` uses a thread
         return None
-    from agentgit.store.sql.async_driver import Loops  # costs 30 ms, which SQLite needs not pay
+    from agentgit.store.sql.async_driver import Loops  # takes 30 ms to import, and SQLite does not need it
 
     return Loops(url, pool_size, seal)

@@ -1,4 +1,4 @@
-"""The store of one tenant: its sessions, its journal, its operations and its graph checkpoints, in one database."""
+"""The store of one tenant: its sessions, journal, operations and graph checkpoints in one database."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Moment:
 
     Args:
         snapshot: The state that a checkpoint made here refers to.
-        latest: The newest graph checkpoint, also where the snapshot had to go back behind an unfinished batch.
-        settled: True if nothing waits: no tool call for its result, no interrupt for its answer.
-        last: The last message, shown; empty if there is none.
+        latest: The newest graph checkpoint, even if the snapshot is an earlier one, before an unfinished batch.
+        settled: True if no tool call waits for its result and no interrupt waits for its answer.
+        last: The last message in the form that users see; empty if there is none.
         waiting: The AI message with tool calls that have no result, and the results that exist.
         batch: The number of the next batch of calls.
     """
@@ -62,7 +62,7 @@ class Moment:
 
 
 class Store:
-    """Everything of one tenant.
+    """The data of one tenant.
 
     Args:
         database: An open database that has its tables.
@@ -103,21 +103,21 @@ class Store:
         self.search = Search(tenant_id, self.graphs)
 
     def of(self, principal: Principal) -> Store:
-        """Return the same store for somebody: its database shows the sessions that they may see, an admin's all."""
+        """Return this store for a user. Its database shows the sessions that the user may see, and an admin all."""
         made = copy.copy(self)
         user_id = EVERYBODY if principal.user.is_admin else principal.user.id
         made.database = self.database.bound(self.tenant_id, user_id)
         return made
 
     def apart(self) -> Store:
-        """Return the same store with a `database` of its own, which `seeing` may lead further for a while."""
+        """Return this store with a separate `database`, which `seeing` can affect without affecting this one."""
         made = copy.copy(self)
         made.database = self.database.apart()
         return made
 
     @property
     def everybodys(self) -> Database:
-        """The database with what all users of the tenant have, also behind row-level security."""
+        """The database with the data of all users of the tenant, even with row-level security."""
         return self.database.bound(self.tenant_id, EVERYBODY)
 
     @contextmanager
@@ -140,30 +140,31 @@ class Store:
         return self.journal.track(connection, self.parts(connection, branch, position))
 
     def parts(self, connection: Connection, branch: Found, position: int | None = None) -> list[TrackPart]:
-        """Return what the tool track of a branch is made of, root first."""
+        """Return the parts of the tool track of a branch, root first."""
         parts = [segment.track for segment in self.sessions.lineage(connection, branch)]
         if position is not None:
             parts[-1] = TrackPart(branch_id=branch.id, before=branch.inherited, count=position - branch.inherited)
         return parts
 
     def live_track(self, connection: Connection, branch: Found) -> list[ToolInvocation]:
-        """Read the tool track of a branch, and the calls that wait for an answer now."""
+        """Read the tool track of a branch, followed by the calls that wait for an answer now."""
         track = self.track(connection, branch)
         return [*track, *self.journal.waiting(connection, branch.id, len(track))]
 
     def moment(self, connection: Connection, branch: Found) -> Moment:
-        """Return where a branch stands, as `looking` does."""
+        """Return the current position of a branch. See `looking`."""
         return self.looking(connection, branch.id, branch.thread_id)(branch)
 
     def looking(self, connection: Connection, branch_id: int, thread_id: str) -> Callable[[Found], Moment]:
-        """Ask where a branch stands; give what tells it, stepping back behind a batch of calls that was never finished.
+        """Request the current position of a branch, and return a function that returns it for the branch's row.
 
-        A batch that waits for an answer (an interrupt) is not stepped behind: it goes on rightly from a fork.
+        If the last batch of calls was never finished, the position is before that batch. This does not apply to a batch
+        that waits for an answer (an interrupt), because a fork can continue it.
 
         Args:
             connection: Any open connection.
             branch_id: The branch.
-            thread_id: Its thread.
+            thread_id: The thread of the branch.
         """
         tally, stand = self.journal.tally(connection, branch_id), self.graphs.stand(connection, thread_id)
         return lambda branch: self._moment(connection, branch, tally(), stand())
@@ -187,7 +188,7 @@ class Store:
         return Moment(snapshot=before, latest=latest, settled=False, waiting=tail, batch=batch)
 
     def _before(self, connection: Connection, at: At) -> At | None:
-        """Find the newest graph checkpoint before this one in which no tool call waits for its result."""
+        """Return the newest graph checkpoint up to this one in which no tool call waits for its result."""
         found: At | None = at
         while found is not None and unanswered(self._tail(connection, found)):
             earlier = found.place._replace(checkpoint_id=found.parent_id) if found.parent_id else None
@@ -195,7 +196,7 @@ class Store:
         return found
 
     def pending(self, connection: Connection, branch: Found, checkpoint_id: str | None) -> bytes | None:
-        """Read what waits at a graph checkpoint of a branch now; None before the first one."""
+        """Read the current pending writes at a graph checkpoint of a branch; None before the first one."""
         return self.graphs.pending(connection, GraphKey(branch.thread_id, "", checkpoint_id)) if checkpoint_id else None
 
     def is_interrupted(self, connection: Connection, at: At) -> bool:
@@ -211,17 +212,17 @@ class Store:
         return unanswered(self._tail(connection, at))
 
     def last_message(self, connection: Connection, at: At) -> dict[str, Any] | None:
-        """Return the last message of a graph checkpoint, shown; None if there is none."""
+        """Return the last message of a graph checkpoint in the form that users see; None if there is none."""
         messages = self.graphs.messages_at(connection, at, 1)
         return from_stored(messages[0]) if messages else None
 
     def answered(self, connection: Connection, at: At) -> dict[str, Any] | None:
-        """Return the AI message whose tool calls were all answered just before; None if another message came last."""
+        """Return the AI message if the last messages are the results of all its tool calls; otherwise None."""
         tail = self._tail(connection, at)
         return tail[0] if len(tail) > 1 and not unanswered(tail) else None
 
     def _tail(self, connection: Connection, at: At) -> list[dict[str, Any]]:
-        """Read the last message that is no result of a tool, and the results after it."""
+        """Read the last message that is not a tool result, and the tool results after it."""
         last = 1
         while True:
             tail = [from_stored(message) for message in self.graphs.messages_at(connection, at, last)]
@@ -231,7 +232,7 @@ class Store:
             last *= 8
 
     def recover(self, connection: Connection, branch: Found) -> Found:
-        """Take a branch back from a turn that has died, or whose lease has ended; what it was calling is unknown."""
+        """Release a branch from a turn that has died or whose lease has ended. Its running calls become `unknown`."""
         if branch.status != RUNNING or not self.sessions.is_abandoned(connection, branch):
             return branch
         self.journal.abandon(connection, branch.id, branch.owner)
@@ -240,7 +241,7 @@ class Store:
         return self.sessions.branch(connection, branch.id)
 
     def state(self, connection: Connection, thread_id: str, checkpoint_id: str | None) -> dict[str, Any]:
-        """Read the state and the conversation at a graph checkpoint, as a value's large fields have them."""
+        """Read the state and the conversation at a graph checkpoint, as the fields of a value."""
         if checkpoint_id is None:
             return {"session_state": {}, "conversation_history": []}
         state, messages = self.graphs.read_state(connection, thread_id, checkpoint_id)
@@ -250,7 +251,7 @@ class Store:
         """Check that a branch has the expected state.
 
         Raises:
-            Corrupt: The branch has another state.
+            Corrupt: The branch has a different state.
         """
         head = self.graphs.head(connection, branch.thread_id)
         if (head.state_hash if head else b"") != state_hash:
@@ -261,12 +262,12 @@ class Store:
 
 
 def snapshot_of(at: At | None, position: int, pending: bytes | None = None) -> Snapshot:
-    """Return what a checkpoint made at a graph checkpoint points at.
+    """Return the snapshot for a checkpoint that is made at a graph checkpoint.
 
     Args:
-        at: The graph checkpoint; None is before the first.
+        at: The graph checkpoint; None before the first one.
         position: The number of tool invocations before it.
-        pending: The pending writes there; None if that is not known.
+        pending: The pending writes there; None if they are not known.
     """
     return Snapshot(
         graph_checkpoint_id=at.place.checkpoint_id if at else None,

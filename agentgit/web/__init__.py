@@ -1,4 +1,4 @@
-"""The face for browsers and programs: an HTTP API and pages. Needs `pip install "agentgit[server]"`.
+"""The web interface: HTML pages and an HTTP API. Needs `pip install "agentgit[server]"`.
 
 Example:
     >>> import agentgit

@@ -1,4 +1,4 @@
-"""The application: the pages, the API below them, routes for machines, and the guard before all of them."""
+"""The ASGI application: the pages, the API, routes for probes and metrics, and the guard in front of them."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ router = APIRouter()
 
 @router.get("/healthz", include_in_schema=False)
 async def healthz() -> Response:
-    """Report that the process is alive; no database is asked."""
+    """Report that the process is alive, without a database query."""
     return PlainTextResponse("alive\n")
 
 
 @router.get("/readyz", include_in_schema=False)
 def readyz(request: Request) -> Response:
-    """Report whether requests can be served: the database answers, its schema is right, the server does not stop."""
+    """Report whether requests can be served: the database is available with the right schema; no shutdown has begun."""
     site = site_of(request)
     try:
         schema.check(site.repo.context.store.database)
@@ -51,7 +51,7 @@ def readyz(request: Request) -> Response:
 
 @router.get("/metrics", include_in_schema=False)
 def metrics(request: Request, bearer: Bearer) -> Response:
-    """Return the counts to who has the token for them, or the key of an admin."""
+    """Return the metrics to a caller with the metrics token or with the API key of an admin."""
     site, shown = site_of(request), bearer.credentials if bearer is not None else ""
     is_token = site.metrics_token is not None and hmac.compare_digest(shown.encode(), site.metrics_token.encode())
     try:
@@ -81,21 +81,23 @@ def app(
     metrics_token: str | None = None,
     limits: Limits | None = None,
 ) -> FastAPI:
-    """Make an ASGI application of a repository: pages, and an HTTP API under `/api/v1`.
+    """Create an ASGI application that serves a repository: pages, and an HTTP API under `/api/v1`.
 
     Args:
-        repo: Of whoever runs it; each request is served as the user who makes it. It stays open as long as the
-            application is used, and is closed by whoever opened it.
-        link: Let in by a link, as the owner of `repo`; None asks for names and passwords. Both take API keys.
-        hosts: The names under which it may be asked for, besides that of the public URL; None is any if there is none.
-        insecure: True to let people log in over plain http from other machines.
-        trusted_proxies: Addresses and networks of the proxies before it, which say who asks, by which scheme and host.
-        public_url: The address at which browsers find it; None is the scheme and host of each request.
-        metrics_token: The token that lets a program read `/metrics`; None lets admins only, with an API key.
-        limits: The limits of one request.
+        repo: The repository of the operator. Each request is served as the user who makes it. Keep the repository open
+            while the application is used, and close it yourself.
+        link: The link that logs browsers in as the owner of `repo`; None to ask for names and passwords. API keys are
+            accepted in both cases.
+        hosts: The host names to accept, besides that of the public URL. None accepts any name, or with a public URL
+            only that of the URL.
+        insecure: True to let people log in over plain HTTP from other machines.
+        trusted_proxies: Addresses and networks of the proxies whose `X-Forwarded-*` headers are trusted.
+        public_url: The URL that browsers use; None is the scheme and host of each request.
+        metrics_token: A token for `/metrics`, besides the API keys of admins; None for no token.
+        limits: The limits for requests and connections; None for the defaults.
 
     Raises:
-        InvalidInput: A proxy or the public URL is none.
+        InvalidInput: A proxy or the public URL is not valid.
 
     Example:
         >>> import agentgit
@@ -131,10 +133,10 @@ def app(
 
 
 class Static(StaticFiles):
-    """Style and script, which browsers may keep; they ask each time whether there are new ones."""
+    """Style sheets and scripts. Browsers may cache them, but revalidate them on each use."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        """Return a file."""
+        """Return a file with a `Cache-Control` header."""
         answer = await super().get_response(path, scope)
         answer.headers["cache-control"] = "no-cache"
         return answer

@@ -1,4 +1,4 @@
-"""Access for people and programs: an account, an API key, or a link that is shown where the server was started."""
+"""Authentication of people and programs: accounts, API keys, or the link that `agentgit serve` prints."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from agentgit.repository import Repository
 
 HOURS = 12
-"""The hours that a browser stays logged in."""
+"""The number of hours that a browser stays logged in."""
 
 
 class Entered(NamedTuple):
-    """The data of a login that a browser keeps.
+    """The result of a login with a password.
 
     Args:
-        key: The key that lets it in.
-        device: Identifies the browser, so that its later attempts are counted apart.
-        user_id: The user.
+        key: The API key for the browser's cookie.
+        device: The token that identifies the browser, so that its later attempts are counted separately.
+        user_id: The id of the user.
     """
 
     key: str
@@ -35,10 +35,10 @@ class Entered(NamedTuple):
 
 
 class Accounts:
-    """Comes in who has an account or an API key.
+    """Authentication with accounts and API keys.
 
     Args:
-        repo: Of whom there are accounts.
+        repo: The repository that has the accounts.
     """
 
     by_password = True
@@ -47,52 +47,52 @@ class Accounts:
         self.repo = repo
 
     def repository(self, credential: str) -> Repository:
-        """Return the repository of whom a credential is.
+        """Return the repository, bound to the user of a credential.
 
         Raises:
-            NotAllowed: It is nobody's, or not any more.
+            NotAllowed: The credential is not valid, or no longer valid.
         """
         return self.repo.authenticate(credential)
 
     def login(self, name: str, password: str, source: str, device: str | None = None) -> Entered:
-        """Let somebody in who has an account; give what their browser keeps.
+        """Log a user in with a password.
 
         Args:
             name: The name of the account.
             password: The password of the account.
-            source: The address of whoever asks.
-            device: The device token that their browser kept from an earlier login of that name.
+            source: The address of the client.
+            device: The device token of an earlier login with that name in the same browser; None if there is none.
 
         Raises:
             NotAllowed: There is no such account, or the password is wrong.
-            TooManyAttempts: It was wrong too often.
+            TooManyAttempts: There were too many failed attempts.
         """
         user = self.repo.login(name, password, source=source, device=device)
         made = user.keys.create(BROWSER, scopes=("admin",), expires_in=timedelta(hours=HOURS))
         return Entered(made.secret, user.keys.device(), user.user.id)
 
     def leave(self, credential: str) -> None:
-        """Let a credential be nobody's from now on.
+        """Revoke a credential.
 
         Raises:
-            NotAllowed: It is nobody's already.
-            InvalidInput: It is a JWT, which cannot be ended alone.
+            NotAllowed: The credential is not valid.
+            InvalidInput: It is a JWT, which cannot be revoked on its own.
         """
         _end(self.repo, credential)
 
     def has_left(self, repo: Repository, credential: str) -> bool:
-        """Return whether somebody who came in is out; the database itself tells it of keys, whenever it is asked."""
+        """Return whether a login has ended: always False, because the database checks the key on each use."""
         return False
 
 
 class OwnerLink:
-    """Comes in, as the owner of the repository, who has the link that is shown where the server was started.
+    """Authentication with a link that `agentgit serve` prints. It logs a browser in as the owner of the repository.
 
-    The link works for 12 hours, as often as it is opened: a preview that fetches it spends nothing, and a second
-    browser, or the same one after its cookies are gone, needs no restart. Programs come in with API keys.
+    The link works for 12 hours, any number of times. So a preview that fetches it does not use it up, and a second
+    browser, or one that lost its cookies, needs no restart. Programs authenticate with API keys.
 
     Args:
-        repo: The repository as the user sees it.
+        repo: The repository of the owner.
 
     Example:
         >>> import agentgit
@@ -116,10 +116,10 @@ class OwnerLink:
         self._lock = threading.Lock()
 
     def enter(self, token: str) -> str:
-        """Let in who has the link; give the credential that their browser keeps.
+        """Log a browser in with the token of the link; return the credential for its cookie.
 
         Raises:
-            NotAllowed: The token is another one, or has ended.
+            NotAllowed: The token is wrong or has expired.
         """
         now, credential = time.monotonic(), secrets.token_urlsafe(32)
         is_right = hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode())
@@ -131,22 +131,22 @@ class OwnerLink:
         return credential
 
     def repository(self, credential: str) -> Repository:
-        """Return the repository of whom a credential is.
+        """Return the repository, bound to the user of a credential.
 
         Raises:
-            NotAllowed: It is nobody's, or not any more.
+            NotAllowed: The credential is not valid, or no longer valid.
         """
         return self.repo if self._is_in(credential) else self.repo.authenticate(credential)
 
     def leave(self, credential: str) -> None:
-        """Let a credential be nobody's from now on: a browser's here, an API key in the database."""
+        """Revoke a credential: that of a browser in memory, an API key in the database."""
         with self._lock:
             was_in = self._until.pop(_hash(credential), None) is not None
         if not was_in:
             _end(self.repo, credential)
 
     def has_left(self, repo: Repository, credential: str) -> bool:
-        """Return whether a browser that came in by the link is out."""
+        """Return whether the login of a browser that used the link has ended."""
         return repo is self.repo and not self._is_in(credential)
 
     def _is_in(self, credential: str) -> bool:
@@ -154,7 +154,11 @@ class OwnerLink:
 
 
 def _end(repo: Repository, credential: str) -> None:
-    """Revoke the API key that a credential is."""
+    """Revoke an API key.
+
+    Raises:
+        InvalidInput: The credential is a JWT.
+    """
     user = repo.authenticate(credential)
     if user.context.principal.key_id is None:
         raise InvalidInput("A token is valid until it expires. To revoke all of yours: POST /users/ID/revoke-tokens.")

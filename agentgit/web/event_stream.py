@@ -1,4 +1,4 @@
-"""Live feeds: what happens, as server-sent events (WHATWG HTML, section 9.2)."""
+"""Live feeds of events, as server-sent events (WHATWG HTML, section 9.2)."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from agentgit.sessions.events import Event
 
 POLL_SECONDS = 1.0
-"""The seconds between two looks at the trail."""
+"""The number of seconds between two polls of the audit trail."""
 
 BEAT_SECONDS = 15.0
-"""After so long without an event, a comment tells the other side that the feed lives."""
+"""The number of seconds without an event after which a comment is sent, so that the client sees a live connection."""
 
 RETRY_MILLISECONDS = 3_000
-"""After so long a browser connects again."""
+"""The number of milliseconds after which a disconnected browser reconnects."""
 
 
 class Full(Exception):
-    """Somebody has as many feeds open as one may."""
+    """The user has reached the limit of open feeds."""
 
 
 class Seats:
-    """Counts the feeds that each user has open.
+    """The number of open feeds of each user.
 
     Args:
-        most: The largest number of feeds that one user may have open.
+        most: The maximum number of open feeds of one user.
     """
 
     def __init__(self, most: int) -> None:
@@ -49,10 +49,10 @@ class Seats:
         return self._taken.total()
 
     def take(self, user_id: int) -> None:
-        """Take a seat.
+        """Count a new feed of a user.
 
         Raises:
-            Full: There is none.
+            Full: The user has reached the limit.
         """
         with self._lock:
             if self._taken[user_id] >= self.most:
@@ -60,7 +60,7 @@ class Seats:
             self._taken[user_id] += 1
 
     def leave(self, user_id: int) -> None:
-        """Free a seat."""
+        """Count a feed of a user as closed."""
         with self._lock:
             self._taken[user_id] -= 1
             if not self._taken[user_id]:
@@ -68,12 +68,12 @@ class Seats:
 
 
 class Looking:
-    """Looks at the trail again and again, and gives each event once.
+    """Polls the audit trail, and returns each event once.
 
     Args:
         repo: The repository whose events are read.
-        session_id: Only those of this session; None is all.
-        start: The id of the last event that is known.
+        session_id: The session whose events to return; None for all sessions.
+        start: The id of the last event that the client has received.
     """
 
     def __init__(self, repo: Repository, session_id: int | None, start: int) -> None:
@@ -83,7 +83,10 @@ class Looking:
         self._given: set[int] = set()
 
     def look(self) -> list[Event]:
-        """Return what is new. Of several sessions one may commit late what has a lower id: that is looked for, too."""
+        """Return the events that were not returned before.
+
+        With several sessions, an event can be committed after one with a higher id. So recent ids are read again.
+        """
         back = SLOW_SECONDS * 1000 << COUNTER_BITS if self._session_id is None else 0
         after = max(self._start, self.newest - back)
         found = list(self._repo.events.list(session=self._session_id, after=after))
@@ -94,11 +97,11 @@ class Looking:
 
 
 async def feed(looking: Looking, is_over: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """Return the bytes of a feed until the server stops, or whoever asked may not see it any more.
+    """Yield the bytes of a feed until the server stops, or the user may no longer read the events.
 
     Args:
         looking: The source of the events.
-        is_over: Tells whether the server stops, or the browser has left.
+        is_over: A function that returns whether the server is stopping or the login has ended.
     """
     yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
     quiet = 0.0
@@ -107,7 +110,7 @@ async def feed(looking: Looking, is_over: Callable[[], bool]) -> AsyncIterator[b
         try:
             events = await run_in_threadpool(looking.look)
         except AgentGitError:
-            return  # the next request is told why
+            return  # the client reconnects, and that request reports the error
         for event in events:
             yield written(event, newest)
             newest = max(newest, event.id)
@@ -119,6 +122,6 @@ async def feed(looking: Looking, is_over: Callable[[], bool]) -> AsyncIterator[b
 
 
 def written(event: Event, newest: int) -> bytes:
-    """Write one event. One that came late has no id: a browser that comes again asks for what came after the newest."""
+    """Encode an event. A late event gets no id, so that a browser that reconnects continues after the newest one."""
     id = f"id: {event.id}\n".encode() if event.id > newest else b""
     return id + b"event: " + event.kind.encode() + b"\ndata: " + to_json(event.to_dict()).strip() + b"\n\n"

@@ -1,4 +1,4 @@
-"""Metrics of a server for its operator: counts in the text form of Prometheus, and a line for each request."""
+"""Metrics for the operator of a server: counters in the Prometheus text format, and the access log."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from starlette.types import Scope
 from agentgit.render.text import clean
 
 ACCESS = logging.getLogger("agentgit.access")
-"""Has a line for each request at level INFO."""
+"""The access log: one line for each request, at level INFO."""
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Seconds up to which durations are counted, as Prometheus' own libraries have them."""
+"""Upper bounds of the histogram of durations, in seconds: the defaults of Prometheus' own client libraries."""
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 USER = "agentgit.user"
-"""The key in the scope of a request for the id of its user, once that is known."""
+"""The key of the user's id in the scope of a request. It is set once the user is authenticated."""
 
 
 class Metrics:
-    """The counts of one application. No name, address or text that somebody sent is in them.
+    """The metrics of one application. They contain no name, address or text from a request.
 
     Example:
         >>> metrics = Metrics()
@@ -51,10 +51,10 @@ class Metrics:
         """Count a request.
 
         Args:
-            route: The path, with names in place of what stands for something.
-            method: Of the request; one that HTTP does not know is `other`.
-            status: Of the answer; 0 if there was none.
-            seconds: The seconds that it took; feeds count as long as they were open.
+            route: The path of the route, with the names of its parameters.
+            method: The HTTP method; one that is not in `METHODS` is counted as `other`.
+            status: The status of the answer; 0 if there was none.
+            seconds: The duration of the request; for a live feed, the time that it was open.
         """
         with self._lock:
             self._requests[route, method if method in METHODS else "other", status] += 1
@@ -62,15 +62,19 @@ class Metrics:
             self._seconds[route] = self._seconds.get(route, 0.0) + seconds
 
     def login_failed(self, *, throttled: bool) -> None:
-        """Count a login that failed."""
+        """Count a failed login.
+
+        Args:
+            throttled: True if it was refused because of too many attempts.
+        """
         with self._lock:
             self._failures["throttled" if throttled else "refused"] += 1
 
     def text(self, gauges: Mapping[str, int]) -> str:
-        """Write all counts.
+        """Return all metrics in the Prometheus text format.
 
         Args:
-            gauges: The further figures, as they are now.
+            gauges: The current values of additional gauges, by name.
         """
         with self._lock:
             return "".join(f"{line}\n" for line in self._lines(gauges))
@@ -94,18 +98,18 @@ class Metrics:
 
 
 def route_of(scope: Scope, root: str) -> str:
-    """Return the path of the route that a request took, with names in place of ids; `*` if it took none.
+    """Return the path of the route that answered a request, with the names of its parameters; `/*` if none did.
 
     Args:
-        scope: Of the request, after it was answered.
-        root: The path where the application is mounted.
+        scope: The scope of the request, after it was answered.
+        root: The path at which the application is mounted.
     """
     mounted = scope.get("root_path", "").removeprefix(root)
     return f"{mounted}{getattr(scope.get('route'), 'path', '/*')}"
 
 
 def write_access(scope: Scope, route: str, method: str, status: int, seconds: float) -> None:
-    """Write the line of a request: when, from where, method, route, status, milliseconds, the user's id."""
+    """Log a request: time, client address, method, route, status, milliseconds, and the id of the user."""
     if ACCESS.isEnabledFor(logging.INFO):
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         client: Any = scope.get("client") or ("-",)

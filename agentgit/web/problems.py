@@ -1,4 +1,4 @@
-"""Failures as answers: problem details (RFC 9457) for programs, a page for people. Nothing of ours shows in them."""
+"""Error responses as problem details (RFC 9457). They reveal nothing about the internals of the server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ STATUS: dict[type[AgentGitError], int] = {
     Corrupt: 500,
     Unavailable: 503,
 }
-"""The HTTP status of each failure; a failure that is not named has the status of its base class."""
+"""The HTTP status of each error; an error that is not listed has the status of its base class."""
 
 
 class Problem(BaseModel):
@@ -57,11 +57,11 @@ class Problem(BaseModel):
 
 
 class Unknown(NotAllowed):
-    """Whoever asks did not say who they are, or nobody knows them."""
+    """The request has no credential, or one that is not valid."""
 
 
 def status_of(error: AgentGitError) -> int:
-    """Return the HTTP status of a failure.
+    """Return the HTTP status of an error.
 
     Example:
         >>> status_of(NotFound("gone")), status_of(Unknown("who?"))
@@ -75,7 +75,7 @@ def status_of(error: AgentGitError) -> int:
 
 
 def headers_of(error: AgentGitError) -> dict[str, str]:
-    """Return what else an answer says of a failure: how to come in, or when to try again."""
+    """Return the headers for an error: how to authenticate, or when to try again."""
     status = status_of(error)
     if status == 401:
         return {"www-authenticate": 'Bearer realm="agentgit"'}
@@ -84,7 +84,7 @@ def headers_of(error: AgentGitError) -> dict[str, str]:
 
 
 def problem(status: int, detail: str, name: str = "", **more: Any) -> dict[str, Any]:
-    """Return the details of a problem.
+    """Return problem details.
 
     Example:
         >>> problem(404, "There is no session 7.", "NotFound")["type"]
@@ -101,13 +101,13 @@ OF_DATABASE: dict[type[AgentGitError], str] = {
     Corrupt: "The database of this server is damaged. Contact its administrator.",
     AgentGitError: "The database of this server refused the request. Contact its administrator.",
 }
-"""Texts for a web user about a failure of the database; the log has its owner, its place and its message."""
+"""What web users read about a database error. Its own message, which may name internals, goes to the log."""
 
 
 def of_error(error: AgentGitError) -> dict[str, Any]:
-    """Return the details of a failure: with the head that moved, the plan that is blocked, the report so far.
+    """Return the problem details of an error, with its data, such as the new head, the blocked plan or the report.
 
-    Of a failure of the database only its kind is told; the rest goes to the log.
+    For a database error they name only its kind; the rest goes to the log.
     """
     if is_of_database(error.__cause__) or isinstance(error, SchemaMismatch | Corrupt):
         LOG.warning("The database failed.", exc_info=error)
@@ -125,11 +125,11 @@ def of_error(error: AgentGitError) -> dict[str, Any]:
 
 
 def answer(details: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
-    """Write the details of a problem as an answer for programs."""
+    """Return problem details as a JSON response."""
     return Response(to_json(details), details["status"], headers, MEDIA_TYPE)
 
 
 def unexpected(error: Exception) -> dict[str, Any]:
-    """Write down what nobody expected; whoever asked is told nothing of it."""
+    """Log an unexpected error; return problem details that reveal nothing about it."""
     LOG.error("A request failed.", exc_info=error)
     return problem(500, "Internal error. The server log has the details.")

@@ -1,4 +1,4 @@
-"""Origin and target address of a request: the headers of trusted proxies, and the public URL."""
+"""The client address and the URL of a request: the headers of trusted proxies, and the public URL."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True)
 class Address:
-    """The address of the application for browsers.
+    """The address at which browsers reach the application.
 
     Args:
         scheme: `http` or `https`.
-        host: With the port, if that is not the usual one of the scheme; lower case.
-        path: The path below which it is served; empty or begins with a `/`.
+        host: The host name in lower case, with the port unless it is the default of the scheme.
+        path: The path under which it is served; empty, or starts with `/`.
     """
 
     scheme: str
@@ -31,12 +31,12 @@ class Address:
 
     @property
     def origin(self) -> str:
-        """The scheme and the host, as browsers write them in `Origin`."""
+        """The scheme and the host, in the form of the `Origin` header."""
         return f"{self.scheme}://{self.host}"
 
 
 def read_address(text: str) -> Address | None:
-    """Read a URL without user, query and fragment; None if it is not one.
+    """Parse a URL; return None if it is not valid, or has a user, a query or a fragment.
 
     Example:
         >>> read_address("https://Git.example:443/path/")
@@ -57,10 +57,10 @@ def read_address(text: str) -> Address | None:
 
 
 def public_address(text: str) -> Address:
-    """Read the public URL that an operator gives.
+    """Parse the public URL that an operator gives.
 
     Raises:
-        InvalidInput: It is not one.
+        InvalidInput: It is not a valid public URL.
     """
     found = read_address(text)
     if found is None or not (text.isascii() and text.isprintable()) or "//" in found.path:
@@ -69,13 +69,13 @@ def public_address(text: str) -> Address:
 
 
 class Proxies:
-    """The proxies whose word is taken.
+    """The proxies whose forwarding headers are trusted.
 
     Args:
         trusted: Addresses and networks, like `10.0.0.7` and `10.0.0.0/24`.
 
     Raises:
-        InvalidInput: One is neither, or means everybody.
+        InvalidInput: One is neither, or covers all addresses.
 
     Example:
         >>> proxies = Proxies(["10.0.0.0/24"])
@@ -94,19 +94,19 @@ class Proxies:
             raise InvalidInput("--trusted-proxy must not cover all addresses. Give the addresses of your proxies.")
 
     def trust(self, host: str) -> bool:
-        """Return whether an address is one of them."""
+        """Return whether an address is that of a trusted proxy."""
         found = read_ip(host)
         return found is not None and any(found in network for network in self._networks)
 
     def client(self, peer: str, forwarded: str) -> str:
-        """Return the address that the nearest trusted proxy saw.
+        """Return the address of the nearest hop that is not a trusted proxy.
 
-        Each proxy writes whom it saw to the right of what it was told; what is left of the first stranger, anybody can
-        have written.
+        Each proxy appends the address that connected to it. Everything to the left of the last address that is not a
+        trusted proxy can be forged.
 
         Args:
             peer: The address that connected.
-            forwarded: The X-Forwarded-For of the request.
+            forwarded: The `X-Forwarded-For` header of the request.
         """
         seen = peer
         for hop in reversed(forwarded.split(",")):
@@ -116,11 +116,13 @@ class Proxies:
         return seen
 
     def apply(self, scope: Scope, public: Address | None) -> None:
-        """Write into a request what its trusted proxy says of it; what anybody else says is not read.
+        """Set the client, scheme, host and path of a request from the headers of a trusted proxy and the public URL.
+
+        The headers are ignored if the peer is not a trusted proxy.
 
         Args:
-            scope: The scope of the request.
-            public: The address at which browsers find the application; None is where the request was sent to.
+            scope: The scope of the request, which is changed.
+            public: The public address of the application; None to keep the address of the request.
         """
         peer, port = scope.get("client") or ("", 0)
         if self.trust(peer):
@@ -135,19 +137,19 @@ class Proxies:
                 scope["headers"] = [(b"host", host.encode("latin-1")), *others]
         root = scope.get("root_path", "")
         if public is not None and public.path and not f"{root}/".startswith(f"{public.path}/"):
-            # A proxy may pass the path of the public URL on, or take it off.
+            # A proxy may pass on the path of the public URL, or strip it.
             is_whole = f"{scope['path']}/".startswith(f"{public.path}{root}/")
             scope["root_path"] = public.path + root
             scope["path"] = scope["path"] if is_whole else public.path + scope["path"]
 
 
 def _last(headers: Headers, name: str) -> str:
-    """Return what the nearest proxy says, where several have written."""
+    """Return the last value of a header: the one that the nearest proxy added."""
     return ",".join(headers.getlist(name)).rpartition(",")[2].strip()
 
 
 def read_ip(text: str) -> IPv4Address | IPv6Address | None:
-    """Read an address, also with a port; None if it is not one.
+    """Parse an IP address, with or without a port; return None if it is not one.
 
     Example:
         >>> read_ip("192.0.2.1:80"), read_ip("[2001:db8::1]:80"), read_ip("::ffff:192.0.2.1"), read_ip("unknown")

@@ -1,4 +1,4 @@
-"""Rules for every request and every answer: names of the host, limits, headers; and the origin of a form."""
+"""Security of requests and responses: host names, size and time limits, headers, cookies, and CSRF protection."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-"""Headers of every answer, unless it sets its own."""
+"""Default headers of every response."""
 
 SAFE = ("GET", "HEAD", "OPTIONS")
-"""The methods that change nothing."""
+"""The HTTP methods that change nothing."""
 
 NOT_BY_HEAD = ("/enter", "/events/live")
-"""Paths where the head of an answer cannot be had alone: it would let somebody in, or has no end."""
+"""Paths where HEAD is not run as GET without a body, because GET logs a browser in, or its response never ends."""
 
 BY_ANY_NAME = ("/healthz", "/readyz")
-"""Paths that are answered whatever the host is called: probes come by addresses."""
+"""Paths that are served under any host name, because probes use addresses."""
 
 
 class Guard:
-    """Stands before the whole application.
+    """Middleware in front of the whole application: enforces limits and host names, adds headers, counts requests.
 
     Args:
-        app: The application that it guards.
-        site: The site that the requests share.
-        failed: Gives the answer to what raised something that nobody expected.
+        app: The application to guard.
+        site: The state that all requests share.
+        failed: A function that returns the response for an unexpected exception.
     """
 
     def __init__(self, app: ASGIApp, site: Site, failed: Callable[[Request, Exception], Response]) -> None:
@@ -81,7 +81,7 @@ class Guard:
 
     async def _answer(self, scope: Scope, receive: Receive, answering: _Answering) -> None:
         if answering.head_alone:
-            scope["method"] = "GET"  # what is asked for is the same; only the body does not go out
+            scope["method"] = "GET"  # routes answer GET; the body is not sent
         line = len(scope["path"]) + len(scope.get("query_string", b""))
         if line + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > self.site.limits.head:
             await PlainTextResponse("The headers are too large.\n", 431)(scope, receive, answering.send)
@@ -100,20 +100,20 @@ class Guard:
             await self.app(scope, read, answering.send)
         except Exception as error:
             if answering.is_begun and not answering.is_whole:
-                raise  # half an answer: the connection is cut, so that nobody takes it for a whole one
+                raise  # the server then closes the connection, so that the client sees that the response is incomplete
             if not answering.is_begun:
                 answer = await run_in_threadpool(self.failed, Request(scope), error)
                 await answer(scope, receive, answering.send)
 
     def _limited(self, scope: Scope, receive: Receive) -> Receive:
-        """Return a way to read the body that ends where it is too large, or takes too long to come."""
+        """Return a `receive` that raises if the body is too large or takes too long to arrive."""
         limits, announced = self.site.limits, _length(Headers(scope=scope).get("content-length", "0"))
         got, is_whole, until = 0, False, 0.0
 
         async def read() -> Message:
             nonlocal got, is_whole, until
             if is_whole:
-                return await receive()  # waits for the other side to go away
+                return await receive()  # waits for the client to disconnect
             now = asyncio.get_running_loop().time()
             until = until or now + limits.seconds
             if announced > limits.body:
@@ -132,7 +132,7 @@ class Guard:
 
 
 def _without_body(receive: Receive) -> Receive:
-    """Return a way to read a request that needs no body: what comes of one is dropped, however long it is."""
+    """Return a `receive` that reports an empty body, and discards any body that arrives, however long it is."""
     begun = False
 
     async def read() -> Message:
@@ -148,16 +148,16 @@ def _without_body(receive: Receive) -> Receive:
 
 
 def _length(announced: str) -> float:
-    """Read how long a body is said to be; what is no number is too long."""
+    """Parse a `Content-Length`; return infinity if it is not a number of at most 15 digits."""
     return int(announced) if announced.isascii() and announced.isdigit() and len(announced) < 16 else math.inf
 
 
 class _Answering:
-    """Sends an answer, with what every answer says.
+    """The response to one request, with the default headers.
 
     Args:
         scope: The scope of the request.
-        send: The `send` that the server gave.
+        send: The `send` of the server.
     """
 
     def __init__(self, scope: Scope, send: Send) -> None:
@@ -167,7 +167,7 @@ class _Answering:
         self.status = 0
 
     async def send(self, message: Message) -> None:
-        """Send a piece of it."""
+        """Send a part of the response."""
         if message["type"] == "http.response.start":
             self.is_begun, self.status = True, message["status"]
             headers = MutableHeaders(scope=message)
@@ -186,21 +186,22 @@ class _Answering:
 
 
 def address_of(connection: HTTPConnection) -> Address | None:
-    """Return where the browser finds the application: the public URL, else where the request was sent to."""
+    """Return the address of the application for a browser: the public URL, or else the target of the request."""
     url = f"{connection.scope['scheme']}://{connection.headers.get('host', '')}"
     return site_of(connection).public or read_address(url)
 
 
 def is_https(connection: HTTPConnection) -> bool:
-    """Return whether the browser finds the application by https."""
+    """Return whether the browser uses HTTPS."""
     address = address_of(connection)
     return address is not None and address.scheme == "https"
 
 
 def cookie_name(connection: HTTPConnection) -> str:
-    """Name the cookie. Over https only this host can set one of this name; else two ports of a machine do not share it.
+    """Return the name of the login cookie.
 
-    Over https a browser takes a name that begins so only with Secure, for all paths, and from this host.
+    Over HTTPS it has the prefix `__Host-`, which browsers accept only with `Secure`, for all paths, and from this host.
+    Otherwise it contains the port, because cookies of one host are shared by all ports.
     """
     address = address_of(connection)
     port = address.host.removeprefix(name_of(address.host)).removeprefix(":") if address else ""
@@ -208,28 +209,28 @@ def cookie_name(connection: HTTPConnection) -> str:
 
 
 def device_cookie(connection: HTTPConnection, name: str) -> str:
-    """Name the cookie by which a browser is known in which somebody has logged in; each name has its own."""
+    """Return the name of the device cookie of a user name. It marks a browser in which that user has logged in."""
     return f"{cookie_name(connection)}-device-{hashlib.sha256(name.encode('utf-8', 'replace')).hexdigest()[:16]}"
 
 
 def keep(request: Request, response: Response, name: str, value: str, seconds: int | None = None) -> None:
-    """Let a browser keep a cookie, where no script reads it and no other site sends it along.
+    """Set a cookie that scripts cannot read, and that browsers do not send with forms of other sites.
 
     Args:
         request: The request of the browser.
-        response: The response to it.
+        response: The response to the request.
         name: The name of the cookie.
-        value: The value to keep.
-        seconds: The seconds to keep it; None is until the browser is closed.
+        value: The value of the cookie.
+        seconds: The number of seconds to keep it; None until the browser is closed.
     """
     response.set_cookie(name, value, max_age=seconds, path="/", secure=is_https(request), httponly=True, samesite="lax")
 
 
 def closed_line(request: Request) -> None:
-    """Check, before a password is asked for or a link lets somebody in, that nobody on the way can read along.
+    """Check that the connection is safe for a login: encrypted, local, or on a network that the operator trusts.
 
     Raises:
-        NotAllowed: Somebody could.
+        NotAllowed: Others on the network could read the password or the link.
     """
     is_here = name_of(request.headers.get("host", "")) in LOOPBACK
     if not (request.scope["scheme"] == "https" or is_here or site_of(request).insecure):
@@ -241,11 +242,11 @@ def closed_line(request: Request) -> None:
 
 
 def log_in(request: Request, entrance: Accounts, name: str, password: str, device: str | None = None) -> Entered:
-    """Let somebody in who has an account, and count it if not; see `Accounts.login`.
+    """Log a user in with a password, and count a failure; see `Accounts.login`.
 
     Raises:
         NotAllowed: There is no such account, or the password is wrong.
-        TooManyAttempts: It was wrong too often.
+        TooManyAttempts: There were too many failed attempts.
     """
     try:
         entered = entrance.login(name, password, request.client.host if request.client else "", device)
@@ -257,13 +258,13 @@ def log_in(request: Request, entrance: Accounts, name: str, password: str, devic
 
 
 def let_in(request: Request, response: Response, credential: str) -> Response:
-    """Let a browser keep a credential."""
+    """Set the login cookie."""
     keep(request, response, cookie_name(request), credential, HOURS * 3600)
     return response
 
 
 def forget_credential(request: Request, response: Response) -> Response:
-    """Let a browser forget its credential."""
+    """Delete the login cookie."""
     response.delete_cookie(cookie_name(request), path="/", secure=is_https(request), httponly=True, samesite="lax")
     return response
 
@@ -272,15 +273,15 @@ def forget_credential(request: Request, response: Response) -> Response:
 
 
 FORM_COOKIE = "agentgit-form"
-"""Before somebody is in, what is in forms is held against this cookie."""
+"""The cookie from which the CSRF token is derived before the user logs in."""
 
 
 def mark_of(connection: HTTPConnection, fresh: str | None = None) -> str:
-    """Return the text that a form must bring back; nobody who cannot read this browser's pages can know it.
+    """Return the CSRF token for forms, derived from the browser's cookie; empty if there is no cookie.
 
     Args:
-        connection: The connection that asked for the form.
-        fresh: A new value of the cookie for visitors who are not logged in.
+        connection: The request.
+        fresh: A new value of the form cookie, for a visitor who is not logged in.
     """
     cookies = connection.cookies
     known = cookies.get(cookie_name(connection)) or fresh or cookies.get(FORM_COOKIE) or ""
@@ -288,15 +289,15 @@ def mark_of(connection: HTTPConnection, fresh: str | None = None) -> str:
 
 
 def new_mark() -> str:
-    """Make a value for the cookie of somebody who is not in."""
+    """Generate a value for the form cookie."""
     return secrets.token_urlsafe(32)
 
 
 def same_site(request: Request, csrf: Annotated[str, Form(max_length=200)] = "") -> None:
-    """Check that a form comes from one of our own pages.
+    """Check that a form was sent from one of this application's own pages, by its origin and its CSRF token.
 
     Raises:
-        HTTPException: It does not.
+        HTTPException: It was not.
     """
     origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
     theirs, ours = read_address(origin) if origin is not None else None, address_of(request)

@@ -1,4 +1,4 @@
-"""Runs the application: where it listens, how long connections may take, and how it stops."""
+"""The HTTP server: its socket, the limits on connections, and the graceful shutdown."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("agentgit.web")
 
 QUIET_SECONDS = 60.0
-"""For so long the log does not tell again that an address has too many connections."""
+"""The minimum number of seconds between two warnings about an address with too many connections."""
 
 
 class Connections:
     """The open connections of one server.
 
     Args:
-        site: Its limits, and its proxies, to which the limit for one address does not apply.
+        site: The site, with the limits, and the trusted proxies, to which the limit for one address does not apply.
     """
 
     def __init__(self, site: Site) -> None:
@@ -54,7 +54,11 @@ class Connections:
         return self._of.total()
 
     def enter(self, connection: Connection) -> None:
-        """End a connection whose address has too many; where there are too many, end the one that waits longest."""
+        """Count a new connection, and abort one if there are too many.
+
+        If its address has too many, abort the new one. If the server has too many, abort the one that has waited
+        longest for a request.
+        """
         peer, source = connection.client[0] if connection.client else "", connection.source
         self._of[source] += 1
         if self._of[source] > self.limits.connections_each and not self._proxies.trust(peer):
@@ -67,14 +71,14 @@ class Connections:
                 longest.transport.abort()
 
     def leave(self, connection: Connection) -> None:
-        """Let a connection be gone."""
+        """Remove a connection from the counts."""
         self._waiting.pop(connection, None)
         self._of[connection.source] -= 1
         if not self._of[connection.source]:
             del self._of[connection.source]
 
     def wait(self, connection: Connection, waits: bool) -> None:
-        """Note whether a connection waits for a whole request; who waits already keeps the place."""
+        """Record whether a connection is waiting for a complete request. If it already was, it keeps its place."""
         if waits:
             self._waiting.setdefault(connection)
         else:
@@ -92,11 +96,11 @@ class Connections:
 
 
 class Connection(H11Protocol):
-    """A connection that is cut if the head of a request does not come in time, or the other side does not read.
+    """A connection that is aborted if the head of a request does not arrive in time, or the client does not read.
 
     Args:
-        among: All of the server.
-        given: As uvicorn gives it.
+        among: All connections of the server.
+        given: The arguments from uvicorn.
     """
 
     def __init__(self, among: Connections, **given: Any) -> None:
@@ -106,15 +110,15 @@ class Connection(H11Protocol):
         self._late: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
-        """Begin to wait for a request."""
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # the signature of uvicorn's method
+        """Start to wait for a request."""
         super().connection_made(transport)
         self.source = network_of(self.client[0]) if self.client else ""
         self._watch()
         self._among.enter(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop to wait."""
+        """Cancel the timers."""
         for timer in (self._late, self._stuck):
             if timer is not None:
                 timer.cancel()
@@ -122,30 +126,31 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read on; a whole head ends the wait."""
+        """Parse the data. A complete head ends the wait."""
         super().data_received(data)
         self._watch()
 
     def on_response_complete(self) -> None:
-        """Begin to wait for the next request."""
+        """Start to wait for the next request."""
         super().on_response_complete()
         self._watch()
 
     def pause_writing(self) -> None:
-        """Begin to wait until the other side reads."""
+        """Start to wait until the client reads."""
         super().pause_writing()
         self._stuck = self.loop.call_later(self._among.limits.seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on: the other side reads."""
+        """Stop waiting: the client reads again."""
         super().resume_writing()
         if self._stuck is not None:
             self._stuck.cancel()
 
     def _watch(self) -> None:
-        """See whether a request is under way. If not, the time runs from the moment on at which the last one ended.
+        """Start the timer for the head of a request if none is in progress; otherwise cancel it.
 
-        One whose body is still to come has its time in `Guard`, but gives way to others as if it had not come.
+        `Guard` limits the time for the body. Until the body is complete, the connection still counts as waiting, so it
+        can be aborted in favor of a new one.
         """
         waits = self.cycle is None or self.cycle.response_complete
         self._among.wait(self, waits or self.cycle.more_body)
@@ -157,17 +162,17 @@ class Connection(H11Protocol):
 
 
 STOP_SECONDS = 10
-"""The seconds that answers in progress may take when the server stops."""
+"""The number of seconds that requests in progress have to finish when the server stops."""
 
 IDLE_SECONDS = 5
-"""The seconds that a connection is kept after an answer if nothing more comes."""
+"""The number of seconds that an idle connection is kept open after a response."""
 
 
 class Server(uvicorn.Server):
-    """Serves an application; when it stops it ends live feeds first, which would go on for ever.
+    """A server for an application. Its shutdown first ends the live feeds, which would not end by themselves.
 
     Args:
-        made: As `app` makes it.
+        made: The application, as `app` returns it.
     """
 
     def __init__(self, made: FastAPI) -> None:
@@ -190,7 +195,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """End what is being answered, and stop."""
+        """End the live feeds, finish the other requests, and stop."""
         self._site.is_closing = True
         await super().shutdown(sockets)
 
@@ -212,26 +217,27 @@ def serve(
 ) -> None:
     """Serve a repository until Ctrl-C or SIGTERM.
 
-    A SQLite file on this machine is shown to whoever has the link that is said; everything else asks for accounts.
+    A SQLite database that is served on a loopback address is open to whoever has the printed link. In all other cases
+    users log in with accounts.
 
     Args:
         repo: The repository to serve.
-        host: The address on which it listens.
-        port: The port on which it listens; 0 is any that is free.
-        accounts: True to ask for accounts on a SQLite file, too.
-        hosts: The names under which it may be asked for, besides that of the public URL; none are those of this
-            machine if it listens there, else any if there is no public URL.
-        insecure: True to let people log in over plain http from other machines.
-        trusted_proxies: Addresses and networks of the proxies before it, which say who asks, by which scheme and host.
-        public_url: The address at which browsers find it; None is the scheme and host of each request.
-        metrics_token: The token that lets a program read `/metrics`; None lets admins only, with an API key.
-        access_log: True to write a line for each request to the standard output.
-        say: The function that gets the address of the page.
-        browser: True to open it in a browser.
+        host: The address to listen on.
+        port: The port to listen on; 0 for any free port.
+        accounts: True to require accounts for a SQLite database, too.
+        hosts: The host names to accept, besides that of the public URL, and the names of this machine if `host` is a
+            loopback address. If there are none of these, any name is accepted.
+        insecure: True to let people log in over plain HTTP from other machines.
+        trusted_proxies: Addresses and networks of the proxies whose `X-Forwarded-*` headers are trusted.
+        public_url: The URL that browsers use; None is the scheme and host of each request.
+        metrics_token: A token for `/metrics`, besides the API keys of admins; None for no token.
+        access_log: True to write a line for each request to standard output.
+        say: The function to call with each line to print, such as the address of the page.
+        browser: True to open the page in a browser.
 
     Raises:
-        InvalidInput: Nobody could come in: there is no account; or a proxy or the public URL is none.
-        Unavailable: The place to listen is taken.
+        InvalidInput: There is no account, so nobody could log in; or a proxy or the public URL is not valid.
+        Unavailable: The address or port is not available.
     """
     is_here = host in ("localhost", "127.0.0.1", "::1")
     link = None if accounts or not is_here or not repo.context.store.database.is_sqlite else OwnerLink(repo)
@@ -267,14 +273,14 @@ def serve(
     _tell(say, f"{(public_url or place).rstrip('/')}/", link, browser=browser)
     if proxies and public_url is None and names is not None and names <= LOOPBACK:
         say("Only localhost names are allowed. To allow the name that browsers use, add: --public-url https://NAME")
-    # uvicorn stops in good order at a signal, and then sends it again for whoever called it.
+    # uvicorn shuts down gracefully on a signal, and then raises the signal again for its caller.
     with suppress(KeyboardInterrupt):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         Server(made).run([listening])
 
 
 def _tell(say: Callable[[str], None], address: str, link: OwnerLink | None, *, browser: bool) -> None:
-    """Print the address of the server; the link lets browsers in."""
+    """Print the address of the server, with the token of the link if there is one."""
     address = f"{address}enter?token={link.token}" if link is not None else address
     say(f"agentgit is running at {address}")
     if link is not None:

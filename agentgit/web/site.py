@@ -1,4 +1,4 @@
-"""The state that all requests of one application share: how users log in, the host names, the limits of a request."""
+"""The state that all requests of one application share: authentication, host names, limits and metrics."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ if TYPE_CHECKING:
     from agentgit.repository import Repository
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
-"""The names of this machine for itself."""
+"""The host names of this machine's loopback interface."""
 
 KEY = "agentgit.site"
-"""The key in the scope of a request for the site."""
+"""The key of the site in the scope of a request."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The limits of one request.
+    """The limits for requests and connections.
 
     Args:
-        body: Bytes of its body.
-        head: Bytes of its line and headers.
-        seconds: The most seconds that each of these may take to arrive, and the other side to read on.
-        feeds: The number of live feeds that one user may have open at once.
-        connections: The most connections a server has open at once; for another one it ends the one that waits longest
-            for a request.
-        connections_each: The number of them that one address may have, if it is not a trusted proxy.
+        body: The maximum size of a request body, in bytes.
+        head: The maximum size of a request line with its headers, in bytes.
+        seconds: The maximum number of seconds for the head to arrive, for the body to arrive, and for the client to
+            resume reading.
+        feeds: The maximum number of live feeds that one user has open at once.
+        connections: The maximum number of open connections. For one more, the server aborts the connection that has
+            waited longest for a request.
+        connections_each: The maximum number of open connections of one address that is not a trusted proxy.
     """
 
     body: int = 1_000_000
@@ -47,18 +48,18 @@ class Limits:
 
 @dataclass(kw_only=True)
 class Site:
-    """One application.
+    """The state of one application.
 
     Args:
-        entrance: The way people log in.
-        hosts: The names under which it may be asked for, without a port; None is any.
-        insecure: True to let people log in over plain http from other machines.
-        proxies: Whose word is taken of where a request comes from.
-        public: The address at which browsers find it; None is where a request was sent to.
-        limits: The limits of one request.
-        metrics_token: The token that lets a program read the metrics, besides the key of an admin.
-        metrics: The counters.
-        connections: Tells how many are open, if a server of ours serves it.
+        entrance: The authentication.
+        hosts: The host names to accept, without ports; None accepts any.
+        insecure: True to let people log in over plain HTTP from other machines.
+        proxies: The trusted proxies.
+        public: The address that browsers use; None is the target of each request.
+        limits: The limits for requests and connections.
+        metrics_token: A token for the metrics, besides the API keys of admins; None for no token.
+        metrics: The metrics.
+        connections: A function that returns the number of open connections; None if `Server` does not serve it.
     """
 
     entrance: Accounts | OwnerLink
@@ -71,30 +72,30 @@ class Site:
     metrics: Metrics = field(default_factory=Metrics)
     connections: Callable[[], int] | None = None
     is_closing: bool = False
-    """True once the server stops: live feeds end."""
+    """True once the server is shutting down, so that live feeds end."""
 
     def __post_init__(self) -> None:
         self.seats = Seats(self.limits.feeds)
 
     @property
     def repo(self) -> Repository:
-        """The repository of whoever started it; of nobody else."""
+        """The repository of the operator. Requests use the repositories of their users instead."""
         return self.entrance.repo
 
 
 def site_of(connection: HTTPConnection) -> Site:
-    """Return the application that a request is for."""
+    """Return the site of a request."""
     site: Site = connection.scope[KEY]
     return site
 
 
 def note_user(connection: HTTPConnection, user_id: int) -> None:
-    """Note as whom a request is served, for the access log."""
+    """Store the id of the user of a request, for the access log."""
     connection.scope[USER] = user_id
 
 
 def name_of(host: str) -> str:
-    """Return the name in a Host header, without its port.
+    """Return the host name of a `Host` header in lower case, without its port.
 
     Example:
         >>> name_of("Example.com:8000"), name_of("[::1]:8000")

@@ -1,1 +1,1 @@
-"""The files of a session: snapshots of a directory or a container, and the undo stack."""
+"""Workspaces: snapshots of a directory or a container, and the undo stack."""

@@ -1,4 +1,4 @@
-"""`Workspace`: snapshots of a directory, and going back to any of them without losing anything."""
+"""`Workspace`: takes snapshots of a directory and restores them without losing any file."""
 
 from __future__ import annotations
 
@@ -25,24 +25,27 @@ MANUAL, AUTO, SAFETY = "manual", "auto", "safety"
 NUMBERED = "checkpoint-"
 
 MAX_FILE_SIZE = 100_000_000
-"""The size from which a file is left out of snapshots by default, in bytes: databases, models and tables fit below."""
+"""The default maximum size of files in snapshots, in bytes: enough for most databases, models and tables."""
 
 
 class Workspace(Base):
-    """Snapshots of a directory. Going back takes a snapshot first, touches only what differs, and loses nothing.
+    """Snapshots of a directory. A restore first takes a safety snapshot, changes only what differs, and loses nothing.
 
     Args:
         workspace_dir: The directory.
-        storage_dir: The directory of the snapshots; None is in `$AGENTGIT_HOME`, by default `~/.local/share/agentgit`.
-        environment: `"git"`, `"directory"` (needs no git), or something with `checkpoint()` and `restore(id)`.
-        auto_checkpoint: True if an agent with this workspace takes snapshots by itself before files are modified.
-        max_checkpoints: The number to keep. The oldest go first. Pinned ones stay and do not count. None keeps all.
-        exclude_patterns: Patterns to leave out besides those of the workspace's `.gitignore` files, in their syntax.
-        max_file_size: The greatest size in bytes. A greater file is left out, unless an earlier snapshot holds it.
+        storage_dir: The directory for the snapshots; None for one in `$AGENTGIT_HOME`, by default
+            `~/.local/share/agentgit`.
+        environment: `"git"`, `"directory"` (needs no git), or an object with `checkpoint()` and `restore(id)`.
+        auto_checkpoint: True if an agent with this workspace takes snapshots automatically before files are modified.
+        max_checkpoints: The number of snapshots to keep. The oldest are deleted first. Pinned ones are kept and do not
+            count. None keeps all.
+        exclude_patterns: Patterns of files to leave out, in the syntax of `.gitignore`, besides those of the
+            workspace's `.gitignore` files.
+        max_file_size: The maximum size in bytes. A larger file is left out, unless an earlier snapshot contains it.
 
     Raises:
-        InvalidInput: There is no such directory, or it is protected, such as the home directory; or the storage is that
-            of another workspace.
+        InvalidInput: The directory does not exist or is protected, such as the home directory; or the storage belongs
+            to another workspace.
         Unavailable: Git is not installed, or the storage cannot be used.
 
     Example:
@@ -82,7 +85,7 @@ class Workspace(Base):
         self.auto_checkpoint, self.max_checkpoints = auto_checkpoint, max_checkpoints
         self._listeners: dict[str, list[Callable[[Any], None]]] = {event: [] for event in EVENTS}
         self._thread = threading.RLock()
-        self._engine  # noqa: B018 - what cannot work is told at once
+        self._engine  # noqa: B018 - report a wrong environment now, not on the first use
         self._claim()
 
     @property
@@ -92,12 +95,12 @@ class Workspace(Base):
 
     @property
     def storage_dir(self) -> str:
-        """The real path of where snapshots are kept."""
+        """The real path of the directory of the snapshots."""
         return self._storage
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings from which `Workspace.of` makes this workspace again, in another process; JSON-like."""
+        """The JSON-like settings from which `Workspace.of` opens this workspace in another process."""
         return {
             "workspace": self._root,
             "storage": self._storage,
@@ -109,10 +112,11 @@ class Workspace(Base):
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Workspace:
-        """Make a workspace of its `settings`.
+        """Open a workspace from its `settings`.
 
         Raises:
-            InvalidInput: Its directory is not here, or only the process that made its environment has that.
+            InvalidInput: The directory does not exist here, or the workspace has a custom environment, which settings
+                cannot describe.
         """
         if not settings.get("environment"):
             raise InvalidInput(
@@ -128,7 +132,7 @@ class Workspace(Base):
         return UndoStack(self._root, self._undo_dir, whole=WholeSnapshots(self))
 
     def initialize(self) -> bool:
-        """Make the storage, and finish what was killed; the first use does it too. Give True."""
+        """Create the storage and finish interrupted restores, as the first use does; return True."""
         with self._working():
             return True
 
@@ -142,30 +146,30 @@ class Workspace(Base):
         kind: str = MANUAL,
         progress: Progress | None = None,
     ) -> FileCheckpoint:
-        """Take a snapshot. If nothing changed, that costs next to nothing.
+        """Take a snapshot. If nothing has changed, it costs almost nothing.
 
         Args:
             message: A description of the snapshot.
-            name: The name of the snapshot. Another may have the same name.
-            metadata: Metadata that is kept with it, JSON-like.
-            paths: Only these may have changed: nothing else is looked at.
-            kind: `manual`, or what took it.
+            name: The name of the snapshot. It need not be unique.
+            metadata: JSON-like metadata to store with it.
+            paths: The paths that may have changed; only these are scanned. None scans everything.
+            kind: `manual`, or another kind, such as `auto`.
             progress: The function to call with the number of files done and their total.
 
         Raises:
-            Unavailable: The storage or the workspace cannot be used, or another process does for long.
+            Unavailable: The storage or the workspace cannot be used, or another process uses it for too long.
         """
         with self._working():
             new = self._new(message, kind, name=name, metadata=metadata)
             return self._taken(new, self._looked_at(paths), progress)
 
     def keep(self, message: str = "", *, kind: str = AUTO, holder: str | None = None) -> FileCheckpoint:
-        """Return the snapshot that the files stand at; take one if they stand at none.
+        """Return the newest snapshot of the files as they are now; take one if there is none.
 
         Args:
             message: A description of the snapshot, if a new one is taken.
-            kind: The kind of a new snapshot: what takes it.
-            holder: The holder that needs it until `let_go`, however many come after it; None if nobody does.
+            kind: The kind of a new snapshot.
+            holder: The holder that pins the snapshot until `release_snapshot`; None to pin nothing.
         """
         with self._working():
             found = self._taken(self._new(message, kind), anew=False)
@@ -175,11 +179,11 @@ class Workspace(Base):
             return replace(found, pinned=True)
 
     def hold(self, id: str, holder: str) -> None:
-        """Take note that a holder needs a snapshot until `let_go`, however many come after it."""
+        """Pin a snapshot for a holder until `release_snapshot`, so that it is not pruned."""
         self._catalog.hold(id, holder)
 
     def release_snapshot(self, id: str, holder: str) -> None:
-        """Take note that a holder does not need a snapshot any more; it goes when its time comes, if no other does."""
+        """Release a holder's pin. Once nothing else pins the snapshot, it can be pruned."""
         self._catalog.release(id, holder)
 
     def adopt(self, source: Workspace, ref: str, *, pinned: bool = False) -> FileCheckpoint:
@@ -187,12 +191,12 @@ class Workspace(Base):
 
         Args:
             source: The other workspace.
-            ref: The snapshot there.
-            pinned: True to keep it however many come after it.
+            ref: The snapshot in the other workspace.
+            pinned: True to pin the copy.
 
         Raises:
             NotFound: There is no such snapshot.
-            InvalidInput: One of the two has an environment of its user's own, which alone knows its snapshots.
+            InvalidInput: One of the two has a custom environment, whose snapshots cannot be copied.
         """
         with self._working(), source._working():
             row = source._row(ref)
@@ -205,7 +209,7 @@ class Workspace(Base):
             return self._engine.adopt(source._engine, row, lambda files: replace(new, files_changed=files))
 
     def create(self, name: str | None = None, description: str = "") -> FileCheckpoint:
-        """Take a snapshot with a name; without one it is `checkpoint-1`, `checkpoint-2`, and so on."""
+        """Take a snapshot with a name, by default `checkpoint-1`, `checkpoint-2`, and so on."""
         with self._working():
             if not name:
                 number = int(self._catalog.get(NUMBER) or 0) + 1
@@ -214,22 +218,24 @@ class Workspace(Base):
             return self._taken(self._new(description, MANUAL, name=name))
 
     def checkpoint(self) -> str:
-        """Take a snapshot, as any `Environment` does; give its id."""
+        """Take a snapshot and return its id, as the protocol `Environment` requires."""
         return self.save(kind=AUTO).id
 
     def list(self, limit: int | None = None) -> list[FileCheckpoint]:
         """Return the snapshots, newest first.
 
         Args:
-            limit: The greatest number of them.
+            limit: The maximum number; None for all.
         """
         return [row.snapshot for row in self._catalog.rows(limit=limit)]
 
     def get(self, ref: str) -> FileCheckpoint | None:
-        """Return a snapshot by its id, a beginning of its id, or its name (then the newest); None if there is none.
+        """Return a snapshot by its id, a prefix of its id, or its name; None if there is none.
+
+        If several have the name, return the newest of them.
 
         Raises:
-            Ambiguous: Several ids begin with this text.
+            Ambiguous: Several ids start with this text.
         """
         row = self._find(ref)
         return row.snapshot if row else None
@@ -254,20 +260,20 @@ class Workspace(Base):
         force: bool = False,
         progress: Progress | None = None,
     ) -> Restored:
-        """Bring the files back to a snapshot. What stands now is in the safety snapshot that the result names.
+        """Restore the files to a snapshot. A safety snapshot, which the result names, keeps the current files.
 
         Args:
-            ref: The id, a beginning of it, or the name of the snapshot.
-            paths: Only these files and directories; None is everything.
-            expect: A snapshot that the files should be like now, or `last`: as they were last saved or restored. None
-                is whatever they are: the safety snapshot holds it.
-            force: True to go on if they are not.
+            ref: The id, a prefix of it, or the name of the snapshot.
+            paths: Only these files and directories; None for everything.
+            expect: The snapshot that the current files must match, or `last`: the last save or restore. None skips
+                this check.
+            force: True to restore even if they do not match.
             progress: The function to call with the number of files done and their total.
 
         Raises:
             NotFound: There is no such snapshot.
-            WorkspaceChanged: A file that would be touched is not as in `expect`; nothing was touched.
-            Unavailable: A path cannot be written; what is done stays, and restoring again goes on from there.
+            WorkspaceChanged: A file that would be changed does not match `expect`; nothing was changed.
+            Unavailable: A path cannot be written. The changes so far remain, and another restore continues from there.
         """
         with self._working():
             expected = self._expected(expect) if expect is not None and not force else None
@@ -277,17 +283,17 @@ class Workspace(Base):
             self._catalog.set(POSITION, done.id)
             killed = next((one for one in self._finished if one.id == done.id), None)
             if killed is not None and paths is None and not (done.restored or done.deleted):
-                return killed  # it was killed, and is done with what was just finished
+                return killed  # `_working` has just finished an interrupted restore of the same snapshot
             self._tell(RESTORED, done)
             return done
 
     def plan_restore(self, ref: str, *, paths: Paths = None, since: str | None = None) -> RestorePlan:
-        """Return what `restore` would do; nothing is touched.
+        """Return what `restore` would do, without changing anything.
 
         Args:
             ref: The snapshot, in any form that `restore` takes.
-            paths: Only these files and folders; None is all.
-            since: The snapshot that `changed` is told against; None, or one that is gone, is the last save or restore.
+            paths: Only these files and directories; None for everything.
+            since: The snapshot with which `changed` compares. None, or a deleted one, means the last save or restore.
 
         Raises:
             NotFound: There is no such snapshot.
@@ -297,11 +303,11 @@ class Workspace(Base):
             return self._engine.plan(self._row(ref), self._inside(paths), known)
 
     def rewind(self, steps: int = 1) -> Restored:
-        """Go back so many snapshots from where the workspace is; safety snapshots do not count.
+        """Go back a number of snapshots from the current position; safety snapshots do not count.
 
         Raises:
-            InvalidInput: `steps` is no positive number.
-            NotFound: There are not so many.
+            InvalidInput: `steps` is not positive.
+            NotFound: There are not that many earlier snapshots.
         """
         if steps < 1:
             raise InvalidInput("steps must be 1 or more.")
@@ -314,7 +320,7 @@ class Workspace(Base):
             return self.restore(ids[at + steps])
 
     def undo(self) -> Restored | None:
-        """Go back to the most recent snapshot that is no safety snapshot; None if there is none."""
+        """Restore the newest snapshot that is not a safety snapshot; return None if there is none."""
         with self._working():
             row = next((row for row in self._catalog.rows() if row.snapshot.kind != SAFETY), None)
             return self.restore(row.snapshot.id) if row else None
@@ -323,9 +329,9 @@ class Workspace(Base):
         """Return how two snapshots differ.
 
         Args:
-            a: The first; None is the newest.
-            b: The second; None is the workspace as it is now.
-            paths: Only these files and directories.
+            a: The first snapshot; None for the newest.
+            b: The second snapshot; None for the current files.
+            paths: Only these files and directories; None for everything.
 
         Raises:
             NotFound: There is no such snapshot.
@@ -341,11 +347,11 @@ class Workspace(Base):
             return self._engine.changed()
 
     def skipped(self) -> tuple[tuple[str, str], ...]:
-        """Return the paths that snapshots leave out, as last seen, each with the reason."""
+        """Return the paths that the last scan left out, each with the reason."""
         return self._engine.skipped()
 
     def delete(self, ref: str) -> FileCheckpoint:
-        """Delete one snapshot; its space comes back with `gc`, or by itself after some more.
+        """Delete one snapshot. Its space is freed by `gc`, or automatically after more deletions.
 
         Raises:
             NotFound: There is no such snapshot.
@@ -356,18 +362,18 @@ class Workspace(Base):
             return row.snapshot
 
     def pin(self, ref: str) -> None:
-        """Keep a snapshot however many come after it."""
+        """Pin a snapshot, so that it is not pruned."""
         self._catalog.pin(self._row(ref).snapshot.id, True)
 
     def unpin(self, ref: str) -> None:
-        """Let a snapshot go when its time comes."""
+        """Unpin a snapshot, so that it can be pruned."""
         self._catalog.pin(self._row(ref).snapshot.id, False)
 
     def leave_out(self, paths: Iterable[str | os.PathLike[str]]) -> None:
-        """Never capture, restore or delete these files from now on, whoever opens the workspace.
+        """Never capture, restore or delete these files from now on, in any process that opens the workspace.
 
         Args:
-            paths: Paths such as those of a database that is in use. Those outside of the workspace do not matter.
+            paths: Paths, such as those of a database that is in use. Paths outside the workspace are ignored.
         """
         inside = {os.fsdecode(self.relative(path)) for path in paths if self.holds(path)}
         if inside <= set(self._catalog.left_out()):
@@ -376,16 +382,16 @@ class Workspace(Base):
             self._catalog.set(LEFT_OUT, json.dumps(sorted(inside.union(self._catalog.left_out()))))
 
     def gc(self) -> Freed:
-        """Return the space of what no snapshot needs."""
+        """Free the space of data that no snapshot needs."""
         with self._working():
             return Freed(self._engine.collect(), len(self._catalog.rows()))
 
     def on(self, event: str, callback: Callable[[Any], None]) -> None:
-        """Have a function called after something happened; what it raises is logged and stops nothing.
+        """Call a function after each event of a kind. Exceptions that it raises are logged and ignored.
 
         Args:
             event: `created` and `deleted` (with the `FileCheckpoint`), `restored` (with the `Restored`), `pruned` (with
-                a list of `FileCheckpoint`) or `failed` (with the failure).
+                a list of `FileCheckpoint`) or `failed` (with the exception).
             callback: The function to call, with one argument.
 
         Raises:
@@ -396,7 +402,7 @@ class Workspace(Base):
         self._listeners[event].append(callback)
 
     def close(self) -> None:
-        """Close what is open. The workspace may be used again afterwards."""
+        """Close the open files. The workspace can be used again afterwards."""
         stack: UndoStack | None = self.__dict__.pop("undo_stack", None)
         if stack is not None:
             stack.close()
@@ -428,7 +434,7 @@ class Workspace(Base):
 
 
 class WholeSnapshots:
-    """The snapshots of a workspace that its undo stack takes. Nothing else uses them: they go when the stack says so.
+    """Snapshots of a workspace for its undo stack, which alone uses them and deletes those that it no longer needs.
 
     Args:
         workspace: The workspace.
@@ -438,15 +444,15 @@ class WholeSnapshots:
         self._workspace = workspace
 
     def checkpoint(self) -> str:
-        """Take a snapshot; give its id."""
+        """Take a snapshot and return its id."""
         return self._workspace.save(kind=UNDO).id
 
     def restore(self, id: str) -> Any:
-        """Go back to one."""
+        """Restore a snapshot."""
         return self._workspace.restore(id)
 
     def release(self, id: str) -> None:
-        """Delete one, but not if somebody has pinned it meanwhile."""
+        """Delete a snapshot unless it has been pinned since."""
         found = self._workspace.get(id)
         if found is not None and not found.pinned:
             self._workspace.delete(id)

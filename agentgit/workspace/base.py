@@ -1,4 +1,4 @@
-"""Base of the verbs of a workspace: its catalog and engine, its lock, pruning, and the naming of places."""
+"""The base class of `Workspace`: its catalog and engine, its lock, pruning, and the normalization of paths."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ log = logging.getLogger(__name__)
 CREATED, RESTORED, DELETED, PRUNED, FAILED = EVENTS = ("created", "restored", "deleted", "pruned", "failed")
 
 LAST = "last"
-"""The value that `restore` may expect instead of a snapshot: the files as they were last saved or restored."""
+"""A value of `expect` in `restore`, instead of a snapshot: the files as they were last saved or restored."""
 
 POSITION, NUMBER, PLACE = "position", "number", "place"
-"""The names in the catalog: the position of the workspace, the last number of a name, the owner of the storage."""
+"""Keys in the catalog: the current snapshot, the last number of a generated name, the owner of the storage."""
 
 Paths = Iterable[str | os.PathLike[str]] | None
 
 
 class Base(ABC):
-    """The inside of a `Workspace`, which sets these fields."""
+    """The internals of `Workspace`, which sets these fields."""
 
     max_checkpoints: int | None
     _root: str
@@ -80,7 +80,11 @@ class Base(ABC):
         return Files(self._root, self._storage, trees, self._catalog, self._patterns, self._max_file_size)
 
     def _claim(self) -> None:
-        """Refuse the storage of another workspace, whose files a restore would put here; one that moved comes along."""
+        """Record this workspace as the owner of the storage. A workspace that was moved keeps its storage.
+
+        Raises:
+            InvalidInput: The storage belongs to another workspace, whose files a restore would write here.
+        """
         environment = self._environment if isinstance(self._environment, str) else "own"
         here = [self._storage, environment, self._root, os.stat(self._root).st_ino]
         before = json.loads(self._catalog.get(PLACE) or "null")
@@ -97,7 +101,7 @@ class Base(ABC):
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """Have the workspace for this thread and this process, finish what was killed, tell of failures."""
+        """Lock the workspace for this thread and process, finish interrupted restores, and report errors."""
         with self._thread:
             if getattr(self, "_inner", False):
                 yield
@@ -126,7 +130,7 @@ class Base(ABC):
         *,
         anew: bool = True,
     ) -> FileCheckpoint:
-        """Take a snapshot, or give the one that the files stand at if it need not be a new one."""
+        """Take a snapshot; if `anew` is False, first look for an existing one of the current files."""
         saved = self._engine.snapshot(lambda files: replace(new, files_changed=files), paths, progress, anew=anew)
         self._catalog.set(POSITION, saved.id)
         if saved.id == new.id:
@@ -136,7 +140,7 @@ class Base(ABC):
 
     @contextmanager
     def _safety_told(self, wanted: CatalogRow) -> Iterator[None]:
-        """Report the safety snapshot of a restore, also of one that fails; neither it nor the target is pruned."""
+        """Report the safety snapshot that the block takes, even if the block fails. Prune neither it nor the target."""
         before = self._catalog.rows(limit=1)
         try:
             yield
@@ -182,7 +186,7 @@ class Base(ABC):
             self._collect()
 
     def _collect(self) -> None:
-        """Free space as a side task. If this fails, the requested work is still done, and a later call tries again."""
+        """Free space. A failure is only reported, because the requested work is done and a later call tries again."""
         try:
             self._engine.collect()
         except Exception as error:
@@ -210,10 +214,10 @@ class Base(ABC):
         return Expected(row.snapshot.id, row.tree)
 
     def _inside(self, paths: Paths) -> tuple[bytes, ...] | None:
-        """Return paths relative to the workspace, as they are written: no link in the workspace is followed.
+        """Return paths relative to the workspace, without following links in it.
 
         Raises:
-            InvalidInput: One is outside of it.
+            InvalidInput: A path is outside the workspace, or `paths` is not a list.
         """
         if paths is None:
             return None
@@ -222,7 +226,7 @@ class Base(ABC):
         return tuple(self._as_written(path) for path in paths)
 
     def _as_written(self, path: str | os.PathLike[str]) -> bytes:
-        """Return a path relative to the workspace, whichever way an absolute one leads to it."""
+        """Return a path relative to the workspace, even if it is absolute and reaches the workspace through a link."""
         above = whole = self._whole(path)
         while above != os.path.dirname(above):
             if above == self._root or os.path.realpath(above) == self._root:
@@ -231,10 +235,10 @@ class Base(ABC):
         return self.relative(path)
 
     def _whole(self, path: str | os.PathLike[str]) -> str:
-        """Return a path as an absolute one.
+        """Return the absolute form of a path.
 
         Raises:
-            InvalidInput: No file can have it.
+            InvalidInput: It cannot be the path of a file.
         """
         try:
             text = os.fsdecode(path)
@@ -245,7 +249,7 @@ class Base(ABC):
         raise InvalidInput(f"{path!r} is not the path of a file.")
 
     def _looked_at(self, paths: Paths) -> tuple[bytes, ...] | None:
-        """Return the paths at which files may have changed: as they are written, and where links lead from there."""
+        """Return the paths to scan: the given ones as written, and with the links in their directories resolved."""
         inside = self._inside(paths)
         if inside is None or paths is None:
             return None
@@ -255,7 +259,7 @@ class Base(ABC):
         """Return a path relative to the workspace, without following a link at its end.
 
         Raises:
-            InvalidInput: It is outside of the workspace.
+            InvalidInput: It is outside the workspace.
         """
         whole = self._whole(path)
         real = os.path.join(os.path.realpath(os.path.dirname(whole)), os.path.basename(whole))

@@ -1,7 +1,7 @@
-"""The catalog of a workspace's snapshots: one SQLite file, with the journal of restores and what is known of each file.
+"""The catalog of a workspace's snapshots: one SQLite file, with the journal of restores and the index of the files.
 
-A snapshot is written first and entered here after, in one transaction with what is known then: whoever is killed in
-between leaves nothing but waste.
+The files of a snapshot are written first. Then the snapshot and the index are stored here in one transaction. So a
+process that is killed in between leaves only unused files behind.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentgit.workspace.trees import TreeEntry
 from agentgit.workspace.values import UNDO, FileCheckpoint, when
 
 LEFT_OUT = "left_out"
-"""The catalog's name for the list of paths that no snapshot is to hold."""
+"""The key in the catalog of the list of paths that no snapshot may contain."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS snapshot (
@@ -45,7 +45,7 @@ CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 
 PATIENCE = 30.0
-"""For how long another process is waited for, in seconds."""
+"""The maximum time to wait for another process, in seconds."""
 
 PINNED = "pinned OR EXISTS (SELECT 1 FROM holding WHERE holding.snapshot = snapshot.id)"
 
@@ -54,11 +54,11 @@ COLUMNS = f"id, tree, name, message, created_at, kind, files_changed, metadata, 
 DIRECTORY = 0o040000
 
 INODES = (1 << 64) - 1
-"""Inodes have 64 bits and no sign; SQLite's integers have one."""
+"""A mask to convert a stored inode: inodes are unsigned 64-bit integers, and SQLite's integers are signed."""
 
 
 class CatalogRow(NamedTuple):
-    """A snapshot, the key of its tree, its number, and the name of the record of what it left out."""
+    """A snapshot, the key of its tree, its sequence number, and the id of the record of what it left out."""
 
     snapshot: FileCheckpoint
     tree: str
@@ -67,7 +67,7 @@ class CatalogRow(NamedTuple):
 
 
 class Restoring(NamedTuple):
-    """A restore that was begun: the keys of the trees between which it goes, and the paths it is limited to."""
+    """A restore that has begun: the ids of its snapshots, the keys of the trees before and after, and its paths."""
 
     id: int
     snapshot: str
@@ -78,13 +78,13 @@ class Restoring(NamedTuple):
 
 
 class Catalog:
-    """The catalog in one file.
+    """A catalog in one file.
 
     Args:
-        path: The path of the file, which is made if it is not there.
+        path: The path of the file, which is created if it does not exist.
 
     Raises:
-        Unavailable: It cannot be opened or written.
+        Unavailable: The file cannot be opened or written.
     """
 
     def __init__(self, path: str) -> None:
@@ -101,10 +101,10 @@ class Catalog:
             db.executescript(SCHEMA)
 
     def known(self, before: Known | None) -> Known:
-        """Return what is known of the files.
+        """Return the index of the files.
 
         Args:
-            before: What this process knew last; it is given again if nobody has changed it since.
+            before: The index that this process read last; it is returned if the stored one has not changed since.
         """
         with self._open() as db:
             state = dict(db.execute("SELECT name, value FROM state"))
@@ -122,11 +122,11 @@ class Catalog:
             return known
 
     def enter(self, snapshot: FileCheckpoint | None, known: Known, left: Left | None = None) -> None:
-        """Enter a snapshot, if there is one, and what is known. A new snapshot outlasts a loss of power.
+        """Store a new snapshot and the index. A new snapshot survives a power failure.
 
         Args:
-            snapshot: The new snapshot.
-            known: What is known now; `known.key` is its tree.
+            snapshot: The new snapshot; None to store only the index.
+            known: The current index; `known.key` is the tree of the snapshot.
             left: The paths that the snapshot left out; None if there are none.
         """
         with self._write(lasting=snapshot is not None) as db:
@@ -138,14 +138,14 @@ class Catalog:
         known.dirty.clear()
 
     def rows(self, *, limit: int | None = None, oldest_first: bool = False) -> list[CatalogRow]:
-        """Return the snapshots, newest first."""
+        """Return the snapshots, by default newest first."""
         order = "ASC" if oldest_first else "DESC"
         query = f"SELECT {COLUMNS} FROM snapshot ORDER BY seq {order} LIMIT ?"  # noqa: S608
         with self._open() as db:
             return [_row(found) for found in db.execute(query, (-1 if limit is None else limit,))]
 
     def find(self, ref: str) -> list[CatalogRow]:
-        """Return the snapshot with this id; else the newest with this name; else all whose id begins so."""
+        """Return the snapshot with this id, or else the newest with this name, or else all whose id starts with it."""
         with self._open() as db:
             for where in ("id = ?", "name = ?", "substr(id, 1, length(?)) = ?1"):
                 query = f"SELECT {COLUMNS} FROM snapshot WHERE {where} ORDER BY seq DESC"  # noqa: S608
@@ -154,7 +154,7 @@ class Catalog:
         return []
 
     def add(self, snapshot: FileCheckpoint, tree: str, left: Left) -> None:
-        """Enter a snapshot of files that did not stand here.
+        """Store a snapshot whose files were not taken from this workspace.
 
         Args:
             snapshot: The new snapshot.
@@ -165,9 +165,9 @@ class Catalog:
             _insert(db, snapshot, tree, left)
 
     def of_tree(self, tree: str, left: Left) -> FileCheckpoint | None:
-        """Return the newest snapshot that has this tree and left out just this; None if there is none.
+        """Return the newest snapshot with this tree and exactly these left-out paths; None if there is none.
 
-        Those of the undo stack are its own.
+        Snapshots of the undo stack are not returned, because the stack deletes them.
 
         Args:
             tree: The key of the tree.
@@ -180,7 +180,7 @@ class Catalog:
         return _row(found).snapshot if found else None
 
     def left(self, snapshot: str) -> dict[bytes, ExcludedPaths]:
-        """Return what a snapshot left out.
+        """Return the paths that a snapshot left out.
 
         Args:
             snapshot: The id of the snapshot.
@@ -191,7 +191,7 @@ class Catalog:
         return unpacked(found[0]) if found else {}
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Take snapshots out of the catalog."""
+        """Remove snapshots from the catalog, and record that their trees may be waste."""
         with self._write() as db:
             for id in ids:
                 db.execute("INSERT OR IGNORE INTO dropped SELECT tree FROM snapshot WHERE id = ?", (id,))
@@ -199,12 +199,12 @@ class Catalog:
                 db.execute("DELETE FROM holding WHERE snapshot = ?", (id,))
 
     def waste(self) -> set[str]:
-        """Return the trees that were dropped and that nothing needs any more."""
+        """Return the trees of removed snapshots that nothing needs any more."""
         with self._open() as db:
             return {tree for (tree,) in db.execute("SELECT tree FROM dropped")} - self.trees()
 
     def gone(self, trees: Iterable[str]) -> None:
-        """Forget trees that were waste, and bring back the space of the catalog itself."""
+        """Forget waste that has been deleted, and free the space of the catalog itself."""
         with self._write() as db:
             db.executemany("DELETE FROM dropped WHERE tree = ?", [(tree,) for tree in trees])
             db.execute("DELETE FROM left_out WHERE NOT EXISTS (SELECT 1 FROM snapshot WHERE left_out = left_out.id)")
@@ -212,22 +212,22 @@ class Catalog:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def pin(self, id: str, pinned: bool) -> None:
-        """Keep a snapshot however many come after it, or no longer."""
+        """Pin or unpin a snapshot."""
         with self._write() as db:
             db.execute("UPDATE snapshot SET pinned = ? WHERE id = ?", (pinned, id))
 
     def hold(self, id: str, holder: str) -> None:
-        """Keep a snapshot as long as somebody needs it; others may need it too."""
+        """Pin a snapshot for a holder. Several holders can pin the same snapshot."""
         with self._write() as db:
             db.execute("INSERT OR IGNORE INTO holding VALUES (?, ?)", (id, holder))
 
     def release(self, id: str, holder: str) -> None:
-        """Take note that somebody does not need a snapshot any more."""
+        """Release a holder's pin of a snapshot."""
         with self._write() as db:
             db.execute("DELETE FROM holding WHERE snapshot = ? AND holder = ?", (id, holder))
 
     def trees(self) -> set[str]:
-        """Return the keys of all trees that are needed."""
+        """Return the keys of all trees that are needed: by snapshots, the index and unfinished restores."""
         with self._open() as db:
             found = {key for (key,) in db.execute("SELECT tree FROM snapshot")}
             found |= {value for (value,) in db.execute("SELECT value FROM state WHERE name = 'key' AND value <> ''")}
@@ -236,7 +236,7 @@ class Catalog:
         return found
 
     def begin(self, snapshot: str, target: str, safety: str, before: str, paths: Iterable[bytes] | None) -> int:
-        """Note that a restore begins; give its number."""
+        """Record that a restore begins; return its id."""
         limited = None if paths is None else json.dumps([path.decode("latin-1") for path in paths])
         values = (snapshot, target, safety, before, limited, "running", time.time_ns())
         with self._write() as db:
@@ -247,12 +247,12 @@ class Catalog:
             return int(db.execute(query, values).lastrowid or 0)
 
     def end(self, id: int, status: str) -> None:
-        """Note how a restore ended: `done` or `failed`."""
+        """Record the result of a restore: `done` or `failed`."""
         with self._write() as db:
             db.execute("UPDATE restoring SET status = ? WHERE id = ?", (status, id))
 
     def unfinished(self) -> list[Restoring]:
-        """Return the restores that were killed on the way."""
+        """Return the restores that were interrupted, oldest first."""
         query = "SELECT id, snapshot, target, safety, before, paths FROM restoring WHERE status = 'running' ORDER BY id"
         with self._open() as db:
             return [
@@ -267,31 +267,31 @@ class Catalog:
             return found[0] if found else ""
 
     def set(self, name: str, value: str) -> None:
-        """Keep a value under a name."""
+        """Store a value under a name."""
         with self._write() as db:
             _set(db, name, value)
 
     def permit(self, path: bytes, mode: int, inode: int) -> None:
-        """Note the mode that a path has, before it is changed for a while."""
+        """Record the mode of a path before it is changed temporarily."""
         with self._write() as db:
             db.execute("INSERT OR REPLACE INTO permit VALUES (?, ?, ?)", (path, mode, _signed(inode)))
 
     def unpermit(self, path: bytes) -> None:
-        """Forget the mode of a path: it has it again."""
+        """Delete the recorded mode of a path, which is not needed any more."""
         with self._write() as db:
             db.execute("DELETE FROM permit WHERE path = ?", (path,))
 
     def permits(self) -> list[tuple[bytes, int, int]]:
-        """Return the paths whose mode a killed process changed for a while, each with its mode and inode."""
+        """Return the paths whose mode a killed process changed temporarily, each with its recorded mode and inode."""
         with self._open() as db:
             return [(path, mode, inode & INODES) for path, mode, inode in db.execute("SELECT * FROM permit")]
 
     def left_out(self) -> list[str]:
-        """Return the paths that no snapshot is to hold and no restore to touch, relative to the workspace."""
+        """Return the paths that no snapshot may contain and no restore may change, relative to the workspace."""
         return list(json.loads(self.get(LEFT_OUT) or "[]"))
 
     def close(self) -> None:
-        """Close the file; it is opened again when it is needed."""
+        """Close the file. The next use opens it again."""
         with self._lock:
             if self._closing is not None:
                 self._closing()
@@ -299,7 +299,7 @@ class Catalog:
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """Have the one connection: who closes the last brings the whole file to the disk."""
+        """Yield the connection, which stays open: closing the last one to a file writes the whole WAL back."""
         with self._lock:
             try:
                 yield self._connection()
@@ -309,17 +309,17 @@ class Catalog:
                 ) from error
 
     def _connection(self) -> sqlite3.Connection:
-        if self._held is None or self._process != os.getpid():  # a connection must not go along with a fork
+        if self._held is None or self._process != os.getpid():  # a connection must not be used after a fork
             self._held = sqlite3.connect(self._path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
             self._process, self._closing = os.getpid(), weakref.finalize(self, self._held.close)
         return self._held
 
     @contextmanager
     def _write(self, *, lasting: bool = False) -> Iterator[sqlite3.Connection]:
-        """Do all of a block or nothing of it.
+        """Run a block in a transaction.
 
         Args:
-            lasting: True to have it outlast a loss of power, with all that was written before.
+            lasting: True to make this transaction and all earlier ones survive a power failure.
         """
         with self._open() as db:
             db.execute(f"PRAGMA synchronous={'FULL' if lasting else 'NORMAL'}")
@@ -346,7 +346,7 @@ def _insert(db: sqlite3.Connection, snapshot: FileCheckpoint, tree: str, left: L
 
 
 def _save(db: sqlite3.Connection, known: Known) -> None:
-    """Write what is known of those paths of which it is new."""
+    """Store the entries of the index that have changed."""
     rows: list[tuple[Any, ...]] = []
     gone: list[tuple[bytes]] = []
     for path in known.dirty:
@@ -389,7 +389,10 @@ def _paths(stored: str | None) -> tuple[bytes, ...] | None:
 
 
 def _use_wal(db: sqlite3.Connection) -> None:
-    """Let readers and a writer work at once; for another one who asks for that too, SQLite does not wait by itself."""
+    """Turn on WAL mode, so that readers and a writer can work at the same time.
+
+    Retry if another process turns it on too, because SQLite's own timeout does not apply here.
+    """
     until = time.monotonic() + PATIENCE
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Differences between two sets of files, as text."""
+"""Comparison of two snapshots, with a unified diff."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from agentgit.workspace.trees import TreeChange, TreeEntry, Trees
 from agentgit.workspace.values import WorkspaceDiff
 
 LOOKED_AT = 8000
-"""The number of bytes of a file that are searched for a zero byte, which text does not have. Git does the same."""
+"""The number of bytes at the start of a file that are searched for a zero byte, which marks it as binary; as in git."""
 
 Read = tuple[bytes, bytes | None]
-"""A path, and the contents of the file there; None if they are too large to be shown."""
+"""A path and the contents of its file; None if they are too large to show."""
 
 
 def contents_of(
     trees: Trees, key: str | None, entries: Iterable[tuple[bytes, TreeEntry]]
 ) -> Generator[Read, None, None]:
-    """Read files and links of a snapshot, one after the other.
+    """Yield the contents of files and links of a snapshot.
 
     Args:
         trees: The store of the trees.
-        key: The key of its tree; None if there is none.
+        key: The key of the snapshot's tree; None for no snapshot, which yields nothing.
         entries: The entries to read, by path.
     """
     for path, _, data in trees.contents(key, entries) if key else ():
@@ -41,7 +41,7 @@ class Sides(NamedTuple):
     Args:
         old: The paths left out of the first snapshot.
         new: The paths left out of the second snapshot, or of the workspace.
-        root: The workspace, if the second side is the workspace as it is now.
+        root: The workspace, if the second side is its current files; otherwise None.
     """
 
     old: Left
@@ -63,9 +63,10 @@ def compared(
         from_id: The id of the first snapshot.
         to_id: The id of the second snapshot.
         changes: The changes, by path.
-        contents: The contents of the files and links that `differs`, by path, in the first snapshot and in the second.
+        contents: The contents of the files and links for which `differs` is true, sorted by path: those in the first
+            snapshot, and those in the second.
         sides: The paths left out on each side.
-        among: The test for paths that are asked about.
+        among: A function that returns whether a path was asked for.
     """
     left, uncertain = _left_out(changes, sides, among)
     added, modified, deleted = set(left.new), set(left.changed), set(left.missing)
@@ -90,16 +91,16 @@ def _texts(paths: Iterable[bytes]) -> tuple[str, ...]:
 
 
 def differs(change: TreeChange) -> bool:
-    """Return whether contents are needed to show a change."""
+    """Return whether contents differ, so that they are needed to show the change."""
     return (change.before.oid if change.before else "") != (change.after.oid if change.after else "")
 
 
 def _left_out(
     changes: Mapping[bytes, TreeChange], sides: Sides, among: Callable[[bytes], bool]
 ) -> tuple[Difference, set[bytes]]:
-    """Compare what was left out; and name the changes that are none, as far as anybody can tell.
+    """Compare what the two sides left out; also return the changes that may not be changes.
 
-    What one side holds and the other left out was there on both, and whether it changed is not known.
+    A path that one side contains and the other left out existed on both sides. Whether it changed is not known.
     """
     old, new = sides.old, sides.new
     found, uncertain, tops = compare(old, new, sides.root), set(), dict[bytes, str]()

@@ -1,4 +1,4 @@
-"""The places of a workspace and its storage, and the lock that lets one process at a time work there."""
+"""The paths of a workspace and its storage, and the lock that lets only one process use them at a time."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from agentgit.errors import InvalidInput, NotAllowed, Unavailable
 from agentgit.values import shown
 
 PAUSE = 0.002
-"""The pause before the next attempt, in seconds."""
+"""The pause before the next attempt to lock a file, in seconds."""
 
 _held = threading.local()
-"""The files that this thread has locked. Without this list it would wait for itself."""
+"""The files that this thread has locked. Without this list, a nested lock would wait for itself."""
 
 
 @contextmanager
 def exclusive(path: str | os.PathLike[str], *, patience: float, what: str) -> Iterator[None]:
-    """Keep all others out until the block ends.
+    """Hold an exclusive lock until the block ends.
 
     Args:
-        path: The path of a file that stands for what is locked. It is made if it is not there, and stays.
-        patience: The time to wait for others, in seconds.
-        what: The thing that is locked, for the message.
+        path: The path of the lock file. It is created if it does not exist, and is not removed.
+        patience: The maximum time to wait for the lock, in seconds.
+        what: A description of the locked object, for error messages.
 
     Raises:
-        Unavailable: Another one took longer than that, this thread has it already, or the file cannot be opened.
+        Unavailable: The wait took longer than `patience`, this thread already holds the lock, or the file cannot be
+            opened.
     """
     end, place = time.monotonic() + patience, os.path.realpath(path)
     mine: set[str] = _held.__dict__.setdefault("places", set())
@@ -72,7 +73,7 @@ def workspace_place(path: str | os.PathLike[str]) -> str:
     """Return the real path of a workspace.
 
     Raises:
-        InvalidInput: It is no directory, or one that holds much more than a session's files, like the home directory.
+        InvalidInput: The path is not a directory, or it is a protected one, such as the home directory.
     """
     real = os.path.realpath(os.path.expanduser(os.fsdecode(path)))
     if not os.path.isdir(real):
@@ -91,7 +92,7 @@ def require_in_place(root: bytes) -> None:
         root: The real path of the workspace when it was opened.
 
     Raises:
-        Unavailable: A link stands in the place of the workspace, or of a directory above it.
+        Unavailable: The workspace, or a directory above it, was replaced with a symbolic link.
     """
     if (now := os.path.realpath(root)) != root:
         raise Unavailable(
@@ -101,15 +102,15 @@ def require_in_place(root: bytes) -> None:
 
 
 def storage_place(path: str | os.PathLike[str] | None, workspace: str) -> str:
-    """Return the real path of a workspace's storage, and make it, for its user alone.
+    """Create the storage of a workspace, accessible only to its user, and return its real path.
 
     Args:
-        path: The path that it gets; None is in `$AGENTGIT_HOME`, by default `~/.local/share/agentgit`.
+        path: The path of the storage; None for a directory in `$AGENTGIT_HOME`, by default `~/.local/share/agentgit`.
         workspace: The real path of the workspace.
 
     Raises:
-        InvalidInput: It is the workspace itself, or the workspace is in it.
-        Unavailable: It cannot be made.
+        InvalidInput: The storage is the workspace, or contains it.
+        Unavailable: The storage cannot be created.
     """
     if path is None:
         path = Path(_home(), "workspaces", _short(workspace))
@@ -124,7 +125,7 @@ def storage_place(path: str | os.PathLike[str] | None, workspace: str) -> str:
 
 
 def note_storage(storage: str, workspace: str) -> None:
-    """Note, where only this user writes, that a program has opened a workspace; see `require_noted`.
+    """Record, in a directory that only this user can write, that a program opened a workspace; see `require_noted`.
 
     Args:
         storage: The real path of the storage.
@@ -134,14 +135,14 @@ def note_storage(storage: str, workspace: str) -> None:
         return
     note = _note(storage)
     new = note.with_name(f"{note.name}-{os.getpid()}-{threading.get_ident()}")
-    with suppress(OSError):  # who cannot keep notes is told so where one is missed
+    with suppress(OSError):  # a failed write shows later: `require_noted` refuses the storage
         note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new.write_text(json.dumps([storage, workspace]))
         new.replace(note)
 
 
 def noted_workspace(storage: str) -> str | None:
-    """Return the directory with which a program of this user opened a storage last; None if none did."""
+    """Return the workspace with which a program of this user last opened a storage; None if none did."""
     try:
         noted = json.loads(_note(storage).read_text())
     except (OSError, ValueError):
@@ -150,17 +151,18 @@ def noted_workspace(storage: str) -> str | None:
 
 
 def require_noted(storage: str, workspace: str | None = None) -> None:
-    """Refuse what a database says of where files are, unless a program of this user has opened just that.
+    """Check that a program of this user has opened the storage and workspace that a database row names.
 
-    A storage has a git repository, whose configuration may name programs; and a directory that a row names would be
-    written to. So a row chooses among the places that are known here, as it does among functions.
+    A row is not trusted. The git repository in a storage has a configuration that may name programs to run, and files
+    would be written to the directory that the row names. Therefore a row can only select a location that is already
+    known on this system.
 
     Args:
-        storage: The path of the storage, as it is stored.
-        workspace: The path of the workspace, as it is stored; None if its directory does not matter.
+        storage: The path of the storage, from the row.
+        workspace: The path of the workspace, from the row; None to check only the storage.
 
     Raises:
-        NotAllowed: It is not known here.
+        NotAllowed: No program of this user has opened that storage, or opened it with that workspace.
     """
     known = noted_workspace(storage)
     if known is None or (workspace is not None and known != workspace):

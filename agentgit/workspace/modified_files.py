@@ -1,4 +1,4 @@
-"""Detection of tool calls that modify files, and of the files, by the tool's declaration or its name and arguments."""
+"""Detects which files a tool call may modify, from the declaration of the tool or from its name and arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentgit.errors import InvalidInput
 Tool = TypeVar("Tool")
 
 ATTRIBUTE = "__agentgit_modifies__"
-"""The attribute of a decorated tool or its function that holds the names of the arguments with paths."""
+"""The attribute of a decorated tool or function that holds the names of the arguments with paths."""
 
 
 def _set_of(words: str) -> frozenset[str]:
@@ -33,7 +33,7 @@ FILE_TOOLS = _set_of("""
     notebookedit editnotebook editnotebookcell
     applypatch applydiff patch patchfile
 """)
-"""Names of tools that modify the files that their arguments name, in small letters without what joins the words."""
+"""Names of tools that modify the files named in their arguments. Lowercase, without separators between words."""
 
 SHELL_TOOLS = _set_of("""
     bash sh zsh shell localshell powershell terminal console cmd exec execute executebash executecommand executeshell
@@ -44,24 +44,24 @@ SHELL_TOOLS = _set_of("""
     createdirectory createfolder makedirectory mkdir deletedirectory deletefolder removedirectory rmdir movedirectory
     renamedirectory copydirectory gitcheckout gitreset gitrestore gitstash gitmerge gitrebase gitpull gitapply
 """)
-"""Names of tools that may modify any file, or whole directories."""
+"""Names of tools that may modify any file or whole directories, in the same form."""
 
 PATH_ARGUMENTS = _set_of("""
     path paths file files filename filenames filepath filepaths targetfile targetpath target absolutepath
     relativepath notebookpath sourcepath source src destinationpath destination dest dst frompath topath oldpath
     newpath oldname newname outputpath outputfile
 """)
-"""Arguments that hold paths, in the same form."""
+"""Names of arguments that hold paths, in the same form."""
 
 PATCH_ARGUMENTS = ("patch", "diff", "input", "patchtext")
 
 PATCHED = re.compile(
     r"^(?:\*\*\* (?:Add|Update|Delete) File: |\*\*\* Move to: |(?:---|\+\+\+) )(?P<path>[^\t\r\n]+)", re.MULTILINE
 )
-"""The places where a patch names a file, in both of the usual forms."""
+"""Matches the lines of a patch that name a file, in the unified and in the `*** Update File:` format."""
 
 LOOKING = frozenset({"view", "read", "cat", "list"})
-"""Values of `command` with which a tool that can edit only looks."""
+"""Values of the argument `command` with which an editing tool only reads."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class Modifies:
     """The files that a tool call may modify.
 
     Args:
-        paths: The files, as the call names them.
-        everything: True if the files cannot be determined, so that the whole workspace counts.
+        paths: The paths of the files, as the call names them.
+        everything: True if the files cannot be determined, so that the call may modify the whole workspace.
     """
 
     paths: tuple[str, ...] = ()
@@ -83,14 +83,14 @@ _decorated: ByName[tuple[str, ...]] = ByName()
 
 
 def modifies_files(*arguments: str) -> Callable[[Tool], Tool]:
-    """Declare that a tool modifies files, so that they are kept before each of its calls.
+    """Declare that a tool modifies files, so that they are saved before each call.
 
     Args:
-        arguments: The names of those that hold a path, a list of paths, or things that have a path. None given: the
-            tool may modify any file of the workspace.
+        arguments: The names of the arguments that hold a path, a list of paths, or objects with a path. Without any,
+            the tool may modify every file of the workspace.
 
     Raises:
-        InvalidInput: The tool has no such argument, or is nothing that can be declared.
+        InvalidInput: The tool has no such argument, or the decorated object is not a function or tool.
 
     Example:
         >>> @modifies_files("report")
@@ -106,9 +106,9 @@ def modifies_files(*arguments: str) -> Callable[[Tool], Tool]:
             )
         for candidate in (getattr(tool, "func", None), getattr(tool, "coroutine", None), tool):
             try:
-                object.__setattr__(candidate, ATTRIBUTE, arguments)  # also on pydantic, which refuses unknown ones
+                object.__setattr__(candidate, ATTRIBUTE, arguments)  # pydantic's __setattr__ refuses unknown names
             except (AttributeError, TypeError):
-                continue  # there is no such function, or it is a method, which takes no attributes
+                continue  # None, or a method, which accepts no attributes
             _decorated.add(tool, arguments)
             return tool
         raise InvalidInput(f"{tool!r} cannot be declared. Decorate a function or a tool.")
@@ -117,14 +117,14 @@ def modifies_files(*arguments: str) -> Callable[[Tool], Tool]:
 
 
 def paths_of(tool_name: str, tool: Any, args: Mapping[str, Any]) -> Modifies | None:
-    """Return what a call may modify; None if it modifies no files.
+    """Return the files that a call may modify; None if it modifies none.
 
-    What a tool declares of itself counts; of all others, the name does. A tool that is known to modify files and does
-    not name any modifies everything.
+    The declaration of the tool has priority over its name. If the tool modifies files but the call does not name any,
+    it may modify everything.
 
     Args:
-        tool_name: Its name for the model. A server's prefix of the name, as in `files__write_file`, is not counted.
-        tool: The tool or its function; None if it is out of sight.
+        tool_name: The name of the tool for the model. A server prefix, as in `files__write_file`, is ignored.
+        tool: The tool or its function; None if it is not available.
         args: The arguments of the call.
 
     Example:
@@ -155,7 +155,7 @@ def _declared(tool_name: str, tool: Any) -> tuple[str, ...] | None:
         if isinstance(found, tuple):
             return found
     said = _decorated.get(tool_name)
-    return said[0] if len(said) == 1 else () if said else None  # two tools of one name: any file may be meant
+    return said[0] if len(said) == 1 else () if said else None  # several tools share the name: it may be any file
 
 
 def _modifies(paths: Iterator[str]) -> Modifies:
@@ -164,7 +164,7 @@ def _modifies(paths: Iterator[str]) -> Modifies:
 
 
 def _named_in(args: Mapping[str, Any]) -> Iterator[str]:
-    """Visit the paths among the arguments, and those that a patch names."""
+    """Yield the paths in the arguments, and those that a patch names."""
     for name, value in args.items():
         if _short(name) in PATH_ARGUMENTS:
             yield from _paths_in(value)
@@ -173,7 +173,7 @@ def _named_in(args: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _paths_in(value: Any) -> Iterator[str]:
-    """Visit the paths that an argument holds: it is one, a list, or things with a path, as in `[{"path": …}]`."""
+    """Yield the paths in an argument: a path, a list, or objects with a path, as in `[{"path": …}]`."""
     if isinstance(value, str | os.PathLike):
         if path := os.fsdecode(value):
             yield path
@@ -193,7 +193,7 @@ def _patched_by(patch: str) -> Iterator[str]:
 
 
 def _names(tool_name: str) -> Iterator[str]:
-    """Visit what a tool may be called where nothing stands before its name; one joined by `_` has two words or more."""
+    """Yield the possible names of a tool without its prefix. After a prefix with `_`, a name has two or more words."""
     yield _short(tool_name)
     yield _short(re.split(r"__|[.:/]", tool_name)[-1])
     words = re.split(r"[^a-zA-Z0-9]+", tool_name)
@@ -205,7 +205,7 @@ def _short(name: str) -> str:
 
 
 def _parameters(tool: Any) -> set[str] | None:
-    """Return the names of a tool's arguments; None if it takes any, or does not tell."""
+    """Return the names of a tool's arguments; None if it accepts any, or has no signature."""
     schema = getattr(tool, "args", None)  # a LangChain tool's
     if isinstance(schema, Mapping):
         return set(schema)

@@ -1,11 +1,10 @@
-"""Going from what stands now to a snapshot: planned from the differences, and safe to do again.
+"""Restores a workspace to a snapshot, planned from the differences between the two. A restore is idempotent.
 
-Planning of a restore from the differences between the workspace and a snapshot. A plan also names what the restore
-must leave because of what was left out.
+A plan also names the paths that the restore must not change because the snapshot left them out.
 
-Going from what stands now to a snapshot: only what differs is touched, and doing it again does no harm. Nothing is
-noted on the way: a path is as it was (then it is changed), as it is wanted (then it is done), or something else, which
-somebody did meanwhile: then it is left and reported. So a restore that was killed is simply done again.
+A restore changes only paths that differ, and records no progress. Each path is in one of three states: as before the
+restore (the restore changes it), as in the snapshot (it is done), or different from both because another process
+changed it (the restore skips and reports it). An interrupted restore is therefore run again from the beginning.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ class RestoreSteps(NamedTuple):
     """The changes that a restore makes, and those that it must not make.
 
     Args:
-        changes: The changes that it makes.
+        changes: The changes that the restore makes.
         stays: Entries that it does not remove, because the snapshot left them out.
         closed: Paths that it does not change, because they are in directories that cannot be read.
-        ignored: Paths that it does not remove, because the snapshot's own `.gitignore` files name them.
+        ignored: Paths that it does not remove, because the snapshot's own `.gitignore` files exclude them.
         then: The paths that the snapshot left out.
-        has: The paths at which the snapshot has something else than what stands now.
+        has: The paths at which the snapshot has an entry that differs from the current one.
     """
 
     changes: dict[bytes, TreeChange]
@@ -69,20 +68,20 @@ class RestorePlanner:
     Args:
         root: The workspace.
         trees: The store of the trees.
-        catalog: The catalog, which knows what each snapshot left out.
-        patterns: The patterns of paths that are left out, besides those of `.gitignore` files.
+        catalog: The catalog, which stores the paths that each snapshot left out.
+        patterns: The patterns of paths that are left out, in addition to those of `.gitignore` files.
     """
 
     def __init__(self, root: bytes, trees: Trees, catalog: Catalog, patterns: tuple[str, ...]) -> None:
         self._root, self._trees, self._catalog, self._patterns = root, trees, catalog, patterns
 
     def steps(self, snapshot: str, tree: str, changes: dict[bytes, TreeChange], now: Left) -> RestoreSteps:
-        """Return what a restore does about the differences, and what it must leave.
+        """Return the changes that a restore makes, and the paths that it must not change.
 
         Args:
-            snapshot: The id of the wanted snapshot.
+            snapshot: The id of the snapshot to restore.
             tree: The key of its tree.
-            changes: The differences between what stands now and the snapshot, at the paths that are asked about.
+            changes: The differences between the workspace and the snapshot, at the paths to restore.
             now: The paths that are left out now.
         """
         then = self._catalog.left(snapshot)
@@ -108,9 +107,10 @@ class RestorePlanner:
         return RestoreSteps(does, stays, closed, ignored, then, has)
 
     def _rules(self, tree: str, changes: Mapping[bytes, TreeChange]) -> IgnoreRules | None:
-        """Return the rules of a snapshot's own `.gitignore` files; None if they are those that stand.
+        """Return the rules of a snapshot's own `.gitignore` files; None if they are the same as the current ones.
 
-        What they name may have been there, also where the snapshot does not say so, and stays.
+        A path that they exclude may have existed when the snapshot was taken, even if the snapshot does not list it.
+        It is therefore not removed.
         """
         if not any(path.rpartition(b"/")[2] == NAME for path in changes):
             return None
@@ -123,14 +123,14 @@ class RestorePlanner:
         return IgnoreRules(self._root, self._patterns, contents)
 
     def said(self, steps: RestoreSteps, now: Left, paths: Paths) -> Named:
-        """Return what of the paths that are left out is missing, and what stays as it is."""
+        """Return the paths left out of the snapshot: the missing ones, and those that the restore does not change."""
         among = partial(is_among, None if paths is None else tuple(paths))
         made = {path for path in steps.ignored if within(path, steps.then) is None}
         now = {**now, **{path: one._replace(why=EXCLUDED) for path in made if (one := look(self._root, path))}}
         return of_left_out(steps.then, now, self._root, has=steps.has, among=among)
 
     def standing(self, steps: RestoreSteps, now: Left) -> set[bytes]:
-        """Return the paths at which stands already what a restore would put, though it is left out now."""
+        """Return the paths that are left out now and whose current state is already what the restore would write."""
         wanted = [(path, steps.changes[path].after) for path in steps.changes if within(path, now)]
         with Permits(self._root, self._catalog) as permits:
             disk = Disk(self._root, b"", permits)
@@ -138,9 +138,9 @@ class RestorePlanner:
 
 
 def _same_folder(after: TreeEntry | None, now: ExcludedPaths | None) -> bool:
-    """Return whether a directory is wanted where one is left out now.
+    """Return whether the snapshot has a directory at a path where a directory is left out now.
 
-    The directory that is left out keeps its mode, which nothing else has.
+    The current directory keeps its mode, because no snapshot holds it.
     """
     return after is not None and after.is_directory and now is not None and stat.S_ISDIR(now.mode)
 
@@ -152,10 +152,10 @@ def _leaf(entry: TreeEntry | None) -> bool:
 CHANGED = "changed during the restore"
 
 NAMED = 5
-"""The number of failures that one error names."""
+"""The maximum number of failures in one error message."""
 
 Progress = Callable[[int, int], None]
-"""Is told how many of how many files are done."""
+"""A function that is called with the number of files done and their total."""
 
 
 @dataclass
@@ -169,9 +169,9 @@ class RestoreOutcome:
 
 
 def limited(differences: Mapping[bytes, TreeChange], paths: Iterable[bytes] | None) -> dict[bytes, TreeChange]:
-    """Return the differences at some paths and below them; None returns all.
+    """Return the differences at some paths and below them; None for all.
 
-    A file or a link that stands where the snapshot has a directory above such a path is in its way, and so among them.
+    They include a file or link that must be removed because the snapshot has a parent directory of such a path there.
     """
     if paths is None:
         return dict(differences)
@@ -192,12 +192,12 @@ class Restore:
     """One restore.
 
     Args:
-        disk: The workspace.
+        disk: The files of the workspace.
         trees: The store of the contents.
-        target: The key of the snapshot that is wanted.
-        differences: The differences between what stood when the restore began and the target.
+        target: The key of the tree to restore.
+        differences: The differences between the tree when the restore began and the target.
         progress: The function to call with the number of files done and their total.
-        again: True if a process was killed in this restore: what it did counts as done now.
+        again: True if a process was killed during this restore. The outcome then includes the changes that it made.
     """
 
     def __init__(
@@ -218,11 +218,11 @@ class Restore:
         self.outcome = RestoreOutcome()
 
     def run(self) -> RestoreOutcome:
-        """Do it, or do the rest of it. A path that fails does not stop the others.
+        """Run the restore, or the rest of an interrupted one. A path that fails does not stop the others.
 
         Raises:
-            Unavailable: Paths cannot be written; all else is done, and doing it again goes on from there.
-            Corrupt: Contents are damaged; all else is done.
+            Unavailable: Some paths cannot be written. All others are done; run the restore again for the rest.
+            Corrupt: Some contents are damaged. All other paths are done.
         """
         if self._again:
             self._recover()
@@ -237,7 +237,7 @@ class Restore:
         return self.outcome
 
     def _recover(self) -> None:
-        """Clear away what a process left that was killed in this restore; what somebody else wrote then is kept."""
+        """Remove temporary files of a process killed during this restore, and keep what other processes wrote."""
         for path in sorted({*self._changes, *(folder for one in self._changes for folder in _above(one))}):
             change = self._changes.get(path, TreeChange(None, None))
             with self._going_on(path):
@@ -247,7 +247,7 @@ class Restore:
 
     @contextmanager
     def _going_on(self, path: bytes) -> Iterator[None]:
-        """Note a failure at a path, and go on with the others."""
+        """Record a failure at a path, and continue with the others."""
         try:
             yield
         except (Unavailable, InvalidInput) as error:
@@ -272,10 +272,10 @@ class Restore:
             self.outcome.conflicts.append((path, CHANGED))
 
     def _remove_folders(self, below: Iterable[bytes] | None = None) -> None:
-        """Remove the directories that are empty now and that the target does not have.
+        """Remove the directories that are empty and that the target does not have.
 
         Args:
-            below: Only these paths and what is below them; None is all.
+            below: The paths to limit this to, each with everything below it; None for all.
         """
         gone = {path for path, (before, after) in self._changes.items() if _folder(before) and not _folder(after)}
         for path, (before, after) in self._changes.items():
@@ -301,14 +301,15 @@ class Restore:
                         self._write_file(path, entry, data)
                     if self._progress:
                         self._progress(done, len(wanted))
-            except Corrupt as error:  # the one after those that are done
+            except Corrupt as error:  # raised for the next path, after those that are done
                 self._failed.setdefault(wanted[done][0], error)
                 done += 1
 
     def _write_file(self, path: bytes, after: TreeEntry, data: Data) -> None:
-        """Put one file in its place. What stands there is looked at now: earlier, and somebody's change is lost.
+        """Write one file, unless another process changed it.
 
-        Its mode alone is never changed: a file may have other names, outside of the workspace too.
+        The path is examined right before the write. An earlier check could lose a concurrent change. A file is always
+        replaced and its mode is never changed in place, because it may have hard links outside of the workspace.
         """
         before, found = self._changes[path].before, self._disk.look(path)
         if found == after:
@@ -333,7 +334,7 @@ class Restore:
                     self._disk.make_folder(path)
 
     def _set_modes(self) -> None:
-        """The deepest first, so that a directory that may not be written is written before."""
+        """Set the modes of directories, the deepest first, because a parent may become read-only."""
         for path in sorted(self._changes, key=len, reverse=True):
             before, after = self._changes[path]
             if after is not None and after.is_directory:
@@ -348,12 +349,12 @@ class Restore:
                     self._disk.set_folder_mode(path, mode)
 
     def _goes_on(self, path: bytes) -> bool:
-        """Return True if the target has something in a directory that it does not name."""
+        """Return whether the target has entries below a directory that has no entry of its own."""
         return any(one.startswith(path + b"/") for one in self._trees.tree(self._target))
 
 
 def _all_in_one(failures: Sequence[AgentGitError]) -> AgentGitError:
-    """Make one failure of several: damaged contents first, then what the system refused."""
+    """Combine several failures into one, with damaged contents first."""
     first = next((one for one in failures if isinstance(one, Corrupt)), failures[0])
     if len(failures) == 1:
         return first

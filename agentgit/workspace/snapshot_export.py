@@ -1,7 +1,7 @@
-"""Snapshots on their way into an export: contents once, and each tree as what it changes of the one before.
+"""Writes snapshots into an export: each file's contents once, and each tree as the changes to the previous one.
 
-They are read from the storage of a workspace; its directory need not be there. Nothing is locked: a snapshot that a
-checkpoint has is not collected.
+Snapshots are read from the storage of a workspace, whose directory need not exist. No lock is needed, because a
+snapshot that a checkpoint uses is never collected.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ LONGEST_WHY = 200
 
 
 class Sent(NamedTuple):
-    """The outcome for a snapshot: the number of its tree in the export, or the reason why it has none."""
+    """The result for a snapshot: the number of its tree in the export, or the reason why it was not exported."""
 
     tree: int | None
     why: str | None = None
 
 
 class _At(NamedTuple):
-    """The place of a tree: its storage, what reads that, its key there, and what it left out when it was taken."""
+    """The location of a tree: its storage, the store that reads it, its key, and the paths left out of the snapshot."""
 
     storage: str
     trees: Trees
@@ -52,7 +52,7 @@ class _At(NamedTuple):
 
 
 class _Left(NamedTuple):
-    """The reason why a path cannot travel, and the entry it would have, if only what stands beside it is against it."""
+    """The reason why a path cannot be exported. `item` is set if the only reason is a conflict with other paths."""
 
     why: str
     item: TreeItem | None = None
@@ -78,14 +78,14 @@ class Outgoing:
         self._named: dict[bytes, str] = {}
 
     def send(self, settings: Mapping[str, Any], snapshot: str) -> Sent:
-        """Write the tree of a snapshot, unless that was done before.
+        """Write the tree of a snapshot, unless it was already written.
 
         Args:
-            settings: The settings that open its workspace.
-            snapshot: The id of the snapshot there.
+            settings: The settings that open the workspace of the snapshot.
+            snapshot: The id of the snapshot in that workspace.
 
         Raises:
-            Corrupt: Contents are gone, or are not what was written.
+            Corrupt: Contents are missing, or were modified after they were written.
             Unavailable: The storage cannot be read.
         """
         storage = str(settings.get("storage"))
@@ -95,14 +95,14 @@ class Outgoing:
         return self._sent[storage, snapshot]
 
     def _find(self, storage: str, environment: str, snapshot: str) -> _At | str:
-        """Find a snapshot; else tell why it cannot be had. Nothing is made that is not there."""
+        """Return the location of a snapshot, or the reason why it is not available. Never create a missing storage."""
         if environment not in ENGINES:
             return OWN
         catalog, folder = os.path.join(storage, "catalog.db"), os.path.join(storage, environment)
         if not os.path.isfile(catalog) or not os.path.isdir(folder):
             return GONE
         if noted_workspace(storage) is None:
-            return NOT_KNOWN  # a row alone has nothing opened: see `require_noted`
+            return NOT_KNOWN  # a path from a row is not trusted: see `require_noted`
         with closing(Catalog(catalog)) as opened:
             rows = [row for row in opened.find(snapshot) if row.snapshot.id == snapshot]
             left = opened.left(snapshot)
@@ -113,9 +113,9 @@ class Outgoing:
         return _At(storage, self._engines[storage], rows[0].tree, {path: one.why for path, one in left.items()})
 
     def _send(self, at: _At) -> Sent:
-        """Write a tree as what it changes of the last one, if that is in the same storage."""
+        """Write a tree, as changes to the last one if both are in the same storage."""
         before = self._last if self._last is not None and self._last.storage == at.storage else None
-        self._last = None  # until this one is whole
+        self._last = None  # not valid until this tree is complete
         if before is None:
             self._tree, self._left, self._named = FileTree(), {}, {}
         try:
@@ -130,7 +130,7 @@ class Outgoing:
         return Sent(self._number)
 
     def _change(self, at: _At, changes: Mapping[bytes, TreeChange]) -> dict[bytes, TreeItem | None]:
-        """Change the tree, and leave out what cannot travel; give what changes. New contents are written on the way."""
+        """Apply changes to the tree, except paths that cannot be exported. Write new contents; return the changes."""
         self._tree.begin()
         items: dict[bytes, TreeItem | None] = {}
         left = {path: one for path, one in self._left.items() if path not in changes}
@@ -145,7 +145,7 @@ class Outgoing:
         fit = {path: one.item for path, one in left.items() if one.item is not None}
         fit |= {path: one for path, one in made.items() if isinstance(one, TreeItem)}
         stood = {path for path in fit if self._tree.holds(path)}
-        for path in sorted(fit, key=lambda path: (path not in stood, path)):  # what is there stays there
+        for path in sorted(fit, key=lambda path: (path not in stood, path)):  # paths already in the tree have priority
             if why := self._tree.problem(path, fit[path]):
                 self._left[path] = _Left(why, fit[path])
                 if path in stood:
@@ -157,7 +157,7 @@ class Outgoing:
         return self._with_contents(at, items, stood)
 
     def _name(self, at: _At) -> None:
-        """Write which paths are left out, and were not in the tree before; and the other way round."""
+        """Write the changes to the list of paths that are left out, since the last tree."""
         named = {path: why for path, why in at.left.items() if not self._tree.holds(path)}
         named |= {path: one.why[:LONGEST_WHY] for path, one in self._left.items()}
         for path in sorted(self._named.keys() | named.keys()):
@@ -166,7 +166,7 @@ class Outgoing:
         self._named = named
 
     def _made(self, at: _At, coming: Mapping[bytes, TreeEntry]) -> Iterator[tuple[bytes, TreeItem | str]]:
-        """Make items, of files with the names that their contents have there; or tell why one cannot travel."""
+        """Yield an item for each entry, or the reason why it cannot be exported. Files keep the hash of the storage."""
         links: dict[bytes, TreeEntry] = {}
         files: dict[bytes, TreeEntry] = {}
         for path, entry in coming.items():
@@ -186,7 +186,7 @@ class Outgoing:
     def _with_contents(
         self, at: _At, items: Mapping[bytes, TreeItem | None], stood: Collection[bytes]
     ) -> dict[bytes, TreeItem | None]:
-        """Write the contents that are new; give the items with the names that contents have in the export."""
+        """Write new contents, and return the items with each file named by its SHA-256, as in the export."""
         files = {path: item.file.decode() for path, item in items.items() if item is not None and item.file is not None}
         by_oid = {oid: (path, TreeEntry(stat.S_IFREG, oid)) for path, oid in files.items()}
         wanted = [found for oid, found in by_oid.items() if (at.storage, oid) not in self._names]

@@ -1,7 +1,7 @@
-"""Snapshots on their way out of an export: kept aside while the export is checked, then put into a workspace's storage.
+"""Reads snapshots from an export: buffers them while the export is checked, then writes them to a workspace's storage.
 
-What is kept aside is in files without a name: they are gone with the process, however it ends. The directory of the
-workspace is not touched.
+The buffers are unnamed temporary files, which the system removes when the process ends. The directory of the workspace
+is not changed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from agentgit.workspace.trees import TreeEntry, WrittenTree, digest
 
 
 class _Kept(NamedTuple):
-    """The place of a file's contents, and their size in bytes."""
+    """The offset of a file's contents in the buffer, and their size, both in bytes."""
 
     start: int
     size: int
 
 
 class Incoming:
-    """The files of one export; see `agentgit.store.transfer.file_trees.Keeps`. A context manager."""
+    """A buffer for the files of one export. A context manager; see `agentgit.store.transfer.file_trees.Keeps`."""
 
     def __init__(self) -> None:
         self._contents = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
@@ -47,27 +47,37 @@ class Incoming:
             self._kept.clear()
 
     def data(self, part: bytes) -> None:
-        """Keep a part of the contents of a file."""
+        """Store a part of the contents of a file."""
         with _told():
             self._contents.write(part)
 
     def file(self, id: bytes, size: int) -> None:
-        """Take note that the parts since the last file are one, whose contents have this hash."""
+        """Combine the parts since the last file into one file.
+
+        Args:
+            id: The SHA-256 of its contents.
+            size: The size of its contents in bytes.
+        """
         self._kept[id] = _Kept(self._end, size)
         self._end += size
 
     def tree(self, id: int, base: int | None) -> None:
-        """Begin a tree: that of another number, or an empty one, with the changes that come."""
+        """Begin a tree, to which the following changes belong.
+
+        Args:
+            id: The number of the tree.
+            base: The number of the tree that is changed; None for an empty tree.
+        """
         self._note_tree()
         self._tree = [id, base, {}]
 
     def left(self, path: bytes, why: str | None) -> None:
-        """Take note that the tree leaves out what stands at a path, and why; None if it does not any more."""
-        assert self._tree is not None  # noqa: S101  # it was checked that a tree came, and no change of it
+        """Record the reason why the tree leaves out a path; None if it no longer does."""
+        assert self._tree is not None  # noqa: S101  # the checker ensures that a tree was begun and has no changes yet
         self._tree[2][path.decode("latin-1")] = why
 
     def change(self, path: bytes, item: TreeItem | None) -> None:
-        """Put something at a path, or take away what stands there."""
+        """Add or replace the item at a path; None removes it."""
         self._note_tree()
         parts = (path, *(item[1:] if item is not None else (None, None)))
         shown = [part.decode("latin-1") if part is not None else None for part in parts]
@@ -85,15 +95,15 @@ class Incoming:
     # -- into a workspace
 
     def put_into(self, workspace: Workspace, holder: str) -> dict[int, str]:
-        """Store all trees as snapshots; give the id of each. If one fails there is none.
+        """Store all trees as snapshots, and return the id of each by the number of its tree. All succeed, or none.
 
         Args:
             workspace: The workspace.
-            holder: The holder that needs them.
+            holder: The name of the holder that pins the snapshots.
 
         Raises:
-            InvalidInput: Its environment is its user's own.
-            Unavailable: It cannot be written.
+            InvalidInput: The workspace has a custom environment.
+            Unavailable: The storage cannot be written.
         """
         with workspace._working():
             engine = workspace._engine
@@ -116,12 +126,12 @@ class Incoming:
         return made
 
     def remove(self, workspace: Workspace) -> None:
-        """Remove what was put into a workspace: the import failed."""
+        """Remove the stored snapshots from a workspace after a failed import."""
         workspace._catalog.remove(self._put)
         self._put = []
 
     def _trees(self) -> Iterator[tuple[int, int | None, Mapping[str, str | None], Iterator[WrittenTree]]]:
-        """Read the trees back; the changes of each are to be read before the next one."""
+        """Yield the buffered trees. Consume the changes of each tree before the next one."""
         self._note_tree()
         with _told():
             self._contents.flush()
@@ -159,7 +169,7 @@ class Incoming:
 
 
 def _following(left: Left, changed: Mapping[str, str | None]) -> dict[bytes, ExcludedPaths]:
-    """Return what a tree leaves out: what the one before does, with changes. How it looked did not travel."""
+    """Return the paths that a tree leaves out, from those of its base. An export does not contain their status."""
     named = {path.encode("latin-1"): why for path, why in changed.items()}
     kept = {path: one for path, one in left.items() if path not in named}
     return kept | {path: ExcludedPaths(why, 0, 0, 0) for path, why in named.items() if why is not None}
@@ -167,7 +177,7 @@ def _following(left: Left, changed: Mapping[str, str | None]) -> dict[bytes, Exc
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Convert an operating-system error into advice for files that cannot be kept aside.
+    """Convert an operating-system error into one that explains how to make space for the buffers.
 
     Raises:
         Unavailable: The operating system reported an error.

@@ -1,6 +1,6 @@
-"""Snapshots as paths with what stands there, and the protocol of the stores that keep them.
+"""Snapshots as trees of entries by path, and the protocol of the stores that keep them.
 
-Paths are bytes, relative to the workspace, with `/` between their parts, as the system has them. Any name can be kept.
+Paths are bytes as the system returns them, relative to the workspace, with `/` as separator. Any file name is allowed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from agentgit.workspace.disk.atomic_file import Data
 
 PLAIN_MODES = (0o644, 0o755)
-"""Permission bits that git itself can tell apart."""
+"""The permission bits of files that git itself can store."""
 
 
 class TreeEntry(NamedTuple):
@@ -39,14 +39,14 @@ class TreeEntry(NamedTuple):
 
 
 class WrittenTree(NamedTuple):
-    """One change on the way into a snapshot.
+    """One change to write into a snapshot.
 
     Args:
         path: The path that changed.
-        entry: What stands there now; None if nothing does, or a directory that need not be named any more. Taking away
-            a directory leaves what is below it, which has changes of its own.
-        data: The contents of a file, or the target of a link; empty for all else. Large ones can be read until the
-            next change is asked for.
+        entry: The new entry. None removes the path, or the entry of a directory that no longer needs one. Removing a
+            directory keeps the paths below it, which have their own changes.
+        data: The contents of a file, or the target of a link; empty otherwise. Large contents are readable only until
+            the next change is requested.
     """
 
     path: bytes
@@ -55,43 +55,45 @@ class WrittenTree(NamedTuple):
 
 
 class TreeChange(NamedTuple):
-    """One path at which two snapshots differ: what stands there in the first, and in the second."""
+    """The entries at a path at which two snapshots differ; None if the path does not exist."""
 
     before: TreeEntry | None
     after: TreeEntry | None
 
 
 class Trees(Protocol):
-    """A store of snapshots, each under a key. It knows files, and nothing of the workspace that they came from.
+    """A store of snapshots, each under a key. It is independent of the workspace that the files came from.
 
-    A directory has an entry of its own only where its files do not say it all: if nothing below it is captured, or if
-    its permission bits are not 0755. One process at a time writes or collects; any number may read.
+    A directory has an entry only if nothing below it is captured, or if its permission bits are not 0755; otherwise
+    its files imply it. Only one process at a time may write or collect. Any number may read.
     """
 
     def write(self, key: str, base: str | None, changes: Iterable[WrittenTree]) -> None:
-        """Keep a snapshot: that of another key, with changes.
+        """Write a snapshot: a base snapshot with changes.
+
+        The write is atomic: if the process is killed, the store has either the complete snapshot or none.
 
         Args:
-            key: The key of the new one, made of `0-9a-f`. If the process is killed, it has no snapshot, or a whole one.
-            base: The key of the one to begin with; None begins with nothing.
-            changes: The changes: first the removals, then the additions. Each path comes once.
+            key: The key of the new snapshot, in hexadecimal digits (`0-9a-f`).
+            base: The key of the base snapshot; None for an empty one.
+            changes: The changes: first the removals, then the additions. Each path occurs once.
 
         Raises:
             NotFound: There is no snapshot `base`.
-            Unavailable: It cannot be written; the error says why.
+            Unavailable: The snapshot cannot be written. The error states the reason.
         """
         ...
 
     def tree(self, key: str) -> dict[bytes, TreeEntry]:
-        """Return all that stands in a snapshot.
+        """Return all entries of a snapshot, by path.
 
         Raises:
-            NotFound: There is none under this key.
+            NotFound: There is no snapshot under this key.
         """
         ...
 
     def directories(self, key: str) -> dict[bytes, TreeEntry]:
-        """Return the directories that a snapshot names, at little cost.
+        """Return the directories that have an entry in a snapshot, at low cost.
 
         Raises:
             NotFound: There is no snapshot under this key.
@@ -99,28 +101,28 @@ class Trees(Protocol):
         ...
 
     def differences(self, before: str, after: str) -> dict[bytes, TreeChange]:
-        """Return the paths at which two snapshots differ, at little cost if most is the same.
+        """Return the paths at which two snapshots differ, at low cost if there are few.
 
         Raises:
-            NotFound: There is none under one of the keys.
+            NotFound: There is no snapshot under one of the keys.
         """
         ...
 
     def contents(self, key: str, entries: Iterable[tuple[bytes, TreeEntry]]) -> Iterator[tuple[bytes, TreeEntry, Data]]:
-        """Read files and links of a snapshot, one after the other; each comes with its contents.
+        """Read files and links of a snapshot one by one, and yield each with its contents.
 
         Raises:
-            Corrupt: The contents are gone or are not what was written.
+            Corrupt: The contents are missing, or were modified after they were written.
         """
         ...
 
     def collect(self, keep: Collection[str]) -> int:
-        """Remove all snapshots but these, and whatever a killed process left; give how many bytes that freed."""
+        """Remove all snapshots except `keep`, and remains of killed processes; return the number of bytes freed."""
         ...
 
 
 def digest(data: bytes) -> str:
-    """Return the hash of contents, as git names them.
+    """Return the SHA-1 of contents, as git computes it for a blob.
 
     Example:
         >>> digest(b"")
@@ -130,7 +132,7 @@ def digest(data: bytes) -> str:
 
 
 def digest_of(parts: Iterable[bytes], size: int) -> str:
-    """Return the hash of contents that are read part by part; of so many bytes, or it is the hash of nothing else."""
+    """Return the hash of contents that are read in parts; `size` must be the total number of bytes."""
     found = sha1(b"blob %d\0" % size, usedforsecurity=False)
     for part in parts:
         found.update(part)

@@ -1,4 +1,4 @@
-"""Plain values that a workspace returns, and the protocol of an environment that users may implement."""
+"""Values that a workspace returns, and the protocol of a custom environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentgit.values import shown
 
 @runtime_checkable
 class Environment(Protocol):
-    """Something whose state can be kept and brought back: a directory, a container, yours.
+    """Takes and restores snapshots of some state: a directory, a container, or an object of yours.
 
     Example:
         >>> class Counter:
@@ -28,23 +28,23 @@ class Environment(Protocol):
     """
 
     def checkpoint(self) -> str:
-        """Keep the state; give an id for it."""
+        """Take a snapshot of the state, and return its id."""
         ...
 
     def restore(self, id: str, /) -> Any:
-        """Bring back the state that has this id."""
+        """Restore the snapshot with this id."""
         ...
 
 
 EVERYTHING = "everything that the environment keeps (it does not list files)"
-"""The text that describes a restore by an environment of the user's own."""
+"""The text that describes a restore by a custom environment."""
 
 UNDO = "undo"
 """The kind of a snapshot that belongs to the undo stack."""
 
 
 def plain(text: str) -> str:
-    r"""Return a text that can be stored and printed. What is not Unicode, as in some file names, becomes `\udcff`."""
+    r"""Return a text that can be stored and printed. A surrogate, as in some file names, is escaped, as in `\udcff`."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -69,14 +69,14 @@ class FileCheckpoint:
     """A snapshot of the files of a workspace.
 
     Args:
-        id: The id that `restore`, `diff`, `get` and `delete` take. They also take any unique beginning of it.
-        name: The name that its user gave it, or None. Several may have the same name.
+        id: The id for `restore`, `diff`, `get` and `delete`, which also accept any unique prefix of it.
+        name: The name that the user gave it, or None. Names need not be unique.
         message: The user's description of it.
-        timestamp: UTC.
-        files_changed: The number of files that differ from the snapshot before it.
-        metadata: The metadata that its user gave with it.
+        timestamp: The time at which it was taken, in UTC.
+        files_changed: The number of files that differ from the previous snapshot.
+        metadata: The metadata that the user gave it.
         kind: `manual`, `auto` (before a tool or at a checkpoint), `safety` (before a restore) or `undo`.
-        pinned: True if it is kept however many come after it.
+        pinned: True if it is kept regardless of the number of newer snapshots.
     """
 
     id: str
@@ -103,23 +103,23 @@ class FileCheckpoint:
         return f"{self.id}  {self.time}  {self.kind:<6}  {self.files_changed:>5} changed  {about}".rstrip()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON-like values."""
+        """Return the fields as JSON-like values."""
         found = asdict(self)
         return found | {"timestamp": self.timestamp.isoformat(), "metadata": dict(self.metadata)}
 
 
 @dataclass(frozen=True)
 class WorkspaceDiff:
-    """The differences between two snapshots. A file with a new name is one deleted and one added.
+    """The differences between two snapshots. A renamed file counts as one deleted and one added.
 
     Args:
-        from_id: The id of the first snapshot; None if it is that of no file at all.
-        to_id: The id of the second snapshot; None if it is the workspace as it is now.
+        from_id: The id of the first snapshot; None for an empty one.
+        to_id: The id of the second snapshot; None for the workspace as it is now.
         added_files: The paths of the added files, sorted.
-        modified_files: The paths of files with other contents, kind or permission bits, sorted.
+        modified_files: The paths of files whose contents, kind or permission bits differ, sorted.
         deleted_files: The paths of the deleted files, sorted.
-        diff_content: A unified diff. Files that are not text or are larger than 8 MiB are only named, and so are those
-            that a snapshot left out.
+        diff_content: A unified diff. Binary files, files larger than 8 MiB and files that a snapshot left out are only
+            named.
     """
 
     from_id: str | None
@@ -139,24 +139,25 @@ class WorkspaceDiff:
         return "\n".join(lines) or "no difference"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON-like values."""
+        """Return the fields as JSON-like values."""
         return _as_dict(self)
 
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """The changes that a restore would make, if nothing changed until then.
+    """The changes that a restore would make if it ran now.
 
     Args:
         to_id: The id of the snapshot.
         restore: Paths of files that would be written.
         delete: Paths of files that would be deleted.
-        changed: Paths of files that changed since they were last saved or restored, so that they are in no snapshot
-            yet; or since the snapshot that was asked about.
-        aside: Paths that no snapshot holds and that stand in the way; they would be moved to the storage.
-        missing: Paths that the snapshot left out and that are gone, each with the reason; they cannot be restored.
-        left: Paths that the snapshot left out, or may have left out, and that changed or came since, each with the
-            reason; they would stay as they are.
+        changed: Paths of files that changed since they were last saved or restored, and that are therefore in no
+            snapshot yet; or that changed since the snapshot given as `since`.
+        aside: Paths that no snapshot holds and that would be moved to the storage, because the restore writes there.
+        missing: Paths that the snapshot left out and that no longer exist, each with the reason. They cannot be
+            restored.
+        left: Paths that the snapshot left out, or may have left out, and that were changed or added since, each with
+            the reason. They would not be changed.
     """
 
     to_id: str
@@ -175,7 +176,7 @@ class RestorePlan:
         return "\n".join(lines) or "nothing to restore"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON-like values."""
+        """Return the fields as JSON-like values."""
         return _as_dict(self) | _listed(self, "missing", "left")
 
 
@@ -185,18 +186,21 @@ class Restored:
 
     Args:
         id: The id of the snapshot that was restored.
-        safety: The id of the snapshot that holds what stood there before.
+        safety: The id of the safety snapshot, which holds the files before the restore.
         restored: Paths of files and links that were written.
         deleted: Paths of files and links that were deleted.
         created_directories: Paths of directories that were created.
         deleted_directories: Paths of directories that were deleted.
-        moved_aside: Items that were in no snapshot and stood in the way: the path of each, and where it is now.
-        skipped: All paths that are left out now, each with the reason; they were not touched.
-        conflicts: Paths that somebody changed meanwhile, each with the reason; they were left as they are.
-        missing: Paths that the snapshot left out and that are gone, each with the reason; they cannot be restored.
-        left: Paths that the snapshot left out, or may have left out, and that changed or came since, each with the
-            reason; they were not touched.
-        everything: True if an environment of the user's own was restored, which does not list files.
+        moved_aside: Items that were in no snapshot and were moved because the restore wrote there, each as its
+            original path and its new path.
+        skipped: All paths that are left out now, each with the reason. They were not changed.
+        conflicts: Paths that could not be restored safely, each with the reason, for example because another process
+            changed them during the restore. The restore did not change them.
+        missing: Paths that the snapshot left out and that no longer exist, each with the reason. They cannot be
+            restored.
+        left: Paths that the snapshot left out, or may have left out, and that were changed or added since, each with
+            the reason. They were not changed.
+        everything: True if a custom environment was restored, which does not list files.
     """
 
     id: str
@@ -223,26 +227,26 @@ class Restored:
         return "\n".join(lines) or "nothing to restore"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON-like values."""
+        """Return the fields as JSON-like values."""
         return _as_dict(self) | _listed(self, "moved_aside", "skipped", "conflicts", "missing", "left")
 
 
 @dataclass(frozen=True)
 class Freed:
-    """The result of `gc`: how many bytes were freed, and how many snapshots are left."""
+    """The result of `gc`: the number of bytes freed, and the number of remaining snapshots."""
 
     bytes: int
     snapshots: int
 
 
 def when(nanoseconds: int) -> datetime:
-    """Return a moment, in nanoseconds since 1970, as UTC."""
+    """Convert nanoseconds since 1970 to a UTC datetime."""
     return datetime.fromtimestamp(nanoseconds / 1_000_000_000, UTC)
 
 
 @dataclass(frozen=True)
 class Undone:
-    """The result of an undo. It is true if the undo did anything.
+    """The result of an undo. It is true if any entry was undone.
 
     Args:
         labels: The labels of the entries, in the order in which they were undone.
@@ -281,7 +285,7 @@ class Undone:
         return "\n".join(lines) or "nothing to undo"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON-like values."""
+        """Return the fields as JSON-like values."""
         return {
             "labels": list(self.labels),
             "restored": list(self.restored),

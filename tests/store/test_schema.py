@@ -167,6 +167,17 @@ def test_an_address_of_nothing_is_refused(where):
         parse_url(where)
 
 
+def test_bad_input_an_upgrade_to_base_is_refused(tmp_path):
+    """Bad input: `base` is no schema to upgrade to, neither of an empty database nor of one with tables."""
+    with closing(Database(tmp_path / "agentgit.db")) as database:
+        with pytest.raises(InvalidInput, match="no schema to remove"):
+            schema.upgrade(database, "base")
+        schema.upgrade(database, "0001")
+        with pytest.raises(InvalidInput, match="has schema 0001. Run: agentgit db downgrade base"):
+            schema.upgrade(database, "base")
+        assert schema.current(database) == "0001"
+
+
 @pytest.mark.parametrize(
     "where",
     ["postgresql://me:top@se:cret@host/db", "postgresql://me:top@secret@host/db", "postgresql://me:secret@h:1x/d"],

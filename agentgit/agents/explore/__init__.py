@@ -1,1 +1,1 @@
-"""Exploring: the same steps in several variants, each on a branch of its own."""
+"""Explorations: the same steps in several variants, each on its own branch."""

@@ -1,11 +1,11 @@
-"""Exploring: the same steps in several variants, from shared beginnings, each on a branch of its own.
+"""Explorations: the same steps in several variants, each on its own branch.
 
-Exploring: the same steps gone in several ways, from shared beginnings, each way on a branch of its own. Every step of
-every way is one turn on a branch that is forked from where the step before has ended. So n steps with α choices are α
-+ α² + … + αⁿ turns, and not n·αⁿ.
+Variants share their common first steps. Each step of each variant is one turn, on a branch forked from the end of the
+step before. So n steps with α choices are α + α² + … + αⁿ turns, and not n·αⁿ.
 
-One way after the other (depth first), each in the world it believes in: before a turn the world is brought to its
-branch, as `switch(sync="world")` does it. What was explored is in the database at any moment; the same call goes on.
+Variants run depth first, one after the other. Before each turn the world is brought to the state of its branch, as
+`switch(sync="world")` does. All results are saved in the database as they occur, so that the same call continues an
+interrupted exploration.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run_exploration(explorer: Explorer, at_once: int) -> None:
 
     Args:
         explorer: The exploration.
-        at_once: The largest number of turns that run at the same time.
+        at_once: The maximum number of turns that run at the same time.
     """
     with _naming(explorer):
         for trials in explorer.walk():
@@ -79,7 +79,7 @@ def turns_at_once(parallel: bool | int) -> int:
 
 @contextmanager
 def _naming(explorer: Explorer) -> Iterator[None]:
-    """Add a note to an error that breaks off an exploration: where to find the part that was explored."""
+    """Add a note to an error that ends an exploration: where to find the results so far."""
     try:
         yield
     except BaseException as error:
@@ -102,7 +102,7 @@ def _run_all(trials: list[ExploredTurn], at_once: int) -> None:
 def _run(trial: ExploredTurn) -> None:
     try:
         trial.agent.invoke(trial.value, trial.config)
-    except Exception as error:  # noqa: BLE001  # whatever a graph raises is written down with its branch
+    except Exception as error:  # noqa: BLE001  # any error of a graph is recorded with its branch
         trial.error = error
 
 
@@ -120,7 +120,7 @@ async def _arun_all(trials: list[ExploredTurn], at_once: int) -> None:
 
 
 Score = Callable[[ExploredBranch], float | Awaitable[float]]
-"""Judges a leaf: the higher, the better."""
+"""A function that rates a leaf. Higher is better."""
 
 
 @dataclass
@@ -128,12 +128,12 @@ class ExploredTurn:
     """One turn of an exploration.
 
     Args:
-        agent: The agent on the branch of its own.
-        choices: The way until here.
+        agent: The agent on the branch of this turn.
+        choices: The number of the choice, from 1, at each step up to this one.
         value: The input of the graph.
-        config: The config with which it runs.
-        pending: True if it is to be run; False if it was, or waits for a person's answer.
-        end: The checkpoint where it ended; None if it has not.
+        config: The config to run the graph with.
+        pending: True if the turn must be run; False if it has run, or waits for a user's answer.
+        end: The id of the checkpoint at its end; None if it has not ended.
         error: The exception that it raised.
     """
 
@@ -147,14 +147,14 @@ class ExploredTurn:
 
 
 class Explorer:
-    """Lays the branches of one exploration, tells which turns to run, and writes down how they ended.
+    """Creates the branches of one exploration, yields the turns to run, and records their results.
 
     Args:
-        branch: The branch to begin from.
+        branch: The branch to start from.
         on: A function that returns a runner of the graph on another branch.
-        ways: The ways to go each step.
-        name: The name for it, or the name of the one to continue; None for a new name.
-        score: Judges a leaf.
+        ways: The variants of each step.
+        name: The name of the exploration, which may be one to continue; None for a new name.
+        score: A function that rates a leaf.
         config: The config for all turns.
         together: True if turns are to run at the same time.
     """
@@ -185,22 +185,22 @@ class Explorer:
         self._known: dict[str, Found] = {}
         self._moves_world = False
         self._quiet: int | None = None
-        """The length of the world log, if the world is as where everything begins; it is so while nothing is added."""
+        """The length of the world log while the world is in its state from the start of the exploration; else None."""
         self.is_begun = False
-        """True if there may be branches of it."""
+        """True if branches of the exploration may exist."""
 
     @property
     def _called(self) -> str:
         return str(self.name)
 
     def walk(self) -> Iterator[list[ExploredTurn]]:
-        """Return the turns to run, those together that may run at the same time; each list is run before the next.
+        """Yield lists of turns that may run at the same time; run each list before requesting the next one.
 
         Raises:
-            InvalidInput: Turns are to run at the same time, and the tools change the world.
+            InvalidInput: Turns are to run at the same time, but the tools change the world.
             WorldDiverged: The world is not as the agent's branch left it.
-            RollbackBlocked, RollbackIncomplete: The world cannot be brought to the next branch.
-            Conflict: The name is another exploration's.
+            RollbackBlocked, RollbackIncomplete: The world cannot be brought to the state of the next branch.
+            Conflict: The name belongs to another exploration.
         """
         kinds = self.settings.effects.kinds()
         touching = [name for name, kind in kinds.items() if kind not in (READ_ONLY, UNDECLARED)]
@@ -218,18 +218,18 @@ class Explorer:
         self._moves_world = self._require_world(begin, touching)
         self.is_begun = True
         yield from self._all_at_once(begin.id) if self.together else self._one_by_one(begin.id, ())
-        # Another agent on this branch: this one is not to take for seen what somebody may have said here meanwhile.
+        # With another agent, so that this agent still notices if somebody else has moved its branch meanwhile.
         self._bring_world(self.on(self.branch.branch_id))
 
     def _begin(self, connection: Connection, files: FilesAt | None) -> tuple[str, dict[str, Found], Found]:
-        """Return the name, the branches that were explored before, and the checkpoint where everything begins."""
+        """Return the name, the branches explored before, and the checkpoint from which the exploration starts."""
         session_id = self.branch.session_id
         self.branch.authorize(connection)
         name = self.name or self.explorations.free_name(connection, session_id)
         rows = self.explorations.rows(connection, session_id, name)
         if rows and mark_of(rows[0])["of"] != self.branch.branch_id:
             raise Conflict(f"An exploration {name!r} from another branch already exists. Choose another name.")
-        # One that goes on begins where it once began, wherever the branch has gone since.
+        # A continued exploration keeps its starting point, even if the branch has moved since.
         begin = (
             self.branch.checkpoint(connection, rows[0].branch_point_id)
             if rows
@@ -237,10 +237,10 @@ class Explorer:
         )
         return name, {row.name: row for row in rows}, begin
 
-    # -- the order
+    # -- order
 
     def _one_by_one(self, begin: int, choices: tuple[int, ...]) -> Iterator[list[ExploredTurn]]:
-        """Go each way to its end before the next one: so a step never has to be done again for the next."""
+        """Yield the turns depth first, so that the effects of a step need not be repeated for the steps after it."""
         for number, way in enumerate(self.ways[len(choices)], 1):
             trial = self._open(begin, (*choices, number), way)
             if trial.pending or self._is_unscored(trial):
@@ -252,7 +252,7 @@ class Explorer:
                 yield from self._one_by_one(trial.end, trial.choices)
 
     def _all_at_once(self, begin: int) -> Iterator[list[ExploredTurn]]:
-        """Go one step of every way, then the next."""
+        """Yield the turns breadth first: the same step of all variants together."""
         level: list[tuple[int, tuple[int, ...]]] = [(begin, ())]
         for ways in self.ways:
             trials = [
@@ -269,12 +269,13 @@ class Explorer:
     # -- the world
 
     def _require_world(self, begin: Found, touching: list[str]) -> bool:
-        """Return whether the world is to be brought to each branch before it runs.
+        """Return whether the world must be brought to the state of each branch before its turn.
 
-        Where no tool changes the world, nothing is done about what stands in it.
+        If no tool changes the world, differences in the world are ignored.
 
         Raises:
-            WorldDiverged: More stands in it, or less, than where everything begins: it would be taken back for good.
+            WorldDiverged: The world differs from its state at the starting point by effects that are not the
+                exploration's own. The exploration would reverse these and never restore them.
         """
         with self.store.database.reading() as connection:
             ours = self._positions(connection)
@@ -292,14 +293,14 @@ class Explorer:
         return not others
 
     def _positions(self, connection: Connection) -> dict[int, float]:
-        """Return, for each explored branch, the track position where its turn ended; later calls are not part of it."""
+        """Return for each explored branch the track position at the end of its turn; later calls are not part of it."""
         ends = {row.id: mark_of(row)["end"] for row in self._known.values()}
         found = self.store.checkpoints.find(connection, CHECKPOINT.c.id.in_([end for end in ends.values() if end]))
         known = {row.id: row.position for row in found}
         return {branch_id: known.get(end, math.inf) for branch_id, end in ends.items()}
 
     def _bring_world(self, agent: BranchRunner) -> None:
-        """Take back what other ways have done, and do again what of this way was taken back."""
+        """Reverse the effects of other variants, and run again the reversed calls of this one."""
         if not self._moves_world:
             return
         if self.settings.keeper is not None:
@@ -315,7 +316,7 @@ class Explorer:
     # -- one turn
 
     def _open(self, begin: int, choices: tuple[int, ...], way: Way) -> ExploredTurn:
-        """Make the branch of one turn, or find it."""
+        """Create the branch of one turn, or return it if it exists."""
         name = branch_name(self._called, choices)
         said = inputs.read(self.branch.graph, way.value).title
         if name in self._known:
@@ -343,7 +344,7 @@ class Explorer:
         return ExploredTurn(agent, choices, way.value, self._config(way))
 
     def _take_up(self, row: Found, choices: tuple[int, ...], way: Way, said: str | None) -> ExploredTurn:
-        """Go on with a branch that was made before: run its turn, finish it, or leave it as it is."""
+        """Resume a branch that exists: run its turn, continue it, or leave it as it is."""
         mark = mark_of(row)
         if mark["said"] != said:
             raise Conflict(
@@ -366,7 +367,7 @@ class Explorer:
         return merge_configs(self.config, way.config)
 
     def _close(self, trials: list[ExploredTurn]) -> None:
-        """Write down how turns have ended, and judge the leaves; one that could not be run is a leaf that failed."""
+        """Record the results of turns, and score the leaves. A turn that raised is a failed leaf."""
         for trial in trials:
             if trial.end is None:
                 self._write_down(trial)
@@ -392,8 +393,8 @@ class Explorer:
             return mark_of(self.store.sessions.branch(connection, trial.agent.branch_id)).get("score") is None
 
     def _judge(self, trial: ExploredTurn) -> None:
-        """Ask for the score of a leaf, while the world is as it left it."""
-        assert self.score is not None  # noqa: S101  # else nothing is unscored
+        """Score a leaf while the world is as the leaf left it."""
+        assert self.score is not None  # noqa: S101  # `_is_unscored` is False without a score
         path = {branch_name(self._called, trial.choices[:end]) for end in range(1, len(trial.choices) + 1)}
         with self.store.database.reading() as connection:
             found = self.explorations.read(connection, self.branch.session_id, self._called, path)
@@ -407,6 +408,6 @@ class Explorer:
 
 
 def _is_ours(call: ToolInvocation, positions: Mapping[int, float]) -> bool:
-    """Return whether a call was made by a turn of the exploration, or ran again for one of its branches."""
+    """Return whether a call was made by a turn of the exploration, or was run again for one of its branches."""
     end = positions.get(call.internal_session_id)
     return end is not None and (call.kind == invocation.REDO or call.position < end)

@@ -1,4 +1,4 @@
-"""The inputs and configs that an exploration passes to the graph: one of each for every step and every choice there."""
+"""The inputs and configs that an exploration passes to the graph: one of each for every step and choice."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Steps = int | str | Sequence[Any]
 """The steps of an exploration: a list of inputs, or only the number of steps."""
 
 Choices = int | Sequence[Any]
-"""In which ways each step is gone."""
+"""The choices at each step: a list of them, or only their number."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to go a step.
+    """One variant of a step.
 
     Args:
-        given: The graph's input.
-        config: The config that is merged into that of the run.
+        given: The input of the graph.
+        config: The config that is merged into the config of the run.
     """
 
     given: Any
@@ -33,7 +33,7 @@ class Way:
 
     @property
     def value(self) -> Any:
-        """The input for one run. LangGraph gives ids to the messages themselves, so that each run needs its own."""
+        """The input for one run, with copies of its messages, because LangGraph sets ids on the message objects."""
         said = self.given.get(inputs.MESSAGES) if isinstance(self.given, Mapping) else None
         if not isinstance(said, list):
             return self.given
@@ -41,14 +41,14 @@ class Way:
 
 
 def ways(steps: Steps, choices: Choices) -> list[list[Way]]:
-    """Lay out an exploration: for each step the ways to go it.
+    """Return the variants of each step of an exploration.
 
     Args:
-        steps: As `RollbackAgent.explore` takes it.
-        choices: As `RollbackAgent.explore` takes it.
+        steps: The steps, as `RollbackAgent.explore` takes them.
+        choices: The choices at each step, as `RollbackAgent.explore` takes them.
 
     Raises:
-        InvalidInput: They cannot be meant.
+        InvalidInput: `steps` or `choices` is not valid.
     """
     how = _several(choices)
     if isinstance(steps, int) and not isinstance(steps, bool):

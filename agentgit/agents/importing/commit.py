@@ -1,4 +1,4 @@
-"""The last step of moving in: a thread that has been read and checked becomes a branch of a session."""
+"""The last step of an import: a thread that was read and checked becomes a branch of a session."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ OWNER = "import"
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierImport:
-    """A session that was made from a thread before.
+    """The result of an earlier import of a thread.
 
     Args:
-        branch_id: The branch that has it.
+        branch_id: The branch that holds the imported thread.
         thread: The LangGraph thread of that branch.
         newest: The id of the newest graph checkpoint that was imported.
-        calls: The number of past calls on its track.
-        moved: True if the branch went on here.
+        calls: The number of imported calls on its track.
+        moved: True if the branch has continued here since.
     """
 
     branch_id: int
@@ -51,7 +51,7 @@ class EarlierImport:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedCounts:
-    """The number of checkpoints and tool calls that a session received."""
+    """The number of checkpoints and tool calls that were added to a session."""
 
     checkpoints: int
     calls: int
@@ -61,9 +61,9 @@ class ImportCommit:
     """The conversion of one thread into a session.
 
     Args:
-        context: The store and the principal that gets the session.
+        context: The store, and the principal who owns the new session.
         session_name: The name of the session.
-        thread_id: The thread in the database that it comes from.
+        thread_id: The id of the thread in the database to import from.
 
     Raises:
         InvalidInput: The name is not valid for a session.
@@ -78,10 +78,10 @@ class ImportCommit:
         self.thread_id = thread_id
 
     def find(self) -> EarlierImport | None:
-        """Find what an earlier import made of the thread; None if there is no session, or an empty one.
+        """Find an earlier import of the thread; return None if the session does not exist or is empty.
 
         Raises:
-            Conflict: The session has other content.
+            Conflict: The session exists and was not imported from this thread.
         """
         with self.store.database.reading() as connection:
             return self._arrival(connection, self._session(connection))
@@ -115,23 +115,23 @@ class ImportCommit:
         return row.head_id is None and self.store.graphs.head(connection, row.thread_id) is None
 
     def overtaken(self) -> Conflict:
-        """Return the error for staged rows that another import of the same thread has taken away."""
+        """Return the error for staged rows that another import of the same thread has removed."""
         return Conflict(
             f"Thread {self.thread_id!r} was not imported: some of the graph checkpoints that were read have been "
             "removed. Is another import of it running? Import it again when that has ended."
         )
 
     def land(self, staged: str, added: int, roots: Sequence[str], arrival: EarlierImport | None) -> ImportedCounts:
-        """Make the session, or let it grow, in one transaction.
+        """Create or extend the session in one transaction.
 
         Args:
-            staged: The thread that was filled up.
+            staged: The staging thread.
             added: The number of its graph checkpoints.
-            roots: The graph checkpoints of the whole graph, from the oldest to the newest.
-            arrival: The result of an earlier import.
+            roots: The ids of the root graph's checkpoints, oldest first.
+            arrival: The result of an earlier import; None for a new session.
 
         Raises:
-            Conflict: Somebody else has made or moved the session meanwhile, or taken away what was staged.
+            Conflict: The session was created or changed in the meantime, or the staged rows were removed.
         """
         with self.store.database.reading() as connection:
             there = staging.held(connection, self.store.tenant_id, arrival.thread) if arrival else {}
@@ -154,7 +154,7 @@ class ImportCommit:
     ) -> ImportedCounts:
         session_id = self._session(connection)
         if session_id is not None:
-            self.store.sessions.lock(connection, session_id)  # before the look: no turn begins behind it
+            self.store.sessions.lock(connection, session_id)  # before the check, so that no turn begins after it
         if self._arrival(connection, session_id) != arrival:
             raise Conflict(
                 f"Session {self.session_name!r} changed while thread {self.thread_id!r} was read. Try again."
@@ -192,7 +192,7 @@ class ImportCommit:
         return branch
 
     def _add_calls(self, connection: Connection, branch: Found, past: ImportedHistory) -> int:
-        """Put the calls on the track that are not there; those of an unfinished batch may have come out of turn."""
+        """Add the missing calls to the track; calls of an unfinished batch may have been imported out of order."""
         batches: dict[int, int] = {}
         for call in past.calls:
             batches.setdefault(call.message, len(batches))
@@ -236,7 +236,7 @@ class ImportCommit:
         roots: Sequence[str],
         arrival: EarlierImport | None,
     ) -> int:
-        """Make the checkpoints that are not there yet; one that a person deleted is not made again."""
+        """Create the checkpoints that are missing; older ones that a user has deleted are not created again."""
         first = roots.index(arrival.newest) if arrival else -1
         rows = self.store.checkpoints.find(connection, CHECKPOINT.c.internal_session_id == branch.id)
         made: set[tuple[Any, ...]] = {(row.kind, row.graph_checkpoint_id) for row in rows}

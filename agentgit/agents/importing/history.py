@@ -1,6 +1,7 @@
-"""The past of an imported thread: where its turns began and ended, and which tools were called.
+"""The history of an imported thread: where its turns began and ended, and which tools were called.
 
-Read from what was stored, never from live objects, so that it is the same however often an import was broken off.
+It is read from the stored rows, never from live objects, so that the result does not depend on how often an import was
+interrupted.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from agentgit.store.threads.graph_rows import is_shown
 from agentgit.store.threads.graph_store import Found, GraphKey
 
 BY_HAND = ("update", "fork")
-"""The sources that LangGraph records for a graph checkpoint that somebody made by hand (`update_state`)."""
+"""The sources that LangGraph records for a graph checkpoint that `update_state` created."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedCall:
-    """A tool call of the past, as its messages tell of it.
+    """A past tool call, reconstructed from the messages.
 
     Args:
-        message: The AI message that asked for it.
-        index: The place of the call in that message.
+        message: The number of the AI message that requested it, counted along the thread.
+        index: The position of the call in that message.
         name: The name of the tool.
-        args: Its arguments.
+        args: The arguments.
         id: The id of the call in the AI message.
-        asked_at: The time of the graph checkpoint that first has the AI message.
-        status: `done` or `failed`.
-        answer: The content of the tool's message.
-        answered_at: The time of the graph checkpoint that first has the tool's message.
+        asked_at: The time of the first graph checkpoint that contains the AI message.
+        status: `done` or `failed`; empty while there is no answer.
+        answer: The content of the tool message.
+        answered_at: The time of the first graph checkpoint that contains the tool message.
     """
 
     message: int
@@ -56,7 +57,13 @@ class ImportedCall:
 
 @dataclass(frozen=True)
 class HistoryPoint:
-    """The place of an agentgit checkpoint: the number of its graph checkpoint on the line, -1 before the first."""
+    """An agentgit checkpoint to create.
+
+    Args:
+        at: The index of its graph checkpoint in the line; -1 before the first.
+        snapshot: The state at that point.
+        label: The label of the checkpoint.
+    """
 
     at: int
     snapshot: Snapshot
@@ -65,18 +72,18 @@ class HistoryPoint:
 
 @dataclass
 class ImportedHistory:
-    """The history that was found: `calls` in the order of their answers, `points` from the oldest to the newest."""
+    """The history of a thread: `calls` in the order of their answers, and `points`, oldest first."""
 
     calls: list[ImportedCall] = field(default_factory=list)
     points: list[HistoryPoint] = field(default_factory=list)
 
 
 ASKS, UNFINISHED = "asks", "unfinished"
-"""Why a graph checkpoint waits: for a person's answer, or for a batch of tool calls that was never finished."""
+"""Why a graph checkpoint is pending: it waits for a user's answer, or its batch of tool calls was never finished."""
 
 
 class PastReader:
-    """Walks along the line of a thread.
+    """Reads the history along the line of graph checkpoints of a thread.
 
     Args:
         store: The store that has the thread.
@@ -90,14 +97,14 @@ class PastReader:
         self._waiting: dict[str, ImportedCall] = {}
         self._known: set[bytes] = set()
         self._messages = 0
-        self._unnamed: int | None = None  # the place in `points` of a turn's beginning without its user's message
+        self._unnamed: int | None = None  # the index in `points` of a turn whose user message was not found yet
 
     def read(self, connection: Connection, line: Iterable[GraphKey]) -> ImportedHistory | None:
-        """Read the past; None if one of its graph checkpoints is not there.
+        """Read the history; return None if one of the graph checkpoints does not exist.
 
         Args:
             connection: An open connection; the transaction may be read-only.
-            line: The graph checkpoints of the whole graph, from the oldest to the newest.
+            line: The graph checkpoints of the root graph, oldest first.
         """
         last: Found | None = None
         number = -1
@@ -131,9 +138,9 @@ class PastReader:
         return self.store.graphs.messages_of(connection, fresh)
 
     def _take_pending(self, connection: Connection, at: Found) -> None:
-        """Take the calls of a batch that is not finished: what its tasks wrote lies beside the newest graph checkpoint.
+        """Add the calls of an unfinished batch, whose results are pending writes of the newest graph checkpoint.
 
-        In a subgraph that waits, and whose messages come to the graph only when it ends, also those before them.
+        For a waiting subgraph, whose messages reach the graph only when it ends, also add the calls in its messages.
         """
         graphs = self.store.graphs
         places = pending_writes.below(connection, self.store.tenant_id, at.place).items()
@@ -147,7 +154,7 @@ class PastReader:
     # -- turns
 
     def _begin(self, connection: Connection, number: int, at: Found, last: Found | None) -> None:
-        """Note where a user's turn begins, where nothing is missing before it and no tool waits there."""
+        """Add a point at the beginning of a user's turn, unless history is missing before it or a tool waits there."""
         self._unnamed = None
         if at.meta.get("source") != "input" or (last is None and at.parent_id is not None):
             return
@@ -157,7 +164,7 @@ class PastReader:
         self._add(number - 1, last, Label(kind="before", user_id=self.user_id, made_at=_time(at)))
 
     def _name_beginning(self, message: Mapping[str, Any]) -> None:
-        """Put the user's message on the checkpoint before it."""
+        """Label the point before a turn with the user's message."""
         place, self._unnamed = self._unnamed or 0, None
         point = self.past.points[place]
         title = inputs.first_line(text_of(message))
@@ -165,7 +172,7 @@ class PastReader:
         self.past.points[place] = replace(point, label=label)
 
     def _end(self, connection: Connection, number: int, at: Found) -> None:
-        """Note where a turn ended, if nothing waits there."""
+        """Add a point at the end of a turn, if nothing waits there."""
         if self._waits(connection, at):
             return
         last = self.store.last_message(connection, at)
@@ -210,7 +217,7 @@ class PastReader:
 
 
 def _messages(body: Body) -> Iterator[dict[str, Any]]:
-    """Return the messages among what a task wrote, in LangChain's stored form."""
+    """Yield the messages among the values that a task wrote, in LangChain's stored form."""
     for part in body.values() if isinstance(body, dict) else (body,):
         for item in part if isinstance(part, list) else (part,):
             if item.type in MESSAGES:
@@ -218,7 +225,7 @@ def _messages(body: Body) -> Iterator[dict[str, Any]]:
 
 
 def _time(at: Found) -> datetime:
-    """Return the time when a graph checkpoint was made; the current time if it does not record one."""
+    """Return the creation time of a graph checkpoint; the current time if it records none that is valid."""
     try:
         return datetime.fromisoformat(at.header["ts"]).astimezone(UTC)
     except (ValueError, OverflowError):

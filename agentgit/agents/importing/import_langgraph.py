@@ -1,4 +1,4 @@
-"""Importing: the threads of a saver or of its database, one after the other."""
+"""The import of the threads of a saver or of its database, one after the other."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def import_langgraph(
 
 
 def _telling(progress: OnProgress | None, thread_id: str, number: int, threads: int) -> OnStep:
-    """Make what tells how far the import of one thread is, and tell that it begins."""
+    """Return a function that reports the progress of one thread, and report that its import begins."""
 
     def step(done: int, total: int) -> None:
         if progress is not None:

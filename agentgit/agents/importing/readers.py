@@ -1,4 +1,4 @@
-"""Readers of other savers: a LangGraph saver, sync or async, or the database of one. They change nothing."""
+"""Read-only sources of threads: a LangGraph saver, sync or async, or its database."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from agentgit.store.threads.graph_store import GraphKey
 T = TypeVar("T")
 
 PATIENCE = 60
-"""Seconds that one answer of an async saver may take."""
+"""The timeout for one call of an async saver, in seconds."""
 
 _LATER = ("locked", "busy", "unable to open", "connection", "timeout", "terminat", "event loop")
-"""Words in the texts of failures that come from the database, not from the data."""
+"""Words in error messages that point to the database being unavailable, and not to damaged data."""
 
 
 class ThreadEntry(NamedTuple):
-    """A graph checkpoint in the database that is read: its namespace, its id, its parent's id."""
+    """A graph checkpoint in the source: its namespace, its id, and the id of its parent."""
 
     ns: str
     id: str
@@ -40,14 +40,14 @@ class ThreadEntry(NamedTuple):
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Turn whatever a damaged or absent source raises into a failure that says where.
+    """Convert the errors of a damaged or unreachable source to agentgit errors that name what was read.
 
     Args:
         what: The name of what is read.
 
     Raises:
-        Unavailable: The database does not answer.
-        Corrupt: What is there cannot be read.
+        Unavailable: The database does not respond.
+        Corrupt: The data cannot be read.
     """
     try:
         yield
@@ -79,7 +79,7 @@ class Source:
         self.close()
 
     def close(self) -> None:
-        """Close what was opened for reading; the saver stays open."""
+        """Close what this source has opened; the saver stays open."""
 
     def threads(self) -> list[str]:
         """List the threads."""
@@ -100,7 +100,7 @@ class Source:
         """Read one graph checkpoint.
 
         Raises:
-            Corrupt: It is not there any more, or not what LangGraph writes.
+            Corrupt: It no longer exists, or does not have the format that LangGraph writes.
         """
         what = f"Graph checkpoint {entry.id!r} of thread {thread!r}"
         with reading(what):
@@ -119,14 +119,14 @@ class Source:
 class AsyncSource(Source):
     """The threads of a saver that has only async methods, or that belongs to an event loop.
 
-    If its loop runs in another thread, it is asked there. Else it is asked from a loop in a thread of our own, because
-    the caller's loop stands still meanwhile.
+    If its loop runs in another thread, the saver is called on that loop. Otherwise it is called on a new loop in a
+    thread of this object, because the caller's loop is blocked during the import.
 
     Args:
         saver: An async checkpointer; it is only read.
 
     Raises:
-        InvalidInput: It has a pool of connections, which answers only in the loop that stands still.
+        InvalidInput: The saver has a connection pool, which works only on the loop that is blocked.
     """
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
@@ -169,7 +169,7 @@ class AsyncSource(Source):
 
 
 def source_of(saver: BaseCheckpointSaver[Any]) -> Source:
-    """Choose how a saver is read."""
+    """Return the source that can read a saver, sync or async."""
     is_async = isinstance(getattr(saver, "loop", None), asyncio.AbstractEventLoop)
     return AsyncSource(saver) if is_async or _lacks_sync(saver) else Source(saver)
 
@@ -223,12 +223,12 @@ COLUMNS = {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id"
 class DatabaseSource(Source):
     """The threads in a database of LangGraph's savers.
 
-    The names of threads and graph checkpoints come from columns; what is in them from the saver.
+    The ids of threads and graph checkpoints are read from columns, and their contents through the saver.
 
     Args:
-        saver: One that reads from the connection.
-        connection: Sqlite3's or psycopg's; it is closed at the end.
-        mark: The placeholder that the driver uses for a parameter.
+        saver: A saver that reads from the connection.
+        connection: A connection of sqlite3 or psycopg; `close` closes it.
+        mark: The placeholder of the driver for a parameter.
     """
 
     def __init__(self, saver: Any, connection: Any, mark: str) -> None:
@@ -264,10 +264,10 @@ def open_database(where: str | Path | URL) -> DatabaseSource:
         where: A path or a URL of SQLite or PostgreSQL.
 
     Raises:
-        NotFound: There is no such file.
-        SchemaMismatch: It is not a database of LangGraph's savers; the text says what it is.
-        InvalidInput: It is no such URL, or the package of its saver is missing.
-        Unavailable: It is out of reach.
+        NotFound: The file does not exist.
+        SchemaMismatch: It is not a database of LangGraph's savers; the message says what it is.
+        InvalidInput: The URL is not supported, or the package of the saver is not installed.
+        Unavailable: The database cannot be reached.
     """
     url = _url(where)
     if url.get_backend_name() == "sqlite":
@@ -308,7 +308,7 @@ def _sqlite(url: URL) -> DatabaseSource:
         tables = _sqlite_tables(connection, path)
         _expect(tables, f"{path} is a SQLite database")
         saver = kind(connection, serde=KeptTypes())
-        saver.is_setup = True  # its setup would write
+        saver.is_setup = True  # its `setup` would write
         saver._has_task_path = "task_path" in tables.get("writes", ())
         return DatabaseSource(saver, connection, "?")
     except BaseException:
@@ -317,9 +317,9 @@ def _sqlite(url: URL) -> DatabaseSource:
 
 
 def _read_only(path: Path) -> sqlite3.Connection:
-    """Open a file so that SQLite itself refuses to change it.
+    """Open a file so that SQLite itself rejects writes.
 
-    In a folder where nothing may be made, a file in WAL mode that no program has open is read as it lies there.
+    In a folder that is not writable, a file in WAL mode that no program has open is opened as immutable.
     """
     wal = path.with_name(path.name + "-wal")
     for mode in ("mode=ro", "mode=ro&immutable=1"):
@@ -366,7 +366,7 @@ def _postgres(url: URL) -> DatabaseSource:
         raise Unavailable(f"Cannot connect to {shown}: {str(error).strip()}") from error
     try:
         with reading(shown):
-            connection.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")  # the server itself refuses
+            connection.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")  # the server rejects writes
             tables = _postgres_tables(connection)
         _expect(tables, f"{shown} is a PostgreSQL database")
         return DatabaseSource(kind(connection, serde=KeptTypes()), connection, "%s")
@@ -387,10 +387,10 @@ def _postgres_tables(connection: Any) -> dict[str, set[str]]:
 
 
 def _expect(tables: dict[str, set[str]], what: str) -> None:
-    """Refuse a database that LangGraph's savers did not make, and say what it has.
+    """Check that LangGraph's savers created the database.
 
     Raises:
-        SchemaMismatch: It is another one.
+        SchemaMismatch: They did not; the message says what the database contains.
     """
     if tables.get("checkpoints", set()) >= COLUMNS and {"writes", "checkpoint_writes"} & tables.keys():
         return

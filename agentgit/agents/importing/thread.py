@@ -1,8 +1,8 @@
-"""Moving in: a thread of another saver becomes a session, checked before anybody sees it.
+"""The import of one thread of another saver as a session, which is checked before it becomes visible.
 
-A thread fills up under a name of its own (`agentgit.store.threads.staging`), a few graph checkpoints in each
-transaction. When all are there and its newest state equals the source's, one transaction makes the session and moves
-them to its branch.
+The graph checkpoints are first copied to a staging thread (`agentgit.store.threads.staging`), a few in each
+transaction. When all are copied and the newest state equals that of the source, one transaction creates the session
+and moves them to its branch.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from agentgit.store.threads.graph_store import Draft, Encoded, GraphKey, GraphSt
 from agentgit.values import from_json
 
 BATCH = 16
-"""Graph checkpoints in one transaction."""
+"""The number of graph checkpoints in one transaction."""
 
 SECRET = re.compile(
     r"(api[-_]?key|secret|passw|authorization|credential|(private|access)[-_]?key|cookie|bearer|(^|[-_])token$)", re.I
 )
-"""Names of metadata that is not taken over: LangGraph's savers keep a program's `configurable` there, in clear."""
+"""Names of metadata that is not imported: LangGraph's savers store a program's `configurable` there in plain text."""
 
 OnStep = Callable[[int, int], None]
 
@@ -51,7 +51,7 @@ class ThreadLine:
     Args:
         roots: The ids of the graph checkpoints of the newest line, oldest first.
         entries: These checkpoints and those of subgraphs, in the order to store them.
-        others: The ids of the whole graph's checkpoints that lie on other lines.
+        others: The ids of the root graph's checkpoints on other lines.
     """
 
     roots: Sequence[str]
@@ -64,11 +64,11 @@ def newest_line(index: Sequence[ThreadEntry], newest: str, what: str) -> ThreadL
 
     Args:
         index: All graph checkpoints of the thread.
-        newest: The id of the one that the thread stands at.
+        newest: The id of the newest one.
         what: The name of the source, for the error.
 
     Raises:
-        Corrupt: The parents form a circle.
+        Corrupt: The parents form a cycle.
 
     Example:
         >>> places = [("", "1", None), ("", "2", "1"), ("", "3", "1"), ("sub:x", "2", None)]
@@ -93,7 +93,7 @@ def newest_line(index: Sequence[ThreadEntry], newest: str, what: str) -> ThreadL
 
 
 class _Checker(SQLModelSaver):
-    """Reads what was stored as a source is read: unknown types stay bytes, so that both sides can be compared."""
+    """Reads the imported copy like a source: unknown types stay bytes, so that both sides can be compared."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store.database, tenant_id=store.tenant_id, graphs=store.graphs, sessions=True)
@@ -106,15 +106,15 @@ class _Checker(SQLModelSaver):
 
 @dataclass
 class ThreadImport:
-    """Brings one thread in.
+    """The import of one thread.
 
     Args:
         context: The store and the principal to import for.
         source: The source to read from.
         thread_id: The id of the thread.
         session_name: The name of the session.
-        on_step: Told how many graph checkpoints were read, and of how many.
-        channels: Those of the graph that the thread was made with, if it is known.
+        on_step: A callback that receives the number of graph checkpoints read so far and their total.
+        channels: The channels of the graph that wrote the thread; empty if the graph is not known.
     """
 
     context: Context
@@ -129,7 +129,7 @@ class ThreadImport:
         self.store = store
         self.saver = SQLModelSaver(store.database, tenant_id=store.tenant_id, graphs=store.graphs, sessions=True)
         self.saver.channels = self.channels
-        # Of its own, without a memory of what was staged and taken away before under the same name.
+        # A separate instance, because a shared one may cache rows that were staged and removed under the same name.
         self.graphs = GraphStore(store.tenant_id, store.compression)
         self.checker = _Checker(store)
         self.landing = ImportCommit(self.context, self.session_name, self.thread_id)
@@ -139,15 +139,15 @@ class ThreadImport:
         self._others = 0
 
     def run(self) -> ThreadReport:
-        """Bring it in, or what is new of it.
+        """Import the thread, or what is new in it since an earlier import.
 
         Raises:
             NotFound: There is no such thread.
-            InvalidInput: A session cannot be called so, or the values need the program's own serializer.
-            Conflict: The session exists with other content, or has gone on here while the thread went on there, or
-                another import of the thread is at work.
-            Corrupt: The thread is damaged, or what was stored differs from it; nothing of it is visible.
-            Unavailable: The source or the database does not answer; the next import goes on from there.
+            InvalidInput: The name is not valid for a session, or the values need the program's own serializer.
+            Conflict: The session exists with other content, or both the session and the thread have continued since
+                the last import, or another import of the thread is running.
+            Corrupt: The thread is damaged, or the stored copy differs from it; nothing of it is visible.
+            Unavailable: The source or the database does not respond; the next import continues from there.
         """
         newest = self.source.newest(self.thread_id)
         if newest is None:
@@ -186,10 +186,10 @@ class ThreadImport:
         return ThreadReport(thread_id=self.thread_id, session_name=self.session_name, status=status, hidden=hidden)
 
     def _is_up_to_date(self, arrival: EarlierImport, newest_id: str, newest: CheckpointTuple) -> bool:
-        """Return whether there is nothing new.
+        """Return whether there is nothing new to import.
 
         Raises:
-            Conflict: The thread went on in its own database, and the session went on here.
+            Conflict: The thread has continued in its own database, and the session here.
         """
         if arrival.newest == newest_id:
             place = GraphKey(arrival.thread, "", newest_id)
@@ -204,19 +204,19 @@ class ThreadImport:
             )
         return False
 
-    # -- filling up
+    # -- staging
 
     def _fill(self, line: ThreadLine, arrival: EarlierImport | None) -> int:
-        """Read what is not here yet; give the number of graph checkpoints that are on their way."""
+        """Stage the graph checkpoints that are missing here; return the number of staged ones."""
         there = self._held(arrival.thread) if arrival else {}
         parent_thread = arrival.thread if arrival else None
         staged = self._held(self.staged)
         if not staged.keys() <= {entry[:2] for entry in line.entries}:
-            self.store.database.write(self._drop)  # the thread has changed since an import was broken off
+            self.store.database.write(self._drop)  # the thread has changed since an interrupted import
             staged = {}
         known = {**there, **staged}
         parents = {(ns, parent) for (ns, _), parent in known.items()}
-        # Only what has no successor may have got new pending writes meanwhile.
+        # Only a graph checkpoint without a successor can have new pending writes.
         again = [entry for entry in line.entries if entry[:2] in known and entry[:2] not in parents]
         fresh = [entry for entry in line.entries if entry[:2] not in known]
         todo, done, added = [*again, *fresh], 0, len(staged)
@@ -248,7 +248,7 @@ class ThreadImport:
 
     @staticmethod
     def _is_on_line(found: CheckpointTuple, line: ThreadLine) -> bool:
-        """Return whether a subgraph's checkpoint belongs to the newest line; where it does not say, it does."""
+        """Return whether a graph checkpoint belongs to the newest line; True if its metadata names no parent."""
         parents: Any = found.metadata.get("parents")
         root = parents.get("") if isinstance(parents, Mapping) else None
         return root not in line.others
@@ -256,7 +256,7 @@ class ThreadImport:
     def _draft(
         self, entry: ThreadEntry, found: CheckpointTuple, versions: dict[str, Any], parent_thread: str | None
     ) -> Draft:
-        """Encode what differs from the parent, by the versions of its channels."""
+        """Encode the values that differ from the parent, by the versions of the channels."""
         now = found.checkpoint["channel_versions"]
         then = versions.pop(entry.ns, (None, {}))
         before = then[1] if then[0] == entry.parent and entry.parent else {}
@@ -278,7 +278,7 @@ class ThreadImport:
         return {name: value for name, value in found.metadata.items() if name not in secrets}
 
     def _writes(self, found: CheckpointTuple) -> list[tuple[Task, list[tuple[int, str, Any]]]]:
-        """Number the pending writes of each task as its saver did. Their tasks keep the order in which they came."""
+        """Number the pending writes of each task as the original saver did. The order of the tasks is kept."""
         tasks: dict[str, list[tuple[str, Any]]] = {}
         for task_id, channel, value in found.pending_writes or ():
             tasks.setdefault(task_id, []).append((channel, value))
@@ -304,11 +304,11 @@ class ThreadImport:
     # -- checking
 
     def _check(self, line: ThreadLine, newest: str, arrival: EarlierImport | None, added: int) -> None:
-        """Compare what is here with the source.
+        """Compare the stored copy with the source.
 
         Raises:
-            Conflict: There are not as many graph checkpoints as were read, or they went while they were compared.
-            Corrupt: The newest state is another one.
+            Conflict: Staged graph checkpoints are missing, or were removed during the comparison.
+            Corrupt: The newest state differs from the source.
         """
         staged = self._held(self.staged)
         known = {**(self._held(arrival.thread) if arrival else {}), **staged}
@@ -331,7 +331,7 @@ class ThreadImport:
         a, b = ours.checkpoint["channel_values"], theirs.checkpoint["channel_values"]
         wrong = [f"channel {name!r}" for name in sorted(a.keys() | b.keys()) if not self._same(a, b, name)]
         heads = ("ts", "channel_versions", "versions_seen")
-        wrong += [name for name in heads if not _is_same_json(ours.checkpoint[name], theirs.checkpoint[name])]  # type: ignore[literal-required]  # the names are those of the dict
+        wrong += [name for name in heads if not _is_same_json(ours.checkpoint[name], theirs.checkpoint[name])]  # type: ignore[literal-required]  # `heads` lists keys of the TypedDict
         if not _is_same_json(ours.metadata, self._metadata(theirs)):
             wrong.append("metadata")
         if not self._same_writes(ours, theirs):

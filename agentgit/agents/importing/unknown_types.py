@@ -1,4 +1,4 @@
-"""Reading the values of a database that somebody else wrote, without building or losing what is not known."""
+"""A serializer for values that another program wrote: unknown types are neither instantiated nor lost."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from agentgit.store.objects.lru import Recent
 from agentgit.store.objects.plain_values import MSGPACK
 
 KNOWN_MESSAGES = 10_000
-"""The number of messages that are remembered."""
+"""The number of messages in the cache."""
 
 READABLE = ("null", "bytes", "bytearray", "json", MSGPACK)
 
 
 class KeptTypes(SerializerProtocol):
-    """LangGraph's serializer, which builds only messages and other types that are known to be harmless.
+    """LangGraph's serializer, restricted to messages and other types that are known to be safe.
 
-    What is of any other type (the dataclasses, models and enums of the program that wrote it) stays the bytes that it
-    is, as an `ormsgpack.Ext`. Written again it is the same bytes, so that the program finds its own objects later.
-    Nothing in the database that is read decides what is imported or called, but for values in LangGraph's older form,
-    `json`: these name classes of LangChain, which are built as LangGraph builds them.
+    A value of any other type, such as a dataclass, model or enum of the program that wrote it, stays an
+    `ormsgpack.Ext` with its bytes. Serialized again it has the same bytes, so that the program can read its own
+    objects later. The data in the source cannot choose what is imported or called. The exception are values in
+    LangGraph's older format `json`: they name LangChain classes, which are instantiated as LangGraph does.
 
     Example:
         >>> serde = KeptTypes()
@@ -37,18 +37,18 @@ class KeptTypes(SerializerProtocol):
 
     def __init__(self) -> None:
         self._strict = JsonPlusSerializer(allowed_msgpack_modules=None)
-        # A thread has each of its messages in every later graph checkpoint; building one again takes 50 µs.
+        # Every later graph checkpoint of a thread repeats its messages; deserializing one again takes 50 µs.
         self._messages: Recent[bytes, BaseMessage] = Recent(KNOWN_MESSAGES, lambda _: 1)
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
-        """Write a value."""
+        """Serialize a value."""
         return self._strict.dumps_typed(obj)
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        """Read a value.
+        """Deserialize a value.
 
         Raises:
-            InvalidInput: It was written with a serializer that is not LangGraph's own.
+            InvalidInput: The value was written with a serializer other than LangGraph's.
         """
         kind, body = data
         if kind not in READABLE:

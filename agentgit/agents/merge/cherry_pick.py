@@ -1,4 +1,4 @@
-"""The selection of a cherry-pick: messages by their ids, what a checkpoint added, or one tool call with its result."""
+"""The selection of a cherry-pick: messages by id, the messages of a checkpoint, or a tool call with its result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.sessions import Found
 
 What = CheckpointRef | ToolInvocation | Sequence[str]
-"""Anything that can be picked: a checkpoint's new messages, a tool call with its result, or messages by their ids."""
+"""What can be picked: the messages that a checkpoint added, a tool call with its result, or messages by id."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class PickedMessages:
 
     Args:
         label: The text that names the selection for a person.
-        side: The side that it is on.
+        side: The side that the messages are on.
         places: The positions of the messages there.
-        call_id: The tool call that comes alone, without the calls beside it; None for all calls.
+        call_id: The id of the only tool call to pick from its message; None for all calls.
     """
 
     label: str
@@ -38,10 +38,10 @@ class PickedMessages:
     call_id: str | None = None
 
     def come(self, coming: IncomingChanges) -> None:
-        """Let it come behind what is there.
+        """Append the selected messages to the changes that the branch receives.
 
         Raises:
-            InvalidInput: Where it comes to has no conversation of its own.
+            InvalidInput: The branch or the source has no list of messages.
         """
         key = self.side.conversation
         if key is None or key not in coming.ours.graph.channels or coming.ours.conversation not in (None, key):
@@ -52,7 +52,7 @@ class PickedMessages:
             self._come_alone(key, self.call_id, coming)
 
     def _come_alone(self, key: str, call_id: str, coming: IncomingChanges) -> None:
-        """Let one tool call come with its result, as if nothing had been called beside it."""
+        """Append one tool call with its result, without the other calls of its message."""
         asking, answer = self.places
         shown = self.side.messages(self.places)
         if len(shown[0]["tool_calls"]) == 1:
@@ -65,10 +65,10 @@ class PickedMessages:
 
 
 class CherryPick:
-    """Finds what is to be picked.
+    """Resolves the selection of a cherry-pick.
 
     Args:
-        branch: A branch of the session that it is in.
+        branch: A branch of the session to search.
     """
 
     def __init__(self, branch: BranchContext) -> None:
@@ -76,11 +76,11 @@ class CherryPick:
         self.store = branch.store
 
     def find(self, what: What) -> PickedMessages:
-        """Find what somebody means.
+        """Return the messages that a selection means.
 
         Raises:
-            NotFound: There is no such message or place; or the tool call has no result in its conversation.
-            InvalidInput: It is nothing that can be picked; or the checkpoint did not only add messages.
+            NotFound: There is no such message or checkpoint, or the tool call has no result in its conversation.
+            InvalidInput: `what` cannot be picked, or the checkpoint did more than add messages.
         """
         if isinstance(what, ToolInvocation):
             return self._call(what)
@@ -91,7 +91,7 @@ class CherryPick:
     def _side(self, thread: str, checkpoint_id: str | None) -> Side:
         return Side(self.branch.saver, self.branch.graph, thread, checkpoint_id)
 
-    # -- what a checkpoint added
+    # -- the messages of a checkpoint
 
     def _place(self, place: CheckpointRef) -> PickedMessages:
         with self.store.database.reading() as connection:
@@ -108,14 +108,14 @@ class CherryPick:
         return PickedMessages(label, side, places)
 
     def _before(self, connection: Connection, row: Found) -> Found | None:
-        """Find the checkpoint before one on its path; None before the first."""
+        """Find the checkpoint before another one on its path; None before the first."""
         path = self.branch.context.lookup.path(
             connection, self.store.sessions.branch(connection, row.internal_session_id)
         )
         place = next(n for n, point in enumerate(path) if point.id == row.id)
         return path[place - 1] if place else None
 
-    # -- messages by their ids
+    # -- messages by id
 
     def _messages(self, ids: list[Any]) -> PickedMessages:
         if not ids or not all(isinstance(one, str) for one in ids):
@@ -133,7 +133,7 @@ class CherryPick:
         raise NotFound(f"No branch of this session has all of {', '.join(ids)}. Pick from one branch at a time.")
 
     def _heads(self) -> Iterable[Side]:
-        """Return where the branches of the session stand, the newest branch first."""
+        """Return the heads of the branches of the session, newest branch first."""
         with self.store.database.reading() as connection:
             rows = self.store.sessions.branches(connection, self.branch.session_id)
             heads = [(row.thread_id, self.store.graphs.head(connection, row.thread_id)) for row in reversed(rows)]
@@ -155,10 +155,10 @@ class CherryPick:
         return PickedMessages(str(call), side, [asked[-1], answered[-1]], call.tool_call_id)
 
     def _of_call(self, call: ToolInvocation) -> Side:
-        """Return where the branch of a call stands.
+        """Return the head of the branch that made a call.
 
         Raises:
-            NotFound: It is of another session.
+            NotFound: The call belongs to another session.
         """
         with self.store.database.reading() as connection:
             rows = self.store.sessions.branches(connection, self.branch.session_id)

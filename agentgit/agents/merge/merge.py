@@ -1,4 +1,4 @@
-"""The content of a merge or a cherry-pick: decided by hashes, then written through the graph's own channels."""
+"""The content of a merge or a cherry-pick: decided by hashes, then written through the graph's channels."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ REDUCED = (BinaryOperatorAggregate, DeltaChannel)
 """Channels whose writes go through a reducer."""
 
 FREE = (LastValue, AnyValue)
-"""Channels that take a write as it is."""
+"""Channels that store a write unchanged."""
 
 
 @dataclass
@@ -48,9 +48,9 @@ class IncomingChanges:
 
     Args:
         ours: The side that receives them.
-        plan: The plan that people see.
-        common: Identifies the first messages of ours, which are not new to it.
-        updates: For each channel a function that returns the value to write; it is called only for the actual write.
+        plan: The plan that users see.
+        common: The hashes of the messages of the merge base, with which the conversation of `ours` may begin.
+        updates: For each channel, a function that returns the value to write. It is called only for the actual write.
     """
 
     ours: Side
@@ -60,7 +60,7 @@ class IncomingChanges:
 
     @functools.cached_property
     def here(self) -> Mapping[str, Mapping[str, Any]]:
-        """The messages that are here behind the common ones, shown, by their ids."""
+        """The messages of `ours` after the common ones, as shown, by id."""
         hashes = self.ours.message_hashes
         pairs = enumerate(zip(hashes, self.common, strict=False))
         begin = next((n for n, (a, b) in pairs if a != b), min(len(hashes), len(self.common)))
@@ -68,35 +68,35 @@ class IncomingChanges:
         return {message["id"]: message for message in shown if message["id"]}
 
     def set(self, key: str, value: Callable[[], Any]) -> None:
-        """Let a value take the place of what is here, past its reducer."""
+        """Replace a value, bypassing its reducer."""
         reduced = isinstance(self.ours.graph.channels.get(key), REDUCED)
         self.updates[key] = (lambda: Overwrite(value())) if reduced else value
 
     def adds(self, key: str, more: Any) -> bool:
-        """Return whether the reducer of a list or a dict puts `more` to what is here, and does nothing else."""
+        """Return whether the reducer of a list or a dict only adds `more` to the current value."""
         here = self.ours.live(key)
         try:
             made = self.ours.after(key, more)
-        except Exception:  # noqa: BLE001  # it is the user's: what it does not take, a person decides about
+        except Exception:  # noqa: BLE001  # a user's reducer may raise; then the user decides
             return False
         return bool(made == ({**here, **more} if isinstance(here, dict) else [*here, *more]))
 
     def append(self, key: str, tail: Callable[[], Any]) -> None:
-        """Let items come to those that are here, through the reducer if there is one."""
+        """Append items to a value, through its reducer if it has one."""
         reduced = isinstance(self.ours.graph.channels.get(key), REDUCED)
         self.updates[key] = tail if reduced else lambda: [*(self.ours.live(key) or ()), *tail()]
 
     def bring(self, key: str, side: Side, places: Sequence[int]) -> None:
-        """Let messages come, unless they are here already; tool calls only with their results.
+        """Append messages that are not here yet; tool calls only together with their results.
 
         Args:
-            key: The channel that is the conversation.
-            side: The side that they come from.
-            places: The places that they have there.
+            key: The channel of the conversation.
+            side: The side that the messages come from.
+            places: The positions of the messages there.
         """
         shown = side.messages(places)
         known = {message["tool_call_id"] for message in shown if message["id"] in self.here} - {None}
-        # Of a batch of which some calls were picked before, the others come.
+        # If some calls of a batch were picked before, only the others are added.
         rests = [(at, rest_of(message, known)) for at, message in zip(places, shown, strict=True)]
         fresh = [(at, message) for at, message in rests if message is not None and message["id"] not in self.here]
         kept, left = whole([message for _, message in fresh])
@@ -109,14 +109,14 @@ class IncomingChanges:
 
 @dataclass
 class Merge:
-    """A merge in the making.
+    """The computation of a merge.
 
     Args:
-        bases: Where the branches parted, or were last merged; if there are several, what they do not agree about is a
-            conflict.
-        theirs: The side that comes.
-        coming: The changes that were found to come; it is filled.
-        resolve: The resolution of conflicts.
+        bases: The points at which the branches diverged or were last merged. If there are several, a value about which
+            they lead to different decisions is a conflict.
+        theirs: The side to merge.
+        coming: The changes to apply, which `make` fills.
+        resolve: How to resolve conflicts.
     """
 
     bases: Sequence[Side]
@@ -125,7 +125,7 @@ class Merge:
     resolve: Resolve = None
 
     def make(self) -> IncomingChanges:
-        """Decide about each value."""
+        """Decide about each value, and return the changes."""
         ours, theirs = self.coming.ours, self.theirs
         talk = theirs.conversation if ours.conversation in (None, theirs.conversation) else None
         for key in theirs.hashes:
@@ -141,7 +141,7 @@ class Merge:
         return self.coming
 
     def _verdict(self, key: str) -> str:
-        """Decide about a value."""
+        """Decide about one value; return `keep`, `take` or `clash`."""
         ours, theirs = self.coming.ours.hashes.get(key), self.theirs.hashes[key]
         first, *others = {decide(base.hashes.get(key), ours, theirs) for base in self.bases}
         return CLASH if others else first
@@ -168,13 +168,13 @@ class Merge:
         self.coming.set(key, lambda: self.theirs.live(key))
 
     def _append(self, key: str) -> bool:
-        """Add what they added to a list or a dict, if both only added to it and its reducer does nothing else."""
+        """Append their additions to a list or a dict; return False unless both sides and the reducer only add to it."""
         if not isinstance(self.coming.ours.graph.channels[key], REDUCED):
             return False
         ours, theirs, live = self.coming.ours.shown(key), self.theirs.shown(key), self.theirs.live(key)
         more, *others = {extra(base.shown(key), ours, theirs) for base in self.bases}
         if more is None or others or not (type(live) is list or (type(live) is dict and theirs.keys() == live.keys())):
-            return False  # what is shown of it is not what it is
+            return False  # the shown value does not represent the live one
         if not self.coming.adds(key, part := more.of(live)):
             return False
         self.coming.plan.values.append(Taken(key=key, how=APPEND, value=more.of(theirs)))
@@ -185,7 +185,7 @@ class Merge:
 
     def _talk(self, key: str, verdict: str) -> None:
         here, there = set(self.coming.ours.message_hashes), set(self.theirs.message_hashes)
-        # What both took out, as where both edited a message alike, is no change of theirs.
+        # A message that both sides removed, as when both edited it alike, does not count as their change.
         base = [one for one in self._base_talk() if one in here or one in there]
         new = added(base, self.theirs.message_hashes)
         if new is not None and not self._edited(new):
@@ -196,19 +196,19 @@ class Merge:
             self._take_talk(key, TAKE)
 
     def _base_talk(self) -> list[bytes]:
-        """Identify the messages that any base has, each as often as the one that has it most."""
+        """Return the hashes of the messages of all bases, each with its highest count in any base."""
         most: Counter[bytes] = Counter()
         for base in self.bases:
             most |= Counter(base.message_hashes)
         return list(most.elements())
 
     def _edited(self, new: Sequence[int]) -> bool:
-        """Return whether one of their new messages is here with other words."""
+        """Return whether one of their new messages exists here with other content."""
         here = self.coming.here
         return any(message != here.get(message["id"], message) for message in self.theirs.messages(new))
 
     def _take_talk(self, key: str, how: str) -> None:
-        """Let their whole conversation take the place of ours, without a batch that has no results."""
+        """Replace our conversation with theirs, without batches of tool calls that lack results."""
         shown = self.theirs.messages()
         kept, left = whole(shown)
         self.coming.plan.left_out.extend(LeftOut(what=in_words(shown[n]), why=why) for n, why in left.items())
@@ -234,10 +234,10 @@ class Merge:
         return Clash(key=key, base=value(self.bases[0]), ours=value(self.coming.ours), theirs=value(self.theirs))
 
     def _asked(self, key: str, ask: Callable[[Clash], Any], talk: bool) -> Any:
-        """Ask a function for a value.
+        """Call the function that resolves a conflict, and return its value.
 
         Raises:
-            InvalidInput: It gives a conversation that no provider takes.
+            InvalidInput: It returns a conversation that model providers reject.
         """
         value = ask(self._conflict(key, lambda side: side.live(key)))
         if talk:
@@ -246,7 +246,7 @@ class Merge:
 
 
 def require_whole_talk(key: str, value: Any) -> None:
-    """Check that a value is a conversation in which each tool call has its result.
+    """Check that a value is a list of messages in which each tool call has its result.
 
     Raises:
         InvalidInput: It is not.
@@ -267,7 +267,7 @@ def in_words(message: Mapping[str, Any]) -> str:
 
 
 def rest_of(message: dict[str, Any], known: Container[str]) -> dict[str, Any] | None:
-    """Return a shown message without those of its tool calls whose results are known; None if nothing is left of it."""
+    """Return a shown message without the tool calls whose results are known; None if no call is left."""
     ids = [call["id"] for call in message["tool_calls"]]
     others = [id for id in ids if id not in known]
     if len(others) == len(ids):
@@ -276,7 +276,7 @@ def rest_of(message: dict[str, Any], known: Container[str]) -> dict[str, Any] | 
 
 
 def alone(message: Mapping[str, Any], call_ids: Sequence[str]) -> dict[str, Any]:
-    """Show a message that asks only for some of its tool calls; under the same id as often as it is made."""
+    """Return a shown message with only some of its tool calls, under an id that is derived from them."""
     calls = [call for call in message["tool_calls"] if call["id"] in call_ids]
     return {
         **message,
@@ -287,21 +287,21 @@ def alone(message: Mapping[str, Any], call_ids: Sequence[str]) -> dict[str, Any]
 
 
 def narrowed(message: BaseMessage, shown: Mapping[str, Any]) -> BaseMessage:
-    """Return a message as it is shown: if that asks only for some of its tool calls, a new one with these.
+    """Return a message with only the tool calls of its shown form: itself, or a new message with these calls.
 
     Args:
-        message: Stays as it is.
-        shown: Itself, or as `alone` gave it.
+        message: The message; it is not modified.
+        shown: Its shown form, perhaps reduced by `alone`.
     """
     if message.id == shown["id"] or not isinstance(message, AIMessage):
         return message
     ids = [call["id"] for call in shown["tool_calls"]]
     calls = [call for call in message.tool_calls if call["id"] in ids][: len(ids)]
-    # What else is in it (raw blocks, token counts) is of all its calls.
+    # The rest of the message (raw blocks, token counts) describes all its calls, so it is dropped.
     return AIMessage(str(message.text), id=shown["id"], name=message.name, tool_calls=calls)
 
 
 def counted(plan: MergePlan) -> dict[str, Any]:
-    """Return what a checkpoint keeps of the plan that it was made by."""
+    """Return the summary of a plan that is stored in the data of its checkpoint."""
     values = {one.key: one.how for one in plan.values}
     return {"source": plan.source, "base": plan.base, "values": values, "messages": len(plan.messages)}

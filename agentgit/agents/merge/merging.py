@@ -1,9 +1,9 @@
-"""Merging and cherry-picking: what comes from another branch, and the commit that writes it on this one.
+"""Merge and cherry-pick: finding the changes of another branch, and committing them to this one.
 
-The last step of a merge or a cherry-pick: what comes is written by the graph's own reducers, then published. It is
-written on a copy of where the branch stands, as `update_state` writes, by a node of our own that has no edges: so no
-node, no tool and no condition of the graph runs. One transaction puts what came of it behind the branch, with a
-checkpoint; killed before that, the branch is as before.
+The commit first writes the changes to a copy of the branch's head, through the graph's reducers, as `update_state`
+does. An extra node without edges makes the write, so no node, tool or condition of the graph runs. Then one
+transaction appends the result to the branch with a checkpoint. If the process dies before that, the branch is
+unchanged.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from agentgit.store.threads.graph_store import GraphKey, GraphStore
 from agentgit.store.threads.pending_writes import NO_WRITES
 
 WRITER = "agentgit"
-"""The name of our node."""
+"""The name of the node that writes the changes."""
 
 
 class MergeCommit:
-    """The arrival of a merge or a cherry-pick on a branch.
+    """The commit of a merge or a cherry-pick to a branch.
 
     Args:
         branch: The branch.
@@ -55,7 +55,7 @@ class MergeCommit:
         self.store = branch.store
 
     def position(self, connection: Connection) -> tuple[Found, Moment]:
-        """Return the row of the branch and the moment where it stands.
+        """Return the row of the branch and the state of its head.
 
         Raises:
             Conflict: The branch is running, has moved, or is in the middle of a turn.
@@ -79,16 +79,16 @@ class MergeCommit:
         return row, moment
 
     def publish(self, coming: IncomingChanges, label: Label, kind: str, facts: Mapping[str, Any]) -> tuple[int, str]:
-        """Write what comes, and make a checkpoint of it; return its id, and the graph checkpoint it stands at.
+        """Write the changes and create a checkpoint; return the id of it and of its graph checkpoint.
 
         Args:
-            coming: The changes that come.
+            coming: The changes to write.
             label: The label of the checkpoint.
             kind: The kind of event that the audit trail records.
             facts: The details that the audit trail records.
 
         Raises:
-            Conflict: The branch moved meanwhile, or is in the middle of a turn; nothing was changed.
+            Conflict: The branch has moved in the meantime, or is in the middle of a turn; nothing was changed.
         """
         values = {key: value() for key, value in coming.updates.items()}
         place = coming.ours.place
@@ -103,8 +103,8 @@ class MergeCommit:
             self.store.database.write(lambda connection: self.store.graphs.delete_thread(connection, staged))
 
     def _write(self, staged: str, place: GraphKey | None, values: Mapping[str, Any]) -> str:
-        """Write values on a copy of where the branch stands; give the id of the graph checkpoint."""
-        # Of its own, without a memory of threads that are gone, and without the turn of an agent around it.
+        """Write values to a copy of the branch's head; return the id of the new graph checkpoint."""
+        # Separate instances: shared ones may cache deleted threads, or belong to the turn of a calling agent.
         graphs = GraphStore(self.store.tenant_id, self.store.compression, counts=False)
         saver = SQLModelSaver(self.store.database, tenant_id=self.store.tenant_id, graphs=graphs, sessions=True)
         saver.channels = self.branch.graph.channels
@@ -120,7 +120,7 @@ class MergeCommit:
                 raise Conflict("The branch is in the middle of a turn. First continue with agent.invoke(None).")
             made = graph.update_state(config, values, WRITER)
             if not values.keys().isdisjoint(graph.trigger_to_nodes) and graph.get_state(config).next:
-                made = graph.update_state(config, None, END)  # no node is to run for what only came along
+                made = graph.update_state(config, None, END)  # else the write would leave a node due to run
         return str(made["configurable"]["checkpoint_id"])
 
     def _publish(
@@ -142,7 +142,7 @@ class MergeCommit:
         if moment.latest != (place.checkpoint_id if place is not None else None):
             raise Conflict(f"Branch {row.name} has moved in the meantime. Nothing was changed; try again.")
         at = self.store.graphs.find(connection, GraphKey(staged, "", made))
-        # Without the copy it was written on, it would have nothing of the branch.
+        # If the copy it is based on was removed, the result lacks the state of the branch.
         is_whole = place is None or self.store.graphs.find(connection, place._replace(thread=staged)) is not None
         if at is None or not is_whole or not staging.move_new(connection, self.store.tenant_id, staged, row.thread_id):
             raise Conflict("The cleanup of unfinished imports removed this. Nothing was changed; try again.")
@@ -151,7 +151,7 @@ class MergeCommit:
         if files is not None:
             snapshot = replace(snapshot, workspace_snapshot_id=files.id)
         checkpoint_id = self.store.checkpoints.add(connection, row.id, snapshot, label)
-        with suppress(Corrupt):  # what is damaged is no reason to lose what came
+        with suppress(Corrupt):  # content too damaged to index must not prevent the merge
             self.store.texts.follow(connection, row.id)
         note(
             connection,
@@ -167,20 +167,20 @@ class MergeCommit:
 
 
 PICKED = "picked"
-"""The key in the data of a checkpoint that holds what was picked with it."""
+"""The key in the data of a checkpoint that holds the summary of its cherry-pick."""
 
 TOLD = {MERGED: "merge.done", PICKED: "cherry_pick.done"}
-"""The kind of event that the audit trail then records."""
+"""The kind of event that the audit trail records."""
 
 
 class Merging:
-    """Brings to a branch what another one did.
+    """Merges and cherry-picks from other branches into one branch.
 
-    Merging and picking need the graph: its reducers write what comes. They add a checkpoint to this branch; nothing is
-    taken away, no tool runs, and what the other branch's tools did is history here and no effect of this branch.
+    Both need the graph, whose reducers write the changes. They add a checkpoint to the branch; nothing is removed and
+    no tool runs. Tool calls of the other branch become part of the conversation, but not effects of this branch.
 
     Args:
-        branch: The branch that it comes to.
+        branch: The branch that receives the changes.
     """
 
     def __init__(self, branch: BranchContext) -> None:
@@ -190,7 +190,7 @@ class Merging:
     # -- merge
 
     def plan_merge(self, source: CheckpointRef, resolve: Resolve) -> MergePlan:
-        """Return what a merge would bring, and what stands against it.
+        """Return what a merge would add, and the conflicts.
 
         Raises:
             NotFound, Ambiguous, InvalidInput, Conflict: As `RollbackAgent.merge`.
@@ -198,7 +198,7 @@ class Merging:
         return self._merging(source, resolve)[0].plan
 
     def merge(self, source: CheckpointRef, resolve: Resolve, name: str | None) -> int:
-        """Merge, and return the id of the checkpoint that was made.
+        """Merge, and return the id of the new checkpoint, or of the head if there is nothing to add.
 
         Raises:
             MergeConflict, NotFound, Ambiguous, InvalidInput, Conflict: As `RollbackAgent.merge`.
@@ -228,7 +228,7 @@ class Merging:
         return Merge(before, there, coming, resolve).make(), theirs
 
     def _bases(self, connection: Connection, here: Found, theirs: Found) -> list[Found]:
-        """Find what both sides are compared with: the newest that is behind both; or several."""
+        """Find the merge bases: the newest checkpoints in the history of both sides."""
         if here.head_id is None:
             raise InvalidInput(f"Branch {here.name} has no checkpoint to merge into. agent.checkpoint() creates one.")
         (ours,) = self.store.checkpoints.find(connection, CHECKPOINT.c.id == here.head_id)
@@ -240,7 +240,7 @@ class Merging:
     # -- cherry-pick
 
     def plan_cherry_pick(self, what: What) -> MergePlan:
-        """Return what a cherry-pick would bring.
+        """Return what a cherry-pick would add.
 
         Raises:
             NotFound, Ambiguous, InvalidInput, Conflict: As `RollbackAgent.cherry_pick`.
@@ -248,7 +248,7 @@ class Merging:
         return self._picking(what).plan
 
     def cherry_pick(self, what: What, name: str | None) -> int:
-        """Cherry-pick, and return the id of the checkpoint that was made.
+        """Cherry-pick, and return the id of the new checkpoint, or of the head if there is nothing to add.
 
         Raises:
             NotFound, Ambiguous, InvalidInput, Conflict: As `RollbackAgent.cherry_pick`.
@@ -266,7 +266,7 @@ class Merging:
         picked.come(coming)
         return coming
 
-    # -- both
+    # -- shared
 
     def _position(self, connection: Connection) -> tuple[Found, Moment]:
         return MergeCommit(self.branch).position(connection)

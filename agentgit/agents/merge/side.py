@@ -1,9 +1,9 @@
-"""The two sides of a merge as their values and messages, and the base that both are compared with.
+"""The two sides of a merge, with their values and messages, and the bases that both are compared with.
 
-The bases of a merge: the newest checkpoints that are behind both sides, with which each side is compared. Each merge
-records in the data of its checkpoint what it merged. The history of a branch is therefore not a line: what a merge
-brought to it, and what had come to that branch before, is behind it too. If two branches merged each other, or both
-merged a third and a fourth one, there may be several newest checkpoints, of which none is behind another.
+The merge bases are the newest checkpoints in the history of both sides. The data of a merge checkpoint records what was
+merged. The history of a branch is therefore not a line: it includes the merged branch and everything merged into that
+branch before. If two branches merged each other, or both merged the same two other branches, there may be several
+bases, none of which is in the history of another.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Side:
     """The state at a graph checkpoint.
 
     Args:
-        saver: The saver that reads it.
-        graph: The graph whose channels it has.
-        thread: The thread that has it.
-        checkpoint_id: The id of the graph checkpoint; None is before the first.
+        saver: The saver that reads the state.
+        graph: The graph that defines the channels.
+        thread: The thread of the graph checkpoint.
+        checkpoint_id: The id of the graph checkpoint; None for the empty state before the first.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class Side:
 
     @property
     def hashes(self) -> Mapping[str, bytes]:
-        """The hash of each value, without LangGraph's own bookkeeping."""
+        """The hash of each value, without LangGraph's internal channels."""
         return {name: key for name, key in self._at.values.items() if is_shown(name)} if self._at else {}
 
     @functools.cached_property
     def conversation(self) -> str | None:
-        """The channel that is the conversation, if that is a list of messages of its own."""
+        """The channel that holds the conversation as a list of messages; None if there is none."""
         name = conversation(self._at.header["counts"]) if self._at else None
         if name is None:
             return None
@@ -80,13 +80,13 @@ class Side:
             return self.saver.store.message_hashes(connection, self._at)
 
     def messages(self, places: Sequence[int] | None = None) -> list[dict[str, Any]]:
-        """Show messages; those at these places, or all."""
+        """Return the shown form of the messages at these positions, or of all."""
         keys = self.message_hashes if places is None else [self.message_hashes[place] for place in places]
         with self.saver.database.reading() as connection:
             return [from_stored(message) for message in self.saver.store.messages_of(connection, keys)]
 
     def shown(self, name: str) -> Any:
-        """Show one value; None if there is none."""
+        """Return the shown form of one value; None if there is none."""
         key = self.hashes.get(name)
         if key is None:
             return None
@@ -104,23 +104,23 @@ class Side:
         return channels
 
     def live(self, name: str) -> Any:
-        """Return one value as the graph has it; None if there is none."""
+        """Return one value as the live object that the graph uses; None if there is none."""
         channel = self._channels.get(name)
         return channel.get() if channel is not None and channel.is_available() else None
 
     def after(self, name: str, write: Any) -> Any:
-        """Return what a value would be after one more write; it stays as it is."""
+        """Return the value that a channel would have after one more write, without changing it."""
         channel = self._channels[name].from_checkpoint(copy(self.live(name)))
         channel.update([write])
         return channel.get()
 
 
 Behind = dict[int, int]
-"""The branches behind a checkpoint, each with the number of its last checkpoint there."""
+"""The history of a checkpoint: the id of each branch in it, with the number of the last checkpoint included."""
 
 
 class Bases:
-    """Finds what the sides of a merge have in common.
+    """Finds the bases of a merge.
 
     Args:
         store: The store of the database.
@@ -131,7 +131,7 @@ class Bases:
         self.comparing = Comparing(store)
 
     def find(self, connection: Connection, ours: Found, theirs: Found) -> list[Found]:
-        """Find the newest checkpoints that are behind both, the newest first; none if they are of two sessions.
+        """Find the newest checkpoints in the history of both, newest first; none if they are of two sessions.
 
         Args:
             connection: An open connection; the transaction may be read-only.
@@ -144,11 +144,11 @@ class Bases:
             for branch in one.keys() & other.keys()
         ]
         rows = self.checkpoints.find(connection, or_(*common)) if common else []
-        # The first one of a branch stands for the one that it left from, which is older, and there too.
+        # The first checkpoint of a branch repeats the older one that it was forked from, which is common as well.
         return self._newest(connection, [row for row in rows if row.kind != "branch"] or rows)
 
     def _newest(self, connection: Connection, rows: Sequence[Found]) -> list[Found]:
-        """Leave out what is behind others."""
+        """Return the checkpoints that are not in the history of another one."""
         newest: list[Found] = []
         covered: Behind = {}
         for row in sorted(rows, key=lambda row: -row.id):
@@ -159,7 +159,7 @@ class Bases:
         return newest
 
     def _behind(self, connection: Connection, row: Found) -> Behind:
-        """Return what is behind a checkpoint, by its own way and by merges."""
+        """Return the history of a checkpoint: its own path, and everything merged into it."""
         behind: Behind = {}
         todo = [row]
         while todo:
@@ -171,7 +171,7 @@ class Bases:
         return behind
 
     def _merged(self, connection: Connection, noted: Sequence[Found], session_id: int) -> Sequence[Found]:
-        """Read the checkpoints that were merged; one that was deleted since is forgotten."""
+        """Read the checkpoints that were merged; those deleted since are ignored."""
         ids = {source for row in noted if (source := merged_by(row.data)) is not None}
         rows = self.checkpoints.find(connection, CHECKPOINT.c.id.in_(ids)) if ids else []
         return [row for row in rows if row.external_session_id == session_id]

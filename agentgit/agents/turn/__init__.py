@@ -1,1 +1,1 @@
-"""One run of the graph on a branch: its calls, their interception, what is recorded of them."""
+"""A turn: one run of the graph on a branch, with the interception and the recording of its calls."""

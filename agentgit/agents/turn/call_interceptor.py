@@ -1,8 +1,9 @@
-"""The interceptor: what happens to a call before its tool runs, and what happens instead.
+"""The interceptor, which decides before each call whether its tool runs.
 
-A call that is done already is answered from the record, and its tool does not run: because the turn goes on with calls
-that were begun before, because a rollback has kept what the call would do a second time (the fence), or because the
-tool happens only once. Where nobody can tell whether it is done, nothing runs. See docs/undo.md.
+A call that was already done is answered from the record, and its tool does not run. There are three cases: the turn
+continues an interrupted one that has made the call, a rollback has kept the effect that the call would cause again (the
+fence), or the tool runs at most once in a session. If it cannot be determined whether a call was done, the call is
+refused. See docs/undo.md.
 """
 
 from __future__ import annotations
@@ -54,24 +55,24 @@ from agentgit.store.records.recorded_calls import ANSWERS
 
 ANSWER, REFUSE, OFF = "replay", "raise", "off"
 FENCES = (ANSWER, REFUSE, OFF)
-"""The values of `wrap(fence=...)`: the treatment of a call whose effect stands already."""
+"""The values of `wrap(fence=...)`: what to do with a call whose effect already exists."""
 
 FENCED = frozenset({COMPENSABLE, IRREVERSIBLE})
-"""The effects that a branch made by a rollback does not make a second time."""
+"""The effects that the fence prevents a second time on a branch that a rollback created."""
 
 LEFT = STANDING - {FAILED}
-"""The statuses in which a call that is not made again has happened, or may have."""
+"""The statuses in which a call took effect, or may have."""
 
 NOWHERE = frozenset({INTENDED, REVERSING, REVERSE_UNKNOWN})
-"""The statuses from which a call can be neither answered nor made again."""
+"""The statuses in which a call can be neither answered from the record nor made again."""
 
 
 class CallInterceptor:
-    """Stands before the calls of one turn.
+    """Admits, answers or refuses the calls of one turn.
 
     Args:
         turn: The turn.
-        outcomes: The outcomes to write down before the next call begins.
+        outcomes: The outcomes that are recorded before the next call begins.
     """
 
     def __init__(self, turn: RunningTurn, outcomes: Outcomes) -> None:
@@ -85,11 +86,11 @@ class CallInterceptor:
         self._lock = threading.Lock()
 
     def authorize(self, asked: RequestedCall) -> AdmittedCall:
-        """Let a call begin, or answer it.
+        """Admit a call, or answer it from the record.
 
         Raises:
-            Fenced: It is done already, and cannot be answered here or was not to be.
-            Conflict: Nobody knows whether it is done; or this turn was taken over.
+            Fenced: The call was already done, and it cannot be answered from the record or `fence` is `raise`.
+            Conflict: It is not known whether the call was done, or this turn was taken over.
             WorldDiverged: Another branch has changed the world while this turn ran.
         """
         with self._lock:
@@ -114,13 +115,13 @@ class CallInterceptor:
             raise
 
     def _keyed(self, asked: RequestedCall, slot: Slot) -> RequestedCall:
-        """Return the idempotency key of the slot of a call."""
+        """Return a call with the idempotency key of its slot."""
         key = call_key(asked.intent.branch_id, asked.place, slot.name, asked.intent.tool_name)
         slot.keys.add(key)
         return replace(asked, intent=replace(asked.intent, idempotency_key=key))
 
     def _is_begun(self, asked: RequestedCall, slots: Slots, slot: Slot) -> bool:
-        """Return whether a call, or one that it stands for, may have been made before."""
+        """Return whether a call, or an equivalent one, may have been made before."""
         if not asked.is_named:
             runs = self._runs[asked.place]
             runs.add(asked.run)
@@ -129,13 +130,13 @@ class CallInterceptor:
         raised = any(other.is_free for other in slots.all if other is not slot)
         return not self.turn.given.is_new or (raised and not asked.is_harmless)
 
-    # -- a call of a batch that was begun before
+    # -- calls that may have been made before
 
     def _answers(self, asked: RequestedCall, slot: Slot, args: Any) -> bool:
-        """Return whether a call that is done is answered; False if it runs again.
+        """Return whether to answer a call that is done from the record; False to run it again.
 
         Raises:
-            Fenced: It can be neither answered nor run again.
+            Fenced: The call can be neither answered nor run again.
         """
         if slot.name == asked.call_id:
             require_same(asked.intent, args)
@@ -146,7 +147,7 @@ class CallInterceptor:
         raise unreachable(asked.intent)
 
     def _again(self, asked: RequestedCall, slots: Slots, slot: Slot) -> RequestedCall | AdmittedCall:
-        """Answer a call that was begun before; or say how it is made again."""
+        """Answer a call that was made before, or return it with the idempotency key for a new attempt."""
         made = self._made(asked)
         attempt, key = self._attempt(asked, slot, made)
         asked = replace(asked, intent=replace(asked.intent, idempotency_key=key))
@@ -165,10 +166,10 @@ class CallInterceptor:
         return asked
 
     def _require_none_left(self, asked: RequestedCall, slots: Slots, made: Sequence[ToolInvocation]) -> None:
-        """Check that a call with arguments other than before is really a different call.
+        """Check that a call with different arguments than before is really a different call.
 
         Raises:
-            Fenced: That cannot be decided, because a call that it may repeat has happened or may have happened.
+            Fenced: This is not certain, and the earlier call that it may repeat took effect or may have.
         """
         if asked.is_named:
             raised = {key for slot in slots.all if slot.is_free for key in slot.keys}
@@ -194,7 +195,7 @@ class CallInterceptor:
         return AdmittedCall(asked.intent, None, InflightResult.of(value), used=self._used(asked, attempt))
 
     def _used(self, asked: RequestedCall, attempt: ToolInvocation) -> dict[str, Any] | None:
-        """Read which numbers of its task a call has used up; a ToolNode has numbers of its own."""
+        """Read the task's counter numbers that a call consumed; None for calls of a ToolNode, which has its own."""
         if asked.is_in_batch:
             return None
         with self.store.database.reading() as connection:
@@ -202,7 +203,7 @@ class CallInterceptor:
         return used if used and not used["task"] else None
 
     def _made(self, asked: RequestedCall) -> list[ToolInvocation]:
-        """Read what was called before in the place of a call, newest first."""
+        """Read the earlier calls made in the same place, newest first."""
         with self.store.database.reading() as connection:
             path = self.store.parts(connection, self.turn.branch)
             return self.store.fences.attempts(
@@ -212,7 +213,7 @@ class CallInterceptor:
     def _attempt(
         self, asked: RequestedCall, slot: Slot, made: Sequence[ToolInvocation]
     ) -> tuple[ToolInvocation | None, str]:
-        """Find the earlier attempt at a call that counts, and the idempotency key that the call has now."""
+        """Find the decisive earlier attempt at a call, and the idempotency key for the call now."""
         intent = asked.intent
         with self.store.database.reading() as connection:
             path = self.store.parts(connection, self.turn.branch)
@@ -220,7 +221,7 @@ class CallInterceptor:
                 first = call_key(maker, asked.place, slot.name, intent.tool_name)
                 found, key = self._counting(connection, made, first)
                 if found is not None or key != first:
-                    # What has not happened on an earlier branch may happen on each that comes from it.
+                    # A call that did not happen on an ancestor branch may happen once on each descendant.
                     shared = branch_id == intent.branch_id or found is None or found.status == UNKNOWN
                     return found, key if shared else intent.idempotency_key
         return None, intent.idempotency_key
@@ -228,7 +229,7 @@ class CallInterceptor:
     def _counting(
         self, connection: Connection, attempts: Sequence[ToolInvocation], key: str
     ) -> tuple[ToolInvocation | None, str]:
-        """Choose among attempts, newest first, the one that is done, else the newest; what was reversed is over."""
+        """Choose among attempts, newest first, one that is done, else the newest; skip reversed ones."""
         same = [one for one in attempts if one.idempotency_key == key]
         if not same:
             return None, key
@@ -245,7 +246,7 @@ class CallInterceptor:
         if asked.once or (intent.effect in FENCED and self.fence != OFF and self._is_after_rollback):
             return self._fenced(asked)
         if intent.effect == READ_ONLY:
-            return AdmittedCall(intent, None)  # what only reads may be recorded when it has ended
+            return AdmittedCall(intent, None)  # a read-only call may be recorded after it has ended
         return self.outcomes.write_with(lambda c: self._begin(c, intent))
 
     def _begin(self, connection: Connection, intent: Intent) -> AdmittedCall:
@@ -254,14 +255,14 @@ class CallInterceptor:
 
     @functools.cached_property
     def _is_after_rollback(self) -> bool:
-        """True if a rollback made this branch or one that it comes from, or took back what it did in the world."""
+        """True if a rollback created this branch or one of its ancestors, or reversed effects of one of them."""
         with self.store.database.reading() as connection:
             branches = [part.branch_id for part in self.store.parts(connection, self.turn.branch)]
             made = self.store.operations.of_branches(connection, branches)
         return any(row.kind == "rollback" for row in made)
 
     def _fenced(self, asked: RequestedCall) -> AdmittedCall:
-        """Let a call begin that may stand already; looked up and written down in one step, so that only one can."""
+        """Admit or answer a call whose effect may exist. Check and record are atomic, so only one call can begin."""
         found = self.outcomes.write_with(lambda c: self._look(c, asked))
         if isinstance(found, ToolInvocation):
             if not self._verified(found):
@@ -270,7 +271,7 @@ class CallInterceptor:
         return found
 
     def _look(self, connection: Connection, asked: RequestedCall) -> AdmittedCall | ToolInvocation:
-        """Answer a call, or let it begin; or give the invocation that stands in its way."""
+        """Answer or admit a call, or return the invocation that blocks it."""
         self.store.sessions.lock(connection, asked.intent.session_id)
         standing = self._standing(connection, asked.intent)
         if not asked.once:
@@ -282,20 +283,20 @@ class CallInterceptor:
         return standing[0] if standing else self._begin(connection, asked.intent)
 
     def _standing(self, connection: Connection, intent: Intent) -> list[ToolInvocation]:
-        """Read what stands and is the same call."""
+        """Read the calls with the same identity whose effects are, or may be, in place."""
         found = self.store.fences.standing(connection, intent.session_id, intent.identity or "")
         running = [call for call in found if call.status == INTENDED]
-        for call in running:  # or its process has died
+        for call in running:  # its process may have died
             self.store.recover(connection, self.store.sessions.branch(connection, call.internal_session_id))
         return self.store.fences.standing(connection, intent.session_id, intent.identity or "") if running else found
 
     def _own(self, connection: Connection, calls: Sequence[ToolInvocation]) -> set[int]:
-        """Find those of these calls that are on the path of the branch."""
+        """Return the ids of the calls that are on the path of the branch."""
         path = self.store.parts(connection, self.turn.branch)
         return self.store.world.on_path(connection, path, (call.first_id for call in calls))
 
     def _replay(self, connection: Connection, asked: RequestedCall, call: ToolInvocation) -> AdmittedCall:
-        """Answer a call with the result of one that stands, and write that down with what that one called in turn."""
+        """Answer a call with the result of an earlier one, and record that as a replay, nested calls included."""
         if self.fence == REFUSE or not asked.is_reachable:
             raise standing_already(call, is_reachable=asked.is_reachable)
         try:
@@ -320,24 +321,24 @@ class CallInterceptor:
         return AdmittedCall(asked.intent, replayed, InflightResult.of(value))
 
     def _take_over(self, connection: Connection, intent: Intent, call: ToolInvocation) -> int:
-        """Write down that the record answered a call."""
+        """Record that a call was answered from the record."""
         taken = replace(intent, kind=REPLAY, replay_of=call.first_id, effect=call.effect, undo=None)
         outcome = CallOutcome(status=DONE, result=call.result, ended_at=datetime.now(UTC))
         return self.store.journal.add(connection, [(taken, outcome)])
 
-    # -- looking at the world
+    # -- verification
 
     def can_look(self, call: AdmittedCall) -> bool:
-        """Return whether the tool of a call can look whether it happened."""
+        """Return whether the tool of a call declares a `verify` function."""
         if call.id is None or call.answer is not None:
             return False
         try:
             return self._registry.verify(self.turn.branch.external_session_id, self._invocation(call.id)) is not None
         except NotFound:
-            return True  # there is one; that it is not here leaves the call unknown
+            return True  # one is recorded but not available here, so the call stays unknown
 
     def look(self, call: AdmittedCall) -> None:
-        """Find out what became of a call that raised: if it happened, that answers it when the graph makes it again."""
+        """Verify a call that raised. If it happened, its result answers the call when the graph makes it again."""
         found = self._invocation(call.id or 0)
         is_sure = self._verified(found)
         if call.attempt is None:
@@ -357,7 +358,7 @@ class CallInterceptor:
         return self.turn.context.registry
 
     def _verified(self, call: ToolInvocation) -> bool:
-        """Let the tool's `verify` say whether a call happened that was broken off; False if it could not."""
+        """Run the tool's `verify` on an interrupted call, and return whether it could determine the status."""
         if call.status != UNKNOWN:
             return False
         session_id = self.turn.branch.external_session_id
@@ -368,7 +369,7 @@ class CallInterceptor:
 
 
 def _makers(path: Sequence[TrackPart], attempts: Sequence[ToolInvocation]) -> list[tuple[int, int]]:
-    """List the branches of a path, nearest first, each with itself and with those of which its calls were imported."""
+    """List the branches of a path, nearest first, each paired with itself and the origins of its imported calls."""
     made_on: dict[int, set[int]] = {part.branch_id: set() for part in reversed(path)}
     for one in attempts:
         if one.made_on is not None:

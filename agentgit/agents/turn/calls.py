@@ -1,9 +1,9 @@
-"""The calls of one turn: as requested and admitted, the tasks they are made in, and those that run a second time.
+"""The tool calls of one turn: their requests, their pending results, and the tasks and tools that make them.
 
-The tasks of one turn, each by a name that it has again when LangGraph runs it again. A task of the graph itself has an
-id that LangGraph makes from the graph checkpoint before it. What such a task calls in its turn (a graph, a `@task`) is
-named by its place there: the ids that LangGraph gives it are others when the task is retried, or where the inner graph
-is not saved.
+Each task has a name that stays the same when LangGraph runs the task again. LangGraph derives the id of a task of the
+graph itself from the preceding graph checkpoint, so that id does not change. What such a task calls (a graph, a
+`@task`) is named by its position in the task: LangGraph gives it a different id when the task is retried or when the
+inner graph is not saved.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS, PUSH, recast_
 from agentgit.store.records.journal import Intent
 
 HARMLESS = frozenset({READ_ONLY, IDEMPOTENT, UNDECLARED})
-"""The effects that may run again where the record cannot answer: nothing is lost by it, or nobody said so."""
+"""The effects of calls that may run again when the record has no answer: repeating does no harm, or is undeclared."""
 
 
 @dataclass(frozen=True)
 class Calling:
-    """A call that is about to be made by a copy of its tool, which can be answered for.
+    """A call that a copy of its tool is about to make; the record can answer it instead.
 
     Args:
-        parent: The run that it is made in.
-        conf: LangGraph's configuration of the task that makes it.
+        parent: The run that makes the call.
+        conf: LangGraph's configuration of the task that makes the call.
         effect: The effect of its tool; None if it is undeclared.
         acts: True if its tool may change the world.
-        is_in_batch: True if a ToolNode makes it, beside others.
+        is_in_batch: True if a ToolNode makes the call as part of a batch.
     """
 
     parent: UUID | None
@@ -57,15 +57,15 @@ class RequestedCall:
     """A call that is about to begin.
 
     Args:
-        intent: The record of it; the interceptor makes its idempotency key.
-        task: The task of the graph that makes it.
-        place: The place where it is made, the same each time: its AI message, or else the task.
-        run: The run of the task or of the tool that makes it.
-        same: The hash of what it has in common with its repetitions.
-        is_named: True if its id is the same each time: an AI message asked for it.
-        is_in_batch: True if a ToolNode makes it, beside others.
-        once: True if its tool happens at most once in a session.
-        is_reachable: True if the tool can be answered for: it runs as a copy of ours.
+        intent: The record of the call; the interceptor sets its idempotency key.
+        task: The task of the graph that makes the call.
+        place: Where the call is made, the same every time: its AI message, or else the task.
+        run: The run of the task or tool that makes the call.
+        same: A hash that the call shares with its repetitions.
+        is_named: True if the call has the same id every time, because an AI message requested it.
+        is_in_batch: True if a ToolNode makes the call as part of a batch.
+        once: True if the tool takes effect at most once in a session.
+        is_reachable: True if the record can answer the call, because its tool runs as a copy made by agentgit.
     """
 
     intent: Intent
@@ -80,32 +80,32 @@ class RequestedCall:
 
     @property
     def call_id(self) -> str | None:
-        """Its id, if that is the same each time."""
+        """The id of the call, if it is the same every time."""
         return self.intent.tool_call_id if self.is_named else None
 
     @property
     def again(self) -> tuple[str, str, int]:
-        """The key that stays the same if LangGraph runs the call once more in this turn."""
+        """The key that stays the same if LangGraph runs the call again in this turn."""
         return self.intent.idempotency_key, self.task, self.intent.batch if self.is_named else 0
 
     @property
     def is_harmless(self) -> bool:
-        """True if it may run again where the record cannot answer."""
+        """True if the call may run again when the record has no answer."""
         return self.intent.effect in HARMLESS and not self.once
 
 
 @dataclass(frozen=True)
 class AdmittedCall:
-    """A call that was let in.
+    """A call that the interceptor has authorized or answered.
 
     Args:
-        intent: The record of it.
-        id: The id of its row, once that is on disk.
-        answer: The answer that it gets instead of running; the row is then a replay, if there is one.
-        attempt: The attempt by which it is recognised, if LangGraph runs it once more in this turn.
-        used: If it is answered, the numbers of its task that it used up when it ran; see `Questions.skip`.
-        name: The name that tells it from the other calls of its place, the same each time.
-        scope: The name of what is called in it, the same each time.
+        intent: The record of the call.
+        id: The id of its row; None if the row is not on disk yet.
+        answer: The answer that the call gets instead of running its tool; its row, if it has one, is then a replay.
+        attempt: The attempt that identifies the call if LangGraph runs it again in this turn.
+        used: For an answered call, the numbers of its task that it used when it ran; see `Interrupts.skip`.
+        name: A name that distinguishes the call from the others of its place, the same every time.
+        scope: The scope of what runs inside the call, the same every time.
     """
 
     intent: Intent
@@ -119,15 +119,15 @@ class AdmittedCall:
 
 @dataclass
 class Frame:
-    """One run of a task or of a tool: what is called in it is counted from its beginning.
+    """One run of a task or a tool, in which the calls are numbered from its start.
 
     Args:
-        scope: The name of the scope, the same each time.
+        scope: The name of the scope, the same every time.
         run_id: This run.
         task: LangGraph's name of the task.
-        first_graph: The number that the first graph called in this run has.
-        first_call: The number that the first `@task` called in this run has.
-        graphs: For a tool, the numbers of the graphs that it has called.
+        first_graph: The number of the first graph that this run calls.
+        first_call: The number of the first `@task` that this run calls.
+        graphs: For a tool, a function that returns the numbers of the graphs that it has called.
     """
 
     scope: str
@@ -137,11 +137,11 @@ class Frame:
     first_call: int = 0
     graphs: Callable[[], list[int]] | None = None
     others: list[UUID] = field(default_factory=list)
-    """The graphs that were called in it and are no subgraphs of its task."""
+    """The graphs that were called in this run and are not subgraphs of its task."""
 
 
 def scope_of(*parts: object) -> str:
-    """Make one name of several."""
+    """Hash several parts into one name."""
     return hashlib.sha256("\0".join(map(str, parts)).encode(errors="surrogatepass")).hexdigest()[:32]
 
 
@@ -149,20 +149,20 @@ class Scopes:
     """The runs of tasks and tools of one turn.
 
     Args:
-        saved: A function that returns the numbers of the graphs that a task has called before, as far as these
-            are saved.
+        saved: A function that returns the numbers of the graphs that a task has called before, as far as they are
+            saved.
     """
 
     def __init__(self, saved: Callable[[str], Iterable[int]]) -> None:
         self._saved = saved
         self._frames: dict[UUID, Frame] = {}
         self._parents: dict[UUID, UUID | None] = {}
-        self._used: dict[str, tuple[int, int]] = {}  # task -> how many graphs and calls its runs have had
+        self._used: dict[str, tuple[int, int]] = {}  # task -> number of graphs and of calls in its runs
         self._tasks: set[str] = set()
         self._lock = threading.Lock()
 
     def begin(self, run_id: UUID, parent: UUID | None, metadata: Mapping[str, Any] | None) -> None:
-        """Take note of a run of anything; if it is that of a task, it gets its name."""
+        """Record the start of a run; if it is the run of a task, name the task."""
         self._parents[run_id] = parent
         task = str((metadata or {}).get("langgraph_checkpoint_ns") or "")
         if not task:
@@ -174,17 +174,17 @@ class Scopes:
             self._frames[run_id] = self._frame(run_id, parent, task, metadata or {}, above)
 
     def tool(self, run_id: UUID, parent: UUID | None, scope: str, graphs: Callable[[], list[int]]) -> None:
-        """Take note of the run of a tool."""
+        """Record the start of a tool's run."""
         self._parents[run_id] = parent
         above = self.frame(parent)
         self._frames[run_id] = Frame(scope, run_id, above.task if above else "", graphs=graphs)
 
     def over(self, run_id: UUID) -> None:
-        """Forget the run of a tool that has ended; what it was called from is known for what still runs inside."""
+        """Forget the run of a tool that has ended; its parent stays known for what still runs inside it."""
         self._frames.pop(run_id, None)
 
     def frame(self, run_id: UUID | None) -> Frame | None:
-        """Find the innermost task or tool that a run is in."""
+        """Return the innermost task or tool that contains a run."""
         while run_id is not None:
             if run_id in self._frames:
                 return self._frames[run_id]
@@ -192,14 +192,14 @@ class Scopes:
         return None
 
     def parent(self, run_id: UUID) -> UUID | None:
-        """Return what a run was called from."""
+        """Return the parent of a run."""
         return self._parents.get(run_id)
 
     def _frame(
         self, run_id: UUID, parent: UUID | None, task: str, metadata: Mapping[str, Any], above: Frame | None
     ) -> Frame:
         name = scope_of(task) if above is None else scope_of(above.scope, *self._place(task, parent, metadata, above))
-        if task in self._tasks:  # LangGraph goes on counting where the run before has stopped
+        if task in self._tasks:  # LangGraph continues counting where the previous run stopped
             graphs, calls = self._used.get(task, (0, 0))
             graphs = max([graphs, *(number + 1 for number in self._saved(task))])
             return Frame(name, run_id, task, graphs, calls)
@@ -207,12 +207,12 @@ class Scopes:
         return Frame(name, run_id, task)
 
     def _place(self, task: str, parent: UUID | None, metadata: Mapping[str, Any], above: Frame) -> list[object]:
-        """Return where in the run above a task is."""
+        """Return the position of a task inside the enclosing run."""
         step, path = metadata.get("langgraph_step"), tuple(metadata.get("langgraph_path") or ())
         graph, _, node = task.rpartition("|")
         name = node.partition(":")[0]
         graphs, calls = self._used.get(above.task, (0, 0))
-        if path[:1] == (PUSH,) and path[-1:] == (True,):  # a `@task`, counted by who calls it
+        if path[:1] == (PUSH,) and path[-1:] == (True,):  # a `@task`, numbered by its caller
             number = int(path[2])
             self._used[above.task] = graphs, max(calls, number + 1)
             return ["call", name, number - above.first_call]
@@ -232,8 +232,8 @@ class Scopes:
 
 
 def _number(graph: str, task: str) -> int | None:
-    """Return the number of a subgraph among those of its task; None if it is none of them."""
-    for name in (task, recast_checkpoint_ns(task)):  # one that keeps a thread of its own has no ids in its name
+    """Return the number of a subgraph in its task; None if the graph is not a subgraph of the task."""
+    for name in (task, recast_checkpoint_ns(task)):  # a subgraph with its own thread has no ids in its name
         if graph == name:
             return 0
         if graph.startswith(f"{name}|") and graph[len(name) + 1 :].isdigit():
@@ -243,17 +243,17 @@ def _number(graph: str, task: str) -> int | None:
 
 @dataclass(frozen=True)
 class InflightResult:
-    """A result that is returned instead of running a tool, perhaps only after another run of the same call ends.
+    """A result returned instead of running a tool; it may depend on another run of the same call that has not ended.
 
     Args:
-        future: Yields the value that the tool returned, or raises what the tool raised.
+        future: Holds the value that the tool returned, or the exception that it raised.
     """
 
     future: Future[Any]
 
     @classmethod
     def of(cls, value: Any) -> InflightResult:
-        """Make the answer that is known already."""
+        """Create a result whose value is already known."""
         future: Future[Any] = Future()
         future.set_result(value)
         return cls(future)
@@ -268,21 +268,21 @@ class InflightResult:
 
 
 class Attempt:
-    """A call of this turn that runs or has ended.
+    """A call of this turn that is running or has ended.
 
     Args:
-        intent: The record of it.
+        intent: The record of the call.
     """
 
     def __init__(self, intent: Intent) -> None:
         self.intent = intent
         self._future: Future[Any] = Future()
-        self._future.set_running_or_notify_cancel()  # whoever waits for it and is cancelled must not cancel it
+        self._future.set_running_or_notify_cancel()  # a cancelled waiter must not cancel it
         self._was_broken_off = False
         self.is_unsure = False
-        """True if it raised, and its tool could not see whether it happened all the same."""
+        """True if the call raised and its tool could not verify whether it happened anyway."""
         self.used: dict[str, Any] | None = None
-        """The numbers of its task that it has used up; see `Questions.skip`."""
+        """The numbers of its task that the call has used; see `Interrupts.skip`."""
 
     @property
     def answer(self) -> InflightResult:
@@ -291,21 +291,21 @@ class Attempt:
 
     @property
     def has_failed(self) -> bool:
-        """True if it raised or was broken off: the next equal call is another attempt at the same."""
+        """True if the call raised or was aborted: the next equal call is another attempt at it."""
         error = self._future.exception() if self._future.done() else None
-        return error is not None and not isinstance(error, ParentCommand)  # by that a tool hands over
+        return error is not None and not isinstance(error, ParentCommand)  # a tool hands over by this one
 
     def is_over(self, *, is_harmless: bool) -> bool:
-        """Return whether the call may be made again: it failed; or it was broken off, and that does no harm."""
+        """Return whether the call may be made again: it failed, or it was aborted and repeating it does no harm."""
         return self.has_failed and (is_harmless or not self._was_broken_off)
 
     def end(self, value: Any) -> None:
-        """Note what the tool returned."""
+        """Record what the tool returned."""
         if not self._future.done():
             self._future.set_result(value)
 
     def fail(self, error: BaseException, invocation_id: int | None = None) -> None:
-        """Note what was raised; if that is no error of the tool, the call was broken off, nobody knows where."""
+        """Record what was raised; anything but an `Exception` (Ctrl-C) aborted the call at an unknown point."""
         if self._future.done():
             return
         self._was_broken_off = not isinstance(error, Exception)
@@ -316,13 +316,13 @@ class Attempt:
 
 @dataclass
 class Slot:
-    """One call among those of one run of a task.
+    """One call of one run of a task.
 
     Args:
-        name: The name that tells it from the others, the same each time that the task runs.
-        identity: The value that it shares with its repetitions.
-        keys: The idempotency keys that it has, or had when it was made.
-        attempt: The newest attempt at it.
+        name: A name that distinguishes the call from the others, the same every time the task runs.
+        identity: A value that the call shares with its repetitions.
+        keys: The idempotency keys of the call and of its earlier attempts.
+        attempt: The newest attempt at the call.
     """
 
     name: str
@@ -332,26 +332,27 @@ class Slot:
 
     @property
     def is_free(self) -> bool:
-        """True if the next equal call is this one again."""
+        """True if the next equal call is another attempt at this one."""
         return self.attempt is not None and self.attempt.has_failed
 
 
 class Slots:
-    """The calls of one run of a task, in their order.
+    """The calls of one run of a task, in order.
 
-    LangGraph's ids of calls are not enough: a node's own code has none, or makes new ones each time; and middleware may
-    make a call several times under one id. So equal calls are counted. Who comes again after an error is the same call.
+    LangGraph's call ids are not enough: calls from a node's own code have none or get new ones every time, and
+    middleware may make a call several times under one id. Equal calls are therefore counted. An equal call after an
+    error is the same call.
     """
 
     def __init__(self) -> None:
         self.all: list[Slot] = []
 
     def take(self, call_id: str | None, identity: str) -> Slot:
-        """Assign a call to its slot, and return that.
+        """Assign a call to a slot and return the slot.
 
         Args:
-            call_id: Its id in the AI message that asked for it; None if none did.
-            identity: The value that it shares with its repetitions.
+            call_id: Its id in the AI message that requested it; None if no message did.
+            identity: A value that the call shares with its repetitions.
         """
         equal = [slot for slot in self.all if slot.identity == identity]
         slot = next((slot for slot in equal if slot.is_free), None)
@@ -364,7 +365,7 @@ class Slots:
         if call_id is None:
             return f"#{identity}#{number}"
         if not self.all:
-            return call_id  # what was asked for; what comes then is middleware's doing
+            return call_id  # the requested call; middleware makes the others
         if self.all[0].identity == identity:
             return f"{call_id}#{number}"
         return f"{call_id}#{identity}#{number}"

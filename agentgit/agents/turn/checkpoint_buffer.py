@@ -1,8 +1,8 @@
-"""The graph checkpoints of one turn, as they are saved: a call with an effect waits for those that its task comes from.
+"""Tracking of a turn's graph checkpoints, so that a call with an effect can wait until those before it are saved.
 
-LangGraph makes the id of a task from the graph checkpoint before it, and by default saves that checkpoint in the
-background while the task already runs. A process that dies then would come back with another task, and the call that
-was begun would not be known again. See record 54 in docs/decisions.
+LangGraph derives the id of a task from the preceding graph checkpoint, and by default saves that checkpoint in the
+background while the task already runs. If the process died in between, the task would run again with a different id,
+and the call that it had started would not be recognized. See record 54 in docs/decisions.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_MAP, CONFIG_KEY_D
 from agentgit.store.threads.graph_rows import GraphKey
 
 LONGEST = 60.0
-"""The seconds that a call waits for a graph checkpoint; one that was not saved by then never will be."""
+"""How long a call waits for a graph checkpoint, in seconds; one that is not saved by then never will be."""
 
 FIRST_STEPS = 3
-"""The most rounds of the event loop that a save needs until it has begun."""
+"""The most iterations of the event loop that a save needs to start."""
 
 
 class Saves:
-    """The record of which graph checkpoints of a turn are saved."""
+    """Tracks which graph checkpoints of a turn are saved."""
 
     def __init__(self) -> None:
         self._saved: dict[GraphKey, Future[None]] = {}
@@ -38,12 +38,12 @@ class Saves:
         self._lock = threading.Lock()
 
     def read(self, thread: str, ns: str, found: GraphKey | None) -> None:
-        """Take note that a graph looks for its checkpoint in the saver: so it also saves there.
+        """Record that a graph reads its checkpoint from the saver, so it also saves there.
 
         Args:
             thread: The thread of the graph.
-            ns: The namespace of the graph; empty for the outermost.
-            found: The checkpoint that it goes on from; None if there is none.
+            ns: The namespace of the graph; empty for the root graph.
+            found: The checkpoint that it continues from; None if there is none.
         """
         with self._lock:
             self._read.add((thread, ns))
@@ -52,7 +52,7 @@ class Saves:
 
     @contextmanager
     def saving(self, place: GraphKey) -> Iterator[None]:
-        """Take note that a checkpoint is saved in this block, or fails to be."""
+        """Record that the block saves a checkpoint or fails to."""
         with self._lock:
             self._begun.add(place)
             self._saved.setdefault(place, Future())
@@ -64,7 +64,7 @@ class Saves:
         self._end(place, None)
 
     def _fail(self, place: GraphKey, error: BaseException) -> None:
-        """Let nobody wait for this checkpoint, nor for those that LangGraph saves only after it."""
+        """Fail this checkpoint and those that LangGraph saves only after it, so that no call waits for them."""
         with self._lock:
             self._failure = error
             waited = [one for one in self._saved if one not in self._begun]
@@ -90,10 +90,10 @@ class Saves:
             return self._saved[place]
 
     def graphs_of(self, task: str) -> Iterator[int]:
-        """Visit the numbers of the graphs that a task has called, as far as these are saved.
+        """Yield the numbers of the graphs that a task has called, as far as they are saved.
 
         Args:
-            task: Its name in LangGraph.
+            task: LangGraph's name of the task.
         """
         with self._lock:
             names = [ns for _, ns in self._read if ns == task or ns.startswith(f"{task}|")]
@@ -103,7 +103,7 @@ class Saves:
                 yield int(number)
 
     def needed(self, conf: Mapping[str, Any]) -> list[GraphKey]:
-        """List the checkpoints from which a task has its id, and that are saved here.
+        """List the checkpoints that a task's id is derived from and that are saved here.
 
         Args:
             conf: LangGraph's configuration of the task.
@@ -111,15 +111,15 @@ class Saves:
         thread = str(conf.get(CONFIG_KEY_THREAD_ID))
         places = [GraphKey(thread, ns, id) for ns, id in conf.get(CONFIG_KEY_CHECKPOINT_MAP, {}).items()]
         with self._lock:
-            if conf.get(CONFIG_KEY_DURABILITY) == "exit":  # a graph that saves nothing before its end
+            if conf.get(CONFIG_KEY_DURABILITY) == "exit":  # the graph saves nothing until it ends
                 return [place for place in places if place in self._begun]
             return [place for place in places if (thread, place.ns) in self._read]
 
     def wait(self, places: list[GraphKey]) -> None:
-        """Wait until these are saved.
+        """Wait until these checkpoints are saved.
 
         Raises:
-            Unavailable: One is not, and will not be.
+            Unavailable: A checkpoint was not saved and will not be.
         """
         for place in places:
             try:
@@ -128,7 +128,7 @@ class Saves:
                 raise _unsaved(error) from error
 
     async def come(self, places: list[GraphKey]) -> None:
-        """Wait as `wait`, without blocking the event loop."""
+        """Wait like `wait`, without blocking the event loop."""
         for place in places:
             try:
                 await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._future(place))), LONGEST)
@@ -136,7 +136,7 @@ class Saves:
                 raise _unsaved(error) from error
 
     async def settle(self) -> None:
-        """Wait until what LangGraph is about to save, or saves at this moment, is saved or has failed."""
+        """Wait until every save that LangGraph is running or about to start has succeeded or failed."""
         for _ in range(FIRST_STEPS):
             await asyncio.sleep(0)
         with self._lock:
@@ -153,9 +153,9 @@ def _unsaved(error: Exception) -> Unavailable:
 
 
 class Settling(BaseCallbackHandler):
-    """Lets a node of an async turn begin when what is before it is saved.
+    """Delays each node of an async turn until the checkpoints before it are saved.
 
-    A tool that is called without `await` blocks the event loop, on which that save may have to run.
+    A tool that is called without `await` blocks the event loop, which the save may need.
 
     Args:
         saves: The saves of the turn.
@@ -170,13 +170,13 @@ class Settling(BaseCallbackHandler):
 
     @property
     def ignore_chain(self) -> bool:
-        """True where the event loop of the turn cannot go on by itself."""
+        """True if the node does not run on the event loop of the turn."""
         try:
             return asyncio.get_running_loop() is not self._loop
         except RuntimeError:
             return True
 
     async def on_chain_start(self, *_: Any, **__: Any) -> None:
-        """Wait before a node, or whatever is called in it."""
+        """Wait before a node, or anything called in it, starts."""
         if asyncio.get_running_loop() is self._loop:
             await self._saves.settle()

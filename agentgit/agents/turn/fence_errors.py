@@ -1,4 +1,4 @@
-"""Why a call was not made, and what to do next; and how that ends the turn."""
+"""Errors for calls that were not made: the reason, what to do next, and how they end the turn."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def require_same(intent: Intent, args: Any) -> None:
 
 
 def unreachable(intent: Intent) -> Fenced:
-    """Refuse a call that is done, and of whose tool nobody can answer it."""
+    """Return the error for a call that is already done and whose tool cannot be answered from the record."""
     return Fenced(
         f"The call of {intent.tool_name} with {intent.args} is already done and was not made again. {UNREACHABLE}, or "
         "roll back to before it with agent.rollback(...)."
@@ -40,7 +40,7 @@ def unreachable(intent: Intent) -> Fenced:
 
 
 def unmatched(call: ToolInvocation, intent: Intent) -> Fenced:
-    """Refuse a call of a task that runs again, because one that it made before has not come again.
+    """Return the error for a call of a task that runs again without repeating an earlier call.
 
     Args:
         call: The earlier call.
@@ -63,7 +63,7 @@ def unmatched(call: ToolInvocation, intent: Intent) -> Fenced:
 
 
 def standing_already(call: ToolInvocation, *, is_reachable: bool) -> Fenced:
-    """Refuse a call because the same one stands."""
+    """Return the error for a call whose effect is already in place."""
     where = "" if is_reachable else f" {UNREACHABLE}."
     return Fenced(
         f"{call} is already done (invocation {call.id}), so the same call was not made again.{where} To make a "
@@ -73,7 +73,7 @@ def standing_already(call: ToolInvocation, *, is_reachable: bool) -> Fenced:
 
 
 def unreadable(call: ToolInvocation, error: Unreadable) -> Fenced:
-    """Refuse a call that is done, and whose result cannot be given back."""
+    """Return the error for a call that is already done and whose result cannot be rebuilt from the record."""
     return Fenced(
         f"{call} is already done (invocation {call.id}) and was not made again, but {error}. Let the tool return "
         "plain data, or a Command of plain data, and roll back to before this call with agent.rollback(...).",
@@ -82,7 +82,7 @@ def unreadable(call: ToolInvocation, error: Unreadable) -> Fenced:
 
 
 def broken_off(intent: Intent, invocation_id: int | None) -> Fenced:
-    """Refuse a call because it was broken off in this turn."""
+    """Return the error for a call that was aborted earlier in this turn."""
     return Fenced(
         f"The call {intent.tool_call_id} of {intent.tool_name} (invocation {invocation_id}) was interrupted, and it "
         "is unknown whether it happened. It was not made again. Check, then call "
@@ -93,11 +93,11 @@ def broken_off(intent: Intent, invocation_id: int | None) -> Fenced:
 
 
 def refusal(call: ToolInvocation, what: str) -> Fenced:
-    """Refuse a call because of one of which nobody can tell what it left in the world.
+    """Return the error for a call that is refused because the outcome of an earlier call is open.
 
     Args:
         call: The earlier call.
-        what: Its relation to the call that was refused.
+        what: How the earlier call relates to the refused one, as a sentence.
     """
     left = f"It raised {call.error_message}, and" if call.has_raised else "It was interrupted, and"
     todo = {
@@ -118,10 +118,10 @@ def refusal(call: ToolInvocation, what: str) -> Fenced:
 
 
 def unswallowed(error: AgentGitError) -> AgentGitError:
-    """Make an error that ends the turn: a ToolNode must not tell the model of a refused call as of a failed one.
+    """Make an error end the turn, so that a ToolNode does not report a refused call to the model as a failed one.
 
-    It stays what it was, and becomes one of those that LangGraph passes through whatever handles a tool's errors, and
-    whatever retries a node.
+    The error keeps its type and also becomes a `GraphBubbleUp`. LangGraph passes these through all handlers of tool
+    errors and all retries of nodes.
     """
     if not isinstance(error, GraphBubbleUp):
         error.__class__ = _BUBBLING[type(error)]
@@ -129,7 +129,7 @@ def unswallowed(error: AgentGitError) -> AgentGitError:
 
 
 class _Bubbling(dict[type[AgentGitError], Any]):
-    """The classes of such errors, made when they are first needed."""
+    """Error classes that are also `GraphBubbleUp`, each created on first use."""
 
     def __missing__(self, kind: type[AgentGitError]) -> Any:
         of_kind = {"__module__": kind.__module__, "__doc__": kind.__doc__}

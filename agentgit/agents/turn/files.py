@@ -1,4 +1,4 @@
-"""The files of a turn: a snapshot where it begins, one where it ends, and what each tool is about to change."""
+"""The files of a turn: a snapshot at its start, one at its end, and a backup of what each tool is about to change."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ LOG = logging.getLogger("agentgit")
 
 
 class TurnFiles:
-    """The files of one turn; of a session without a workspace there are none, and nothing is done.
+    """The workspace files of one turn. Without a workspace the methods do nothing.
 
-    Snapshots are taken while no transaction is open; `see` only writes down which one it was.
+    Snapshots are taken while no transaction is open; `see` only records which snapshot a branch has.
 
     Args:
-        store: The store that records it.
+        store: The store that records the snapshots.
         keeper: The workspace; None if none is attached.
         branch_id: The branch of the turn.
     """
@@ -39,16 +39,16 @@ class TurnFiles:
         self.keeper = keeper if keeper is not None and keeper.is_automatic else None
         self.branch_id = branch_id
         self.now: FilesAt | None = None
-        """The files as they were last kept; None if there is no workspace, or if they could not be kept."""
+        """The files at the last snapshot; None if there is no workspace, or if the snapshot failed."""
         self._after: dict[int, FilesAt | None] = {}
         self._back: FileChanges | None = None
         self._lock = threading.Lock()
 
     def begin(self, title: str | None) -> None:
-        """Keep the files as the turn finds them, and look whether another branch has changed them.
+        """Take a snapshot of the files as the turn finds them, and check whether another branch has changed them.
 
         Raises:
-            AgentGitError: They cannot be kept; nothing was run.
+            AgentGitError: The snapshot failed; nothing was run.
         """
         if self.keeper is None:
             return
@@ -58,7 +58,7 @@ class TurnFiles:
             own = self.store.snapshots.of_branch(connection, branch)
             last = self.store.snapshots.last(connection, branch.external_session_id)
         if own is None or last is None or last.internal_session_id == own.internal_session_id:
-            return  # what a person changes between two turns is for the model to see
+            return  # the model should see what a person changed between two turns
         if files_of(last).is_imported:
             return  # no branch has changed anything here yet
         if own.snapshot not in (last.snapshot, self.now.snapshot):
@@ -72,7 +72,7 @@ class TurnFiles:
             return not_done(at, error)
 
     def divergence(self, connection: Connection, branch: Found, planner: Planner, last: int) -> RollbackPlan | None:
-        """Return what would bring the world back to a branch, files and all; None if it is as the branch left it.
+        """Return the plan that would restore the world of a branch, files included; None if the world is unchanged.
 
         Args:
             connection: An open connection; the transaction may be read-only.
@@ -80,7 +80,7 @@ class TurnFiles:
             planner: The planner of its session.
             last: The length of the world log.
         """
-        # Most turns find the log as their branch left it, and need not look who made it longer.
+        # In most turns the log is as the branch left it, so there is no need to find out who extended it.
         plan = planner.divergence(connection, branch) if last != branch.world_seen else None
         back = self._back
         if back is None or not back.is_needed:
@@ -89,38 +89,38 @@ class TurnFiles:
 
     @staticmethod
     def changes(plan: RollbackPlan) -> list[str]:
-        """List the files that a plan would bring back."""
+        """Describe the files that a plan would restore: at most one text, with up to five paths or the problem."""
         back = plan.files
         return [] if back is None else [back.problem or ", ".join(shown(c.path) for c in back.changes[:5])]
 
     def see(self, connection: Connection, branch: Found, batch: int | None = None) -> int | None:
-        """Write down which files the branch has; give the id of the row.
+        """Record which files the branch has, and return the id of the row.
 
         Args:
             connection: A connection in a transaction that writes.
             branch: The row of the turn's branch.
-            batch: The files are those that its calls left; None for those that were kept last.
+            batch: The batch whose snapshot is recorded; None for the last snapshot.
         """
         files = self.now if batch is None else self._after.get(batch, self.now)
         return None if files is None else self.store.snapshots.see(connection, branch, files)
 
     def before(self, tool_name: str, args: Mapping[str, Any]) -> None:
-        """Keep what a tool call is about to change, so that it alone can be undone.
+        """Back up what a tool call is about to change, so that this call alone can be undone.
 
         Raises:
-            AgentGitError: It cannot be kept; the tool is not run.
+            AgentGitError: The backup failed; the tool is not run.
         """
         if self.keeper is not None:
             self.keeper.before(tool_name, args)
 
     def after(self, batch: int) -> None:
-        """Keep the files as the calls of a batch left them, for a checkpoint that is made before the turn ends."""
+        """Take a snapshot after the calls of a batch, for a checkpoint that is made before the turn ends."""
         with self._lock:
             self._keep("after a tool")
             self._after[batch] = self.now
 
     def end(self) -> None:
-        """Keep the files as the turn leaves them; what the turn did is recorded also if that fails."""
+        """Take a snapshot at the end of the turn; the turn is recorded even if the snapshot fails."""
         self._keep("after a turn")
 
     def _keep(self, why: str) -> None:

@@ -1,12 +1,13 @@
-"""Assignment of a person's answers to tool calls.
+"""Assignment of a user's answers to the tool calls that asked for them.
 
 A ToolNode runs all calls of an AI message in one task, and LangGraph numbers the answers of a task in the order in
 which `interrupt()` is called there. That order changes from one attempt to the next: calls run in parallel, and a call
-that is done does not ask again. So each call gets a view of the answers: the answers that it took before come again, in
-its own order; a new answer goes to the call whose question was shown to the person; any other call asks again.
+that is done does not ask again. Therefore each call gets its own view of the answers. It receives the answers that it
+took before, in its own order. A new answer goes to the call whose question was shown to the user. Any other call asks
+again.
 
-A node's own code calls one tool after the other, and asks between them. There LangGraph's numbers are right, as long as
-a call that the record answers uses up as many of them as it did when it ran: `Questions.skip`.
+A node's own code calls one tool after the other and asks between them. There LangGraph's numbers are right, provided
+that a call answered from the record uses as many of them as it did when it ran: see `Interrupts.skip`.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from agentgit.store.threads.graph_rows import INTERRUPT, RESUME, GraphKey
 
 @dataclass
 class TaskShare:
-    """The share of one call in the answers of its task.
+    """The part of a task's answers and numbers that belongs to one call.
 
     Args:
         place: The position of the call in its AI message.
-        taken: The numbers of the answers that it took, in the order in which it asked.
-        graphs: The numbers of the graphs that it ran, under which these find their state again.
-        question: The hash of the question that it waits on, as LangGraph stores it; None if it does not wait.
-        calls: The numbers of the `@task`s that it called.
+        taken: The numbers of the answers that the call took, in the order in which it asked.
+        graphs: The numbers of the graphs that the call ran; the graphs find their state by these numbers.
+        question: The hash of the question that the call waits for, as LangGraph stores it; None if it does not wait.
+        calls: The numbers of the `@task`s that the call ran.
     """
 
     place: int
@@ -59,7 +60,7 @@ class TaskShare:
 
 
 _batch: ContextVar[str | None] = ContextVar("agentgit_batch", default=None)
-"""The task whose ToolNode runs a batch of calls here."""
+"""The task whose ToolNode runs a batch of calls in this context."""
 
 
 @contextmanager
@@ -77,17 +78,17 @@ def in_batch(config: RunnableConfig) -> Iterator[None]:
 
 
 def is_in_batch(task: str) -> bool:
-    """Return whether a call is made by the ToolNode of a task, beside others."""
+    """Return whether the ToolNode of a task makes the current call as part of a batch."""
     return bool(task) and _batch.get() == task
 
 
 class TaskAnswers:
-    """The answers that one task has got.
+    """The answers that one task has received.
 
     Args:
-        shares: The share of each call that asked before, by its id.
-        count: The number of answers that the task had when this turn began; a new one gets this number.
-        shown: The hash of the question that was shown to the person; None if there was none.
+        shares: The share of each call that asked before, by the id of the call.
+        count: The number of answers that the task had when this turn began; a new answer gets this number.
+        shown: The hash of the question that was shown to the user; None if there was none.
     """
 
     def __init__(self, shares: Mapping[str, TaskShare], count: int, shown: str | None) -> None:
@@ -103,12 +104,12 @@ class TaskAnswers:
         return self._shares.setdefault(call_id, TaskShare(place))
 
     def number(self, call_id: str, share: TaskShare, asked: int, pad: PregelScratchpad) -> int:
-        """Return which answer of the task is for a question.
+        """Return the number of the task's answer to a question.
 
         Args:
             call_id: The id of the call that asks.
             share: The share of the call.
-            asked: The number of questions that the call has asked before in this attempt.
+            asked: The number of questions that the call has already asked in this attempt.
             pad: LangGraph's own view of the answers.
         """
         with self._lock:
@@ -122,9 +123,9 @@ class TaskAnswers:
             return number
 
     def _new(self, call_id: str, pad: PregelScratchpad) -> int | None:
-        """Return the new answer for a call, if there is one."""
+        """Return the number of the new answer if it is for this call; None if there is no answer for it."""
         number = self._fresh
-        if not self._is_recorded:  # the calls asked before there was a record of it; then as LangGraph numbers them
+        if not self._is_recorded:  # the questions predate the record, so LangGraph's numbers apply
             number = pad.interrupt_counter()
             if number < len(pad.resume):
                 return number
@@ -136,11 +137,11 @@ class TaskAnswers:
         return number
 
     def graph(self, share: TaskShare, run: int) -> int:
-        """Return the number of a graph that a call runs: as in an earlier attempt, else the next that is free.
+        """Return the number of a graph that a call runs: the one from an earlier attempt, or else the next free one.
 
         Args:
             share: The share of the call.
-            run: The number of graphs that the call has run before in this attempt.
+            run: The number of graphs that the call has already run in this attempt.
         """
         with self._lock:
             if run == len(share.graphs):
@@ -149,7 +150,7 @@ class TaskAnswers:
             return share.graphs[run]
 
     def unnumbered(self, call_id: str, pad: PregelScratchpad, consume: bool) -> Any:
-        """Return the answer that came without the id of a question, if it is for this call."""
+        """Return the answer that was given without a question id, if it is for this call."""
         with self._lock:
             if self._asker not in (None, call_id):
                 return None
@@ -160,10 +161,10 @@ class TaskAnswers:
 
 
 def passed_on(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the config with the call's own view, for a tool that may hand the config to a graph.
+    """Return a tool's arguments with the call's own view in the config, which the tool may pass to a graph.
 
     Args:
-        kwargs: The arguments of the tool, inside of `Questions.asking`.
+        kwargs: The arguments of the tool. The view is the one set by `Interrupts.asking`.
     """
     given, current = kwargs.get("config"), var_child_runnable_config.get()
     if not isinstance(given, dict) or current is None:
@@ -179,7 +180,7 @@ class Interrupts:
     Args:
         store: The store that records them.
         branch: The row of the branch that runs.
-        codec: The codec with which the saver stores values.
+        codec: The codec that the saver stores values with.
     """
 
     def __init__(self, store: Store, branch: Found, codec: Codec) -> None:
@@ -193,19 +194,19 @@ class Interrupts:
 
     @contextmanager
     def asking(self, run_id: UUID, call_id: str, place: int | None) -> Iterator[None]:
-        """Let a call see its own answers, until the block ends.
+        """Set a call's own view of the answers until the block ends.
 
         Args:
             run_id: The run of its tool.
-            call_id: The id that tells it from the others of its task.
-            place: Its place in the AI message; None if a node's own code makes it.
+            call_id: The id that distinguishes the call from the others of its task.
+            place: Its position in the AI message; None if a node's own code makes the call.
         """
         config = var_child_runnable_config.get()
         view = None
         if config is not None:
             view = self._counted(config, run_id) if place is None else self._view(config, run_id, call_id, place)
         token = var_child_runnable_config.set(view or config)
-        # A tool that calls tools does so by its own code.
+        # Calls made inside the tool come from its own code, not from a ToolNode.
         batch = _batch.set(None)
         try:
             yield
@@ -214,7 +215,7 @@ class Interrupts:
             var_child_runnable_config.reset(token)
 
     def _counted(self, config: RunnableConfig, run_id: UUID) -> RunnableConfig | None:
-        """Let a call of a node's own code have LangGraph's numbers, and note which it uses up."""
+        """Return a config that gives a call of a node's own code LangGraph's numbers and records which ones it uses."""
         conf = config.get("configurable", {})
         pad = conf.get(CONFIG_KEY_SCRATCHPAD)
         if not isinstance(pad, PregelScratchpad):
@@ -238,17 +239,17 @@ class Interrupts:
         return {**config, "configurable": {**conf, CONFIG_KEY_SCRATCHPAD: view}}
 
     def skip(self, used: Mapping[str, Any] | None) -> None:
-        """Use up the numbers that a call of a node's own code had, which the record answers now.
+        """Use up the numbers of a call of a node's own code that is now answered from the record.
 
         Args:
-            used: The numbers that were recorded for it; None if it used none.
+            used: The numbers that were recorded for the call; None if it used none.
         """
         conf = (var_child_runnable_config.get() or {}).get("configurable", {})
         pad = conf.get(CONFIG_KEY_SCRATCHPAD)
         if not used or not isinstance(pad, PregelScratchpad):
             return
         for number in used["taken"]:
-            if number < len(pad.resume):  # else LangGraph has lost that answer, and begins to count there
+            if number < len(pad.resume):  # otherwise LangGraph has lost that answer and counts from there
                 pad.interrupt_counter()
         for count, numbers in ((pad.subgraph_counter, used["graphs"]), (pad.call_counter, used.get("calls", ()))):
             for _ in numbers:
@@ -272,7 +273,7 @@ class Interrupts:
             task, share = self._of(conf, run_id, call_id, place)
             found = task.number(call_id, share, next(asked), pad)
             if pad.resume:
-                send([(RESUME, pad.resume)])  # else those of the calls that do not ask again would be forgotten
+                send([(RESUME, pad.resume)])  # keeps the answers of calls that do not ask again
             return found
 
         def unnumbered(consume: bool) -> Any:
@@ -299,7 +300,7 @@ class Interrupts:
         return task, share
 
     def _read(self, conf: Mapping[str, Any]) -> TaskAnswers:
-        """Read what a task was told before this turn."""
+        """Read the answers that a task received before this turn."""
         name, store = conf[CONFIG_KEY_CHECKPOINT_NS], self.store
         ns = name.rpartition("|")[0]
         place = GraphKey(conf[CONFIG_KEY_THREAD_ID], ns, conf.get(CONFIG_KEY_CHECKPOINT_MAP, {}).get(ns, ""))
@@ -314,16 +315,16 @@ class Interrupts:
         return TaskAnswers(shares, count, shown)
 
     def end(self, run_id: UUID, error: BaseException | None = None) -> dict[str, Any] | None:
-        """Return what is recorded of the answers of a call that ends; None if it asked nothing.
+        """Return the record of the answers and numbers that a call has used; None if there are none.
 
         Args:
             run_id: The run of its tool.
-            error: The exception that it raised; an interrupt has its question.
+            error: The exception that the call raised; an interrupt contains the question.
         """
         own = self._own.pop(run_id, None)
         if own is not None:
             share, pad = own
-            # The number of a question that nobody has answered is used up by the next attempt.
+            # The next attempt uses the number of an unanswered question.
             share.taken = [number for number in share.taken if number < len(pad.resume)]
             has_used = share.taken or share.graphs or share.calls or isinstance(error, GraphInterrupt)
             return _recorded("", "", share) if has_used else None
@@ -332,7 +333,7 @@ class Interrupts:
             return None
         task, call_id, share = found
         if isinstance(error, GraphInterrupt):
-            body = self._codec.encode(error.args[0]).body  # as the saver does, so that the two can be compared
+            body = self._codec.encode(error.args[0]).body  # encoded like in the saver, so that the hashes match
             share.question = body.hash.hex() if isinstance(body, Leaf) else None
         return _recorded(task, call_id, share)
 
@@ -343,9 +344,9 @@ def _recorded(task: str, call_id: str, share: TaskShare) -> dict[str, Any]:
 
 
 def _share(recorded: Mapping[str, Any], count: int, shown: str | None) -> TaskShare:
-    """Read a share, without the answers that its task has not got: they were lost, or given on another branch.
+    """Read a share, without the answers that its task does not have: they were lost, or given on another branch.
 
-    Who took the answer that would come next is who asked what is shown now.
+    A call that took the answer that would come next is the one that asked the question shown now.
     """
     taken = recorded["taken"]
     question = shown if count in taken else recorded["question"]

@@ -1,7 +1,8 @@
-"""The outcomes of one turn's calls, on their way into the journal.
+"""A buffer for the outcomes of one turn's calls before they are written to the journal.
 
-What acts on the world is written as soon as it ended. What only reads waits for the next transaction of its turn: the
-intent of a call that acts, the save of a step, or the turn's end; so that it needs none of its own.
+The outcome of a call that acts on the world is written as soon as the call ends. The outcome of a read-only call waits
+for the next transaction of the turn, so that it needs none of its own: the intent of an acting call, the save of a
+step, or the end of the turn.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 
 class TakenOutcomes(NamedTuple):
-    """Outcomes that somebody writes down.
+    """Outcomes taken from the buffer, which the taker writes.
 
     Args:
         number: The number of outcomes.
@@ -35,7 +36,7 @@ class TakenOutcomes(NamedTuple):
 
 
 MOST_WAITING = 64
-"""The most calls that wait; if the process dies, the record loses at most this many calls, which only read."""
+"""The most calls in the buffer; if the process dies, the record loses at most this many calls, all read-only."""
 
 
 class Outcomes:
@@ -52,24 +53,24 @@ class Outcomes:
         self._lock = threading.Lock()
 
     def add(self, call: AdmittedCall, outcome: CallOutcome) -> None:
-        """Write down how a call ended, or let that wait for the next transaction of the turn."""
+        """Write the outcome of a call, or buffer it until the next transaction of the turn."""
         with self._lock:
             self._waiting.append((call, outcome))
             is_due = len(self._waiting) >= MOST_WAITING
-        # What is asked for after this is no reason to hurry: whoever asks writes what waits.
+        # A checkpoint requested after this check does not matter here: the request writes the buffer itself.
         if is_due or not _may_wait(call, outcome) or self.turn.counts_calls:
             self.write()
 
     def write(self) -> None:
-        """Write down what waits; if the database is out of reach it waits on, at most until the turn ends."""
+        """Write the buffered outcomes; if the database is unavailable they stay, at most until the turn ends."""
         try:
             with self.joined() as taken:
                 self.store.database.write(taken.write)
         except Unavailable:
-            return  # the tool has run, and its program must not be told otherwise
+            return  # the tool has run, so its caller must not get an error
 
     def write_with(self, work: Callable[[Connection], T]) -> T:
-        """Write down what waits and do something else, both durably or neither."""
+        """Write the buffered outcomes and do other work, in one durable transaction."""
 
         def both(connection: Connection) -> T:
             taken.write(connection)
@@ -80,7 +81,7 @@ class Outcomes:
 
     @contextmanager
     def joined(self) -> Iterator[TakenOutcomes]:
-        """Yield the waiting outcomes, to be written in a transaction of the block; they wait on if the block raises."""
+        """Yield the buffered outcomes, to be written in a transaction of the block; if the block raises they stay."""
         with self._lock:
             taken, self._waiting = self._waiting, []
         try:
@@ -92,7 +93,7 @@ class Outcomes:
 
     def _write(self, connection: Connection, taken: Sequence[tuple[AdmittedCall, CallOutcome]]) -> None:
         new = [(call.intent, outcome) for call, outcome in taken if call.id is None]
-        if new and self.turn.holds(connection):  # else they belong on no track any more
+        if new and self.turn.holds(connection):  # otherwise they no longer belong to any track
             self.store.journal.add(connection, new)
         for call, outcome in taken:
             if call.id is None:

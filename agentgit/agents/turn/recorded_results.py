@@ -1,6 +1,6 @@
 """Conversion of tool results to their recorded form and back.
 
-The recorded form is JSON-like. Where LangGraph needs the very object, that is recorded too.
+The recorded form is JSON-like. Where LangGraph needs the object itself, that is recorded too.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _MESSAGES = "messages"
 
 
 class Unreadable(ValueError):
-    """A recorded result cannot be given back as what it was."""
+    """A recorded result cannot be rebuilt as the object that it was."""
 
 
 def as_recorded(value: Any) -> Any:
-    """Return the form in which the journal keeps what a tool returned.
+    """Return what a tool returned in the form that the journal stores.
 
     Args:
         value: The value that the tool returned.
@@ -49,25 +49,25 @@ def as_recorded(value: Any) -> Any:
 
 
 def handed_over(error: ParentCommand) -> Any:
-    """Return the form in which the journal keeps that a tool ended by handing over to the graph that called it.
+    """Return the form in which the journal stores that a tool handed over to the graph that called it.
 
-    What it says is kept. It cannot be given back: it was raised, and for that very run.
+    The content of the command is kept, but it cannot be returned again: it was raised, and for that run only.
 
     Args:
-        error: With the command; which graph it is for has another name in each run.
+        error: Holds the command. Its target graph is left out, because the graph has another name in each run.
     """
     return {**portable(replace(error.args[0], graph=None)), PACKED: None}
 
 
 def given_back(result: Any, tool_call_id: str | None) -> Any:
-    """Return what a tool returned, as the answer to one call.
+    """Rebuild what a tool returned, as the answer to one call.
 
     Args:
-        result: The result as it was recorded.
-        tool_call_id: The call that it answers now.
+        result: The recorded result.
+        tool_call_id: The id of the call that it answers now.
 
     Raises:
-        Unreadable: It held objects that cannot be built again from the record.
+        Unreadable: It held objects that cannot be rebuilt from the record.
     """
     if not isinstance(result, dict) or PACKED not in result:
         return result
@@ -78,7 +78,7 @@ def given_back(result: Any, tool_call_id: str | None) -> Any:
 
 
 def _packed(value: Any) -> str | None:
-    """Pack an object, if all of it can be built again without running anybody's code."""
+    """Serialize an object; return None if that fails or if rebuilding it could run arbitrary code."""
     try:
         kind, body = _SERDE.dumps_typed(value)
     except Exception:  # noqa: BLE001  # the tool has returned, and must not fail because of its record
@@ -87,7 +87,7 @@ def _packed(value: Any) -> str | None:
 
 
 def _answering(value: Any, tool_call_id: str | None) -> Any:
-    """Address what a tool returned to another call than the one it was returned to."""
+    """Readdress what a tool returned to another call."""
     if isinstance(value, list):
         return [_answering(one, tool_call_id) for one in value]
     if isinstance(value, ToolMessage) and tool_call_id is not None and value.tool_call_id != tool_call_id:
@@ -98,13 +98,13 @@ def _answering(value: Any, tool_call_id: str | None) -> Any:
 
 
 def value_of(output: Any) -> Any:
-    """Read back from a message what a tool returned, where only the message is known."""
+    """Extract what a tool returned from its message, for when only the message is known."""
     if not isinstance(output, ToolMessage):
         return output
     if output.artifact is not None or not isinstance(output.content, str):
         return output.artifact if output.artifact is not None else output.content
     if output.content[:1] not in ("{", "["):
-        return output.content  # a text that looks like a number may well be a text
+        return output.content  # text that looks like a number may really be text
     try:
         return json.loads(output.content)
     except ValueError:

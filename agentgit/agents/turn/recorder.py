@@ -1,8 +1,9 @@
-"""The recorder: writes every tool call of one turn into the journal, as it really was.
+"""The recorder, which writes every tool call of one turn to the journal.
 
 It is a LangChain callback handler, so it sees tools wherever they are called from: a ToolNode, a subgraph, a task, a
-tool that calls tools. `intended` is on disk before a tool runs, the outcome as soon as it ended. What a call gets
-instead of running, and what its tool really returned, goes through `tool_hook`.
+tool that calls tools. The status `intended` is on disk before a tool that acts on the world runs, and the outcome as
+soon as it ends; `outcome_buffer` describes when read-only calls are written. Answers from the record and the real
+return values of tools pass through `tool_hook`.
 """
 
 from __future__ import annotations
@@ -44,13 +45,14 @@ class Recorder(BaseCallbackHandler):
 
     Args:
         turn: The turn.
-        owner: The name under which it has taken the branch.
+        owner: The name under which the turn holds the branch.
         batch: The number of the next batch.
-        unfinished: If the turn goes on with calls that were never all answered, their AI message, its batch, their ids.
+        unfinished: If the turn continues with calls that were never all answered: the name of their AI message, its
+            batch, and the ids of the calls.
     """
 
     raise_error = True  # a call that cannot be recorded must not run
-    ignore_chat_model = True  # else LangChain writes the whole conversation as text for it, at every call of a model
+    ignore_chat_model = True  # otherwise LangChain renders the whole conversation for it at every model call
 
     def __init__(
         self, turn: RunningTurn, owner: str, batch: int, unfinished: tuple[str, int, Sequence[str]] | None = None
@@ -65,7 +67,7 @@ class Recorder(BaseCallbackHandler):
         self.unrecorded = turn.context.settings.unrecorded
         self._numbers = itertools.count(batch)
         self.acted: list[str] = []
-        """The idempotency keys of the calls of this turn that act on the world, or were answered from the record."""
+        """The idempotency keys of this turn's calls that are not read-only, answered from the record or not."""
         self._bodies: dict[UUID, Body] = {}
         self.scopes = Scopes(turn.saves.graphs_of)
         self._running: dict[UUID, AdmittedCall] = {}
@@ -76,14 +78,14 @@ class Recorder(BaseCallbackHandler):
         self._places: dict[str, tuple[str, int]] = {}  # tool call id -> its AI message, its index there
         self._batches: dict[str, int] = {}  # AI message -> its batch
         self._spans: dict[UUID, Traced] = {}
-        self._shown: dict[UUID, tuple[str, list[Any]]] = {}  # run -> its task, the conversation that it was given
+        self._shown: dict[UUID, tuple[str, list[Any]]] = {}  # run -> its task, the conversation that it received
         if unfinished is not None:
             name, batch_of_it, calls = unfinished
             self._batches[name] = batch_of_it
             self._places.update((call, (name, index)) for index, call in enumerate(calls))
         self._lock = threading.Lock()
 
-    # -- learning the order: which calls an AI message asked for
+    # -- order of the calls: which ones an AI message requested
 
     def on_llm_end(self, response: Any, **_: Any) -> None:
         for generation in itertools.chain.from_iterable(response.generations):
@@ -108,37 +110,37 @@ class Recorder(BaseCallbackHandler):
         self._shown.pop(run_id, None)
 
     def _learn(self, messages: Sequence[Any], *, is_new: bool = False) -> bool:
-        """Note the calls of the newest AI message among these, and number their batch in the order of the messages."""
+        """Record the calls of the newest AI message and number their batch; return whether it has any calls."""
         message = next((m for m in reversed(messages) if isinstance(m, AIMessage)), None)
         if message is None or not message.tool_calls:
             return False
         with self._lock:
             name = name_of(message.id, message.tool_calls)
-            if is_new or name not in self._batches:  # some models give their calls the same ids every time
+            if is_new or name not in self._batches:  # some models reuse the ids of calls
                 self._batches[name] = next(self._numbers)
             for index, call in enumerate(message.tool_calls):
                 self._places[call["id"] or ""] = (name, index)
         return True
 
     def batch_of(self, name: str) -> int | None:
-        """Return the batch of the calls that an AI message of this turn asked for; see `name_of`."""
+        """Return the batch of the calls that an AI message of this turn requested; see `name_of`."""
         with self._lock:
             return self._batches.get(name)
 
     def batch_in(self, run_id: UUID) -> int:
-        """Return the batch that an unrecorded tool's run belongs to."""
+        """Return the batch that the run of an unrecorded tool belongs to."""
         return self._unrecorded[run_id]
 
     # -- the calls
 
     def expect(self, run_id: UUID, tool: BaseTool, parent: UUID | None, conf: Mapping[str, Any]) -> None:
-        """Take note of a call that a copy of its tool is about to make.
+        """Register a call that a copy of its tool is about to make.
 
         Args:
             run_id: The run of the tool.
             tool: The tool.
-            parent: The run that it is made in.
-            conf: LangGraph's configuration of the task that makes it.
+            parent: The run that makes the call.
+            conf: LangGraph's configuration of the task that makes the call.
         """
         is_recorded = tool.name not in self.unrecorded
         effect = self._effect_of(tool.name, tool.metadata, declared_on(tool)) if is_recorded else None
@@ -147,10 +149,10 @@ class Recorder(BaseCallbackHandler):
         self._expected[run_id] = Calling(parent, conf, effect, acts, is_in_batch(task))
 
     def saved(self, run_id: UUID) -> None:
-        """Wait until what the task of an expected call comes from is on disk, if the call acts on the world.
+        """Wait until the graph checkpoints before an expected call are saved, if the call acts on the world.
 
         Raises:
-            Unavailable: It will not be.
+            Unavailable: A checkpoint will not be saved.
         """
         calling = self._expected[run_id]
         if calling.acts:
@@ -158,7 +160,7 @@ class Recorder(BaseCallbackHandler):
                 self.turn.saves.wait(self.turn.saves.needed(calling.conf))
 
     async def asaved(self, run_id: UUID) -> None:
-        """Wait as `saved`, without blocking the event loop."""
+        """Wait like `saved`, without blocking the event loop."""
         calling = self._expected[run_id]
         if calling.acts:
             with self._refusing(run_id):
@@ -244,7 +246,7 @@ class Recorder(BaseCallbackHandler):
             raise unswallowed(error) from error.__cause__
 
     def _keep_files(self, run_id: UUID, name: str, args: Mapping[str, Any]) -> None:
-        """Keep what a call is about to change; where that fails its tool does not run."""
+        """Back up what a call is about to change; if that fails, the tool does not run."""
         try:
             self.turn.files.before(name, args)
         except AgentGitError as error:
@@ -254,17 +256,18 @@ class Recorder(BaseCallbackHandler):
     def _effect_of(self, name: str, metadata: Any, decorated: Effect | None) -> Effect | None:
         """Return the effect of a tool.
 
-        If the graph does not show the tool, its decorator's functions are kept for later.
+        If the graph does not list the tool, the functions of its decorator are registered for later.
         """
         if decorated is not None and name not in self.effects.tools:
             self.turn.context.registry.declare(self.branch.external_session_id, name, decorated)
         return self.effects.get(name, metadata, decorated)
 
     def _asking(self, tool_call_id: str | None, run_id: UUID | None, task: str) -> str | None:
-        """Name what asks for a call, if the task that makes the call was given it.
+        """Return a name for the request of a call, if the task that makes the call received its AI message.
 
-        That is the AI message, and how many answers to that id are there already: some models use ids again, and some
-        programs whole messages. What other tasks were given does not count: they may not run again with this one.
+        The name consists of the AI message and the number of answers that the call id already has, because some models
+        reuse ids and some programs reuse whole messages. Messages that only other tasks received do not count: those
+        tasks may not run again with this one.
         """
         while run_id is not None:
             of_task, messages = self._shown.get(run_id, ("", []))
@@ -277,16 +280,16 @@ class Recorder(BaseCallbackHandler):
         return None
 
     def _place(self, tool_call_id: str | None, run_id: UUID, above: Intent | None) -> tuple[int, int]:
-        """Return the batch of a call and its place there."""
+        """Return the batch of a call and its position in the batch."""
         if above is not None:
-            return above.batch, above.batch_index  # a tool that was called by a tool belongs where that one is
+            return above.batch, above.batch_index  # a call made by a tool belongs where that tool's call is
         message, index = self._places.get(tool_call_id or "", (str(run_id), 0))
         if message not in self._batches:
             self._batches[message] = next(self._numbers)
         return self._batches[message], index
 
     def _above(self, run_id: UUID | None) -> Intent | None:
-        """Find the tool call that a run is inside of, if it is inside of one."""
+        """Return the tool call that contains a run; None if there is none."""
         while run_id is not None:
             if run_id in self._running:
                 return self._running[run_id].intent
@@ -294,7 +297,7 @@ class Recorder(BaseCallbackHandler):
         return None
 
     def answer(self, run_id: UUID) -> InflightResult | None:
-        """Return what a call gets instead of running its tool; None if it runs."""
+        """Return the result that a call gets instead of running its tool; None if the tool runs."""
         call = self._running.get(run_id)
         if call is None or call.answer is None:
             return None
@@ -303,8 +306,8 @@ class Recorder(BaseCallbackHandler):
 
     @contextmanager
     def known(self, run_id: UUID) -> Iterator[None]:
-        """Let a call know its idempotency key and see the answers that are for it, until the block ends."""
-        if run_id not in self._running:  # agentgit's own
+        """Set the idempotency key, answers and span of a call for the code in the block."""
+        if run_id not in self._running:  # a tool of agentgit itself
             yield
             return
         call = self._running[run_id]
@@ -317,7 +320,7 @@ class Recorder(BaseCallbackHandler):
             yield
 
     def returned(self, run_id: UUID, value: Any) -> None:
-        """Take what a tool really returned, before LangChain makes the text of a message of it."""
+        """Record what a tool returned, before LangChain turns it into the text of a message."""
         if run_id in self._running:
             self._returned[run_id] = value
 
@@ -331,7 +334,7 @@ class Recorder(BaseCallbackHandler):
         call, value = self._running.get(run_id), self._returned.get(run_id, value_of(output))
         try:
             self._end(run_id, CallOutcome(status=DONE, result=as_recorded(value), ended_at=datetime.now(UTC)))
-        finally:  # somebody may be waiting for it
+        finally:  # another run of the call may be waiting for it
             if call is not None and call.attempt is not None:
                 call.attempt.end(call.answer.wait() if call.answer else value)
 
@@ -346,7 +349,7 @@ class Recorder(BaseCallbackHandler):
             return
         call, paused = self._running.get(run_id), isinstance(error, GraphBubbleUp)
         try:
-            # What is no pause broke the call off (Ctrl-C), and nobody knows where.
+            # Anything but a pause (such as Ctrl-C) aborted the call at an unknown point.
             self._end(
                 run_id,
                 CallOutcome(status=PAUSED) if paused else CallOutcome(status=UNKNOWN, error=type(error).__name__),
@@ -356,7 +359,7 @@ class Recorder(BaseCallbackHandler):
             self._over(call, error)
 
     def _handed_over(self, run_id: UUID, error: ParentCommand) -> None:
-        """Record that a call ended by a command of a graph that it ran: it has done its work, and never comes again."""
+        """Record a call that ended with a command for the calling graph: it is done and is not made again."""
         call = self._running.get(run_id)
         try:
             self._end(run_id, CallOutcome(status=DONE, result=handed_over(error), ended_at=datetime.now(UTC)))
@@ -364,7 +367,7 @@ class Recorder(BaseCallbackHandler):
             self._over(call, error)
 
     def _failed(self, run_id: UUID, error: Exception, text: str) -> None:
-        """Record that a call raised; it may have acted before that, and a tool that can look is asked."""
+        """Record a call that raised; if it may have acted, the tool's `verify` function is asked."""
         self._spans.get(run_id, NOTHING).fail(type(error).__name__)
         call = self._running.get(run_id)
         try:
@@ -378,19 +381,19 @@ class Recorder(BaseCallbackHandler):
             self._over(call, error)
 
     def _may_have_acted(self, run_id: UUID, call: AdmittedCall) -> bool:
-        """Return whether a call that raised is `unknown`: it may have acted, and that matters or its tool can look."""
+        """Return whether a call that raised is `unknown`: it may have acted, and that matters or can be verified."""
         body = self._bodies.get(run_id)
         if body is None:  # its tool was never called
             return False
         return body.may_have_acted and (body.matters or self.interceptor.can_look(call))
 
     def cancelled(self, run_id: UUID, error: BaseException) -> None:
-        """Take note of a call that was cancelled, of which LangChain tells nobody; its turn's end writes it down."""
+        """Handle a cancelled call, which LangChain does not report; the end of the turn writes it to the journal."""
         self._spans.pop(run_id, NOTHING).end(error)
         self._over(self._running.get(run_id), error)
 
     def _over(self, call: AdmittedCall | None, error: BaseException) -> None:
-        """Notify those who wait for a call that it is over, if that is not known yet."""
+        """Pass the error to whatever waits for the call, unless the call has already ended."""
         if call is not None and call.attempt is not None:
             call.attempt.fail(error, call.id)
 
@@ -408,7 +411,7 @@ class Recorder(BaseCallbackHandler):
         if call is not None:
             self._end_span(run_id, call, outcome)
         batch = call.intent.batch if call is not None else self._unrecorded.pop(run_id, None)
-        # An answer was written down when it was given.
+        # An answer from the record was written when it was given.
         if call is not None and (call.answer is None or (outcome.status != DONE and call.id is not None)):
             self.outcomes.add(call, outcome)
         if batch is not None and all(other.intent.batch != batch for other in list(self._running.values())):
@@ -420,7 +423,7 @@ class Recorder(BaseCallbackHandler):
         traced.end()
 
     def end_spans(self) -> None:
-        """End the spans of calls of which nobody told that they ended."""
+        """End the spans of calls whose end was never reported."""
         while self._spans:
             traced = self._spans.popitem()[1]
             traced.fail(UNKNOWN)
@@ -428,14 +431,14 @@ class Recorder(BaseCallbackHandler):
 
 
 def name_of(message_id: str | None, tool_calls: Sequence[Mapping[str, Any]]) -> str:
-    """Name an AI message: by its id, or where it has none by its first tool call."""
+    """Return the name of an AI message: its id, or the id of its first tool call if it has none."""
     return message_id or (tool_calls[0]["id"] if tool_calls else None) or ""
 
 
 def _messages(value: Any) -> list[Any]:
-    """Find the messages in what a node got, oldest first."""
+    """Return the messages in the input of a node, oldest first."""
     if isinstance(value, Mapping):
-        # A ToolNode that was sent one call gets it together with the state.
+        # A ToolNode that is sent a single call receives it together with the state.
         inner = value.get("messages")
         return _messages(value.get("state") if inner is None else inner)
     if not isinstance(value, list):
@@ -444,5 +447,5 @@ def _messages(value: Any) -> list[Any]:
 
 
 def _task_of(metadata: Mapping[str, Any] | None) -> str:
-    """Name the task that something runs in; a task that runs again has the same name, on a fork too."""
+    """Return the name of the task that something runs in; it stays the same when the task runs again or on a fork."""
     return str((metadata or {}).get("langgraph_checkpoint_ns") or "")

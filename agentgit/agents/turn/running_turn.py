@@ -1,4 +1,4 @@
-"""The protocol by which the parts of a turn know it, and each other."""
+"""The protocol by which the parts of a turn access the turn and each other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentgit.tracing import Traced
 
 
 class RunningTurn(Protocol):
-    """A turn that runs, as its recorder and its interceptor know it; `RecordedTurn` is what a saver knows."""
+    """A running turn as its recorder and its interceptor see it; `RecordedTurn` is what a saver sees."""
 
     context: BranchContext
     given: Given
@@ -29,16 +29,16 @@ class RunningTurn(Protocol):
 
     @property
     def counts_calls(self) -> bool:
-        """True if a checkpoint may be made before the turn ends, which records how many calls there were until then."""
+        """True if a checkpoint, which records the number of calls so far, may be made before the turn ends."""
 
     def authorize_call(self, connection: Connection, effect: str) -> None:
-        """Let a call begin, in the transaction that records its intent."""
+        """Authorize a call in the transaction that records its intent."""
 
     def holds(self, connection: Connection) -> bool:
-        """Return whether this turn still has its branch."""
+        """Return whether this turn still holds its branch."""
 
     def want(self, batch: int, label: Label) -> None:
-        """Note a checkpoint that a tool asked for."""
+        """Register a checkpoint that a tool requested."""
 
     def ended(self, batch: int) -> None:
-        """Take note that a call of a batch has ended, and none is running."""
+        """Handle the end of a call when no other call of its batch is running."""

@@ -1,8 +1,8 @@
-"""Every call of a LangChain tool, however it is made, on its way to the recorder of the turn that it is made in.
+"""A hook on every LangChain tool call, which connects the call to the recorder of its turn.
 
-`BaseTool.run` and `arun` are wrapped once in a process. Where no turn of ours is in force, they do what they did. In a
-turn the call is made with a copy of the tool: it asks the interceptor for an answer before it runs, and tells the
-recorder what it really returned, before LangChain makes the text of a message of that. The tool stays as it was.
+`BaseTool.run` and `arun` are wrapped once per process. Outside a turn they behave as before. Inside a turn, the call is
+made with a copy of the tool. The copy asks the interceptor for an answer before it runs, and passes its return value to
+the recorder before LangChain turns the value into the text of a message. The tool itself is not changed.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from agentgit.agents.turn.recorder import Recorder
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
 
 _POSITIONAL = ("verbose", "start_color", "color", "callbacks")
-"""The parameters of `run` that may be passed by position after its input."""
+"""The parameters of `run` after its input that may be passed by position."""
 
 _wrapping = threading.Lock()
 _WRAPPED = "__agentgit_wrapped__"
 
 
 class _Made(NamedTuple):
-    """A call as it is made in a turn.
+    """A tool call made in a turn.
 
     Args:
         recorder: The recorder of the turn.
@@ -46,7 +46,7 @@ class _Made(NamedTuple):
 
 
 def intercept() -> None:
-    """Wrap the two methods by which every tool is called, unless that is done."""
+    """Wrap the two methods that call a tool, unless they are already wrapped."""
     with _wrapping:
         if not hasattr(BaseTool.run, _WRAPPED):
             for name, wrapped in (("run", _run(BaseTool.run)), ("arun", _arun(BaseTool.arun))):
@@ -79,7 +79,7 @@ def _arun(plain: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]
 
 
 def _made(tool: BaseTool, args: tuple[Any, ...], options: dict[str, Any]) -> _Made | None:
-    """Find the turn that a call is made in, and let its recorder expect it; None if there is none."""
+    """Register a call with the recorder of the turn that it is made in; return None outside a turn."""
     callbacks = options.get("callbacks") if len(args) < len(_POSITIONAL) else args[-1]
     around: Mapping[str, Any] = var_child_runnable_config.get() or {}
     recorder, manager = _recorder(callbacks), callbacks
@@ -104,7 +104,7 @@ def _recorder(callbacks: Any) -> Recorder | None:
 
 
 def _joined(callbacks: Any, recorder: Recorder) -> Any:
-    """Add a recorder to the callbacks that a call was given in place of those around it."""
+    """Add a recorder to callbacks that a call was given in place of the surrounding ones."""
     if isinstance(callbacks, BaseCallbackManager):
         manager = callbacks.copy()
         manager.add_handler(recorder, inherit=True)
@@ -113,26 +113,26 @@ def _joined(callbacks: Any, recorder: Recorder) -> Any:
 
 
 def clone_of(tool: BaseTool, run: Callable[..., Any], arun: Callable[..., Awaitable[Any]]) -> BaseTool:
-    """Copy a tool, with other functions; the tool stays as it is.
+    """Copy a tool with other functions; the original is not changed.
 
     Args:
         tool: The tool.
         run: The function of the copy.
-        arun: Its async function.
+        arun: The async function of the copy.
     """
     clone = copy.copy(tool)
-    # On the instance, past pydantic: the class is the user's, or shared by all tools.
+    # Set on the instance, bypassing pydantic: the class belongs to the user or is shared by all tools.
     object.__setattr__(clone, "_run", functools.wraps(tool._run)(run))
     object.__setattr__(clone, "_arun", functools.wraps(tool._arun)(arun))
     return clone
 
 
 def telling(tool: BaseTool, tell: Callable[[Any], None]) -> BaseTool:
-    """Copy a tool; the copy tells what it really returned, before a message is made of that.
+    """Copy a tool so that the copy reports each return value before it is turned into a message.
 
     Args:
-        tool: Stays as it is.
-        tell: Gets each value.
+        tool: The tool; it is not changed.
+        tell: A function that is called with each return value.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -149,7 +149,7 @@ def telling(tool: BaseTool, tell: Callable[[Any], None]) -> BaseTool:
 
 
 def _gated(tool: BaseTool, recorder: Recorder, run_id: UUID) -> BaseTool:
-    """Copy a tool for one call; the copy asks for an answer before it runs, and tells what it returned if it did."""
+    """Copy a tool for one call; the copy returns an answer from the recorder, or else runs and reports its result."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if (answer := recorder.answer(run_id)) is not None:
@@ -175,5 +175,5 @@ def _gated(tool: BaseTool, recorder: Recorder, run_id: UUID) -> BaseTool:
 
 
 def _as_returned(tool: BaseTool, value: Any) -> Any:
-    """Return an answer in the form in which its tool returns; the record has lists where there were tuples."""
+    """Return an answer in the form that the tool returns; the record has lists in place of tuples."""
     return tuple(value) if tool.response_format == "content_and_artifact" and isinstance(value, list) else value

@@ -1,7 +1,7 @@
 """A turn: one run of the graph on a branch.
 
-It takes the branch, so that nobody else runs it; makes the automatic checkpoints; records the tools; and gives the
-branch back. Beginning and end are one transaction each.
+A turn acquires the branch, so that nobody else runs it, makes the automatic checkpoints, records the tool calls and
+releases the branch. Its beginning and its end are one transaction each.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from agentgit.values import as_object
 
 
 class _Begun(NamedTuple):
-    """The findings of the transaction that begins a turn; an attempt that was rolled back leaves nothing.
+    """The results of the transaction that begins a turn; an attempt that is rolled back leaves nothing behind.
 
     Args:
         branch: The row of the branch, as the turn holds it.
         given: The input, preceded by the notes for the model.
         owner_id: The owner of the session.
         batch: The number of the first batch of calls.
-        unfinished: The batch that the turn goes on with, as `Recorder` takes it.
+        unfinished: The batch that the turn continues, as `Recorder` takes it.
     """
 
     branch: Found
@@ -61,13 +61,13 @@ class _Begun(NamedTuple):
 
 
 class _Ended(NamedTuple):
-    """The findings of the transaction that ends a turn.
+    """The results of the transaction that ends a turn.
 
     Args:
         latest: The newest graph checkpoint.
-        settled: True if nothing waits.
-        head_id: The head of the branch, if the turn was broken off.
-        thinned: The number of checkpoints that were removed because the session's retention keeps no more.
+        settled: True if no tool call waits for its result and no interrupt for its answer.
+        head_id: The head of the branch, if the turn did not complete.
+        thinned: The number of checkpoints that the session's retention removed.
     """
 
     latest: str | None
@@ -78,7 +78,7 @@ class _Ended(NamedTuple):
 
 @dataclass
 class Turn:
-    """One run.
+    """One run of the graph on a branch.
 
     Args:
         context: The branch that it runs on.
@@ -90,9 +90,9 @@ class Turn:
     given: Given
     span: Traced = NOTHING
     wanted: list[tuple[int, Label]] = field(default_factory=list)
-    """Checkpoints that a tool asked for, each with the batch of its call; they are made where that batch is whole."""
+    """Checkpoints that tools requested, each with the batch of its call; they are made when that batch is complete."""
     afterwards: Callable[[], Any] | None = None
-    """A function that a tool asked to be called when the turn has ended."""
+    """A function that a tool requested to be called after the turn."""
 
     _batches: dict[int, Label] = field(default_factory=dict)
     """The automatic checkpoint of each finished batch."""
@@ -100,7 +100,7 @@ class Turn:
     branch_id: int = field(init=False)
     branch: Found = field(init=False)
     head_id: int | None = field(init=False)
-    """The branch's head as the turn left it, if it was broken off."""
+    """The branch's head at the end of the turn, if the turn did not complete."""
     settled: bool = field(init=False)
     recorder: Recorder = field(init=False)
     files: TurnFiles = field(init=False)
@@ -109,10 +109,10 @@ class Turn:
     # -- beginning and end
 
     def begin(self) -> None:
-        """Take the branch.
+        """Acquire the branch and begin the turn.
 
         Raises:
-            Conflict: Somebody else runs it, or has moved it since the agent last saw it.
+            Conflict: Another run holds the branch, or the branch has moved since the agent last saw it.
         """
         self.branch_id = self.context.branch_id
         self._held = ExitStack()
@@ -120,10 +120,10 @@ class Turn:
         try:
             self.files = TurnFiles(self.context.store, self.context.settings.keeper, self.branch_id)
             self.files.begin(self.given.title)
-            # Not durable by itself: the first intent of the turn is, and carries to disk what was written before it.
+            # Need not be durable: the first intent of the turn is, and takes everything written before it to disk.
             begun = self.context.store.database.write(lambda connection: self._begin(connection, owner), carried=True)
             self.branch, self.given = begun.branch, begun.given
-            # Who loses the right meanwhile ends the turn all the same: what its tools did has to be recorded.
+            # A user who loses access during the turn can still end it: what its tools did must be recorded.
             self._held.enter_context(self.context.store.database.seeing(begun.owner_id))
             self.recorder = Recorder(self, owner, begun.batch, begun.unfinished)
         except BaseException:
@@ -136,7 +136,7 @@ class Turn:
         store.sessions.lock(connection, session_id)
         going_on = recover_abandoned(store, connection, session_id)
         look = store.looking(connection, self.branch_id, self.context.thread_id)
-        # Before it is looked at: what another turn adds in between was not seen.
+        # Asked before the world is checked: entries that another turn adds in between have not been seen.
         last = store.world.lasting(connection, session_id)
         self._prefetch(connection)
         branch = store.sessions.acquire(connection, self.branch_id, owner)
@@ -191,7 +191,7 @@ class Turn:
         self.context.store.sessions.see(connection, branch, last)
 
     def _noted(self, connection: Connection, branch: Found) -> Given:
-        """Return the input, preceded by what a switch has left the model to be told about the world."""
+        """Return the input, preceded by the note about the world that a switch left for the model."""
         note = notes.note_of(as_object(branch.meta))
         noted = inputs.noted(self.given, note) if note else None
         if noted is None:
@@ -200,15 +200,15 @@ class Turn:
         return noted
 
     def authorize_call(self, connection: Connection, effect: str) -> None:
-        """Let a call begin, in the transaction that records its intent.
+        """Authorize a call in the transaction that records its intent.
 
         Args:
             connection: A connection in a transaction that writes.
             effect: The effect of the tool on the outside world.
 
         Raises:
-            Conflict: This turn was taken over.
-            WorldDiverged: Another branch has changed the world while this turn ran.
+            Conflict: Another run has taken over the branch.
+            WorldDiverged: Another branch has changed the world during this turn.
         """
         store = self.context.store
         store.sessions.hold(connection, self.branch)
@@ -217,11 +217,11 @@ class Turn:
             self._see(connection, store.sessions.branch(connection, self.branch_id), last())
 
     def holds(self, connection: Connection) -> bool:
-        """Return whether this turn still has its branch."""
+        """Return whether this turn still holds its branch."""
         return self.context.store.sessions.holds(connection, self.branch)
 
     def _unfinished(self, connection: Connection, branch: Found, moment: Moment) -> tuple[str, int, list[str]] | None:
-        """Find the batch that this turn goes on with, so that calls which run again stay in it."""
+        """Return the batch that this turn continues, in which calls that run again stay; None if there is none."""
         if self.given.is_new or not moment.waiting:
             return None
         asked = moment.waiting[0]["tool_calls"]
@@ -233,7 +233,7 @@ class Turn:
         """Release the branch and return the newest graph checkpoint.
 
         Args:
-            completed: False if the run raised or was broken off.
+            completed: False if the run raised or was aborted.
         """
         outcomes = self.recorder.outcomes
         with self._held:
@@ -241,7 +241,7 @@ class Turn:
             self.files.end()
             try:
                 ended = outcomes.write_with(lambda connection: self._end(connection, completed))
-            except Conflict:  # somebody has taken the branch over; what was done is recorded all the same
+            except Conflict:  # another run has taken over the branch; what this one did is still recorded
                 outcomes.write()
                 raise
             self.settled, self.head_id = ended.settled, ended.head_id
@@ -265,7 +265,7 @@ class Turn:
             if completed and self._is_due(connection):
                 title = inputs.first_line(text_of(moment.last[0])) if moment.last else None
                 self._add(connection, self.branch, moment.snapshot, self._label("after", title))
-        with suppress(Corrupt):  # what is damaged is no reason to lose a turn that is done
+        with suppress(Corrupt):  # damaged data must not make a finished turn fail
             store.texts.follow(connection, self.branch_id)
         head_id = None if completed else sessions.branch(connection, self.branch_id).head_id
         thinned = retention.automatic(connection, store, self.branch.external_session_id, touched())
@@ -291,16 +291,16 @@ class Turn:
             kind=kind, user_id=self.context.settings.user_id, description=description, restore_point=restore_point
         )
 
-    # -- on the way
+    # -- during the turn
 
     @property
     def counts_calls(self) -> bool:
-        """True if a checkpoint may be made before the turn ends, which tells how many calls there were until then."""
+        """True if a checkpoint, which records the number of calls so far, may be made before the turn ends."""
         return bool(self.wanted) or self.context.settings.auto.calls > 0
 
     @contextmanager
     def on_put(self, place: GraphKey) -> Iterator[Beside]:
-        """Do what is due when a step is saved, in the saver's own transaction: its calls, then its checkpoints."""
+        """Write the buffered outcomes, then the due checkpoints, in the transaction in which the saver saves a step."""
 
         def before(connection: Connection) -> After:
             held = self.context.store.sessions.holding(connection, self.branch)
@@ -322,7 +322,7 @@ class Turn:
             yield Beside(before, is_alone=not (taken.number or makes), fence=fence)
 
     def on_read(self, thread: str, ns: str, found: GraphKey | None) -> None:
-        """Take note of what the graph read, so that a call can wait until what it comes from is saved."""
+        """Record which checkpoint the graph read, so that a call can wait until the checkpoints before it are saved."""
         self.saves.read(thread, ns, found)
 
     def _make_due(self, connection: Connection, place: GraphKey) -> None:
@@ -341,24 +341,24 @@ class Turn:
             self._make(connection, snapshot, label, batch)
 
     def want(self, batch: int, label: Label) -> None:
-        """Note a checkpoint that a tool asked for; a batch that runs again after an answer asks only once."""
+        """Register a checkpoint that a tool requested, once even if its batch runs again after an answer."""
         if all((batch, label.name) != (known, one.name) for known, one in self.wanted):
             self.wanted.append((batch, label))
         self.recorder.outcomes.write()
 
     def ended(self, batch: int) -> None:
-        """Take note that a call of a batch has ended, and none is running."""
+        """Handle the end of a call when no other call of its batch is running."""
         if self.counts_calls:
             self.files.after(batch)
 
     def _make_wanted(self, connection: Connection, snapshot: Snapshot, until: int | None) -> None:
-        """Make what tools asked for in the batches until this one; None is all."""
+        """Make the checkpoints that tools requested in the batches up to this one; None means all batches."""
         for batch, label in self.wanted:
             if until is None or batch <= until:
                 self._make(connection, snapshot, label, until)
 
     def _make(self, connection: Connection, snapshot: Snapshot, label: Label, batch: int | None) -> None:
-        """Make a checkpoint that has its id already, unless it was made: a transaction may run twice."""
+        """Make a checkpoint that already has an id, unless it exists: a transaction may run twice."""
         if not self.context.store.checkpoints.find(connection, CHECKPOINT.c.id == label.id):
             self._add(connection, self.branch, snapshot, label, batch)
 
@@ -370,13 +370,13 @@ class Turn:
 
 
 class BeginningTurn:
-    """A turn that begins in a thread: it takes the branch, and gives it back if nobody wants the turn any more.
+    """A turn that begins in a thread and releases its branch if the caller has left in the meantime.
 
-    That is not left to the event loop: it may end, or stand still, before the thread has come so far.
+    The event loop cannot release the branch: it may end or block before the thread has acquired the branch.
 
     Args:
-        begin: Begins the turn.
-        end: Ends it.
+        begin: A function that begins the turn.
+        end: A function that ends the turn.
     """
 
     def __init__(
@@ -390,7 +390,7 @@ class BeginningTurn:
         self._is_left = False
 
     def begin(self, value: Any, config: RunnableConfig | None, traced: Traced) -> tuple[Turn, RunnableConfig]:
-        """Begin the turn, in a thread."""
+        """Begin the turn. Runs in a thread."""
         begun = self._begin(value, config, traced)
         with self._lock:
             self._turn, is_left = begun[0], self._is_left
@@ -399,7 +399,7 @@ class BeginningTurn:
         return begun
 
     def leave(self) -> None:
-        """Want the turn no more; who comes second gives the branch back."""
+        """Abandon the turn; whichever of `begin` and `leave` finishes second releases the branch."""
         with self._lock:
             self._is_left, turn = True, self._turn
         if turn is not None:

@@ -1,4 +1,4 @@
-"""Conversations and tool calls: who said what, and one line for each call with its effect and status."""
+"""Conversations and tool calls: messages with their roles, and one line for each call with its effect and status."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from agentgit.render.text import Line, Span, clean, count, cut, plain, table, vi
 from agentgit.sessions.messages import text_of
 
 LATEST = 20
-"""The number of messages that are shown, from the end."""
+"""The number of latest messages, or of one checkpoint's latest calls, that are shown."""
 
 _TITLE_CELLS, _LONGEST = 100, 20_000
-"""The cells of a message's title, and the most characters of a message that a page shows."""
+"""The maximum cells of a message's title, and characters of a message on a page."""
 
 
 def draw_messages(messages: Sequence[Mapping[str, Any]], *, width: int = 100) -> str:
@@ -24,7 +24,7 @@ def draw_messages(messages: Sequence[Mapping[str, Any]], *, width: int = 100) ->
 
     Args:
         messages: The messages as agentgit shows them, oldest first.
-        width: The longest line, in terminal cells.
+        width: The maximum width of a line, in terminal cells.
 
     Example:
         >>> print(draw_messages([{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]))
@@ -35,19 +35,19 @@ def draw_messages(messages: Sequence[Mapping[str, Any]], *, width: int = 100) ->
 
 
 def message_lines(messages: Sequence[Mapping[str, Any]], *, width: int = 100, indent: str = "") -> list[Line]:
-    """Draw a conversation, the last messages of a long one.
+    """Draw a conversation; of a long one, only the latest messages.
 
     Args:
         messages: The messages as agentgit shows them, oldest first.
-        width: The longest line, in terminal cells.
-        indent: The beginning of each line.
+        width: The maximum width of a line, in terminal cells.
+        indent: The text before each line.
     """
     rows = [[Span(clean(str(m.get("role", ""))), "reference"), Span(said(m))] for m in messages[-LATEST:]]
     return table(rows, width=width, indent=indent)
 
 
 def said(message: Mapping[str, Any]) -> str:
-    """Return what a message says and which tools it calls, on one line."""
+    """Return the text of a message and its tool calls, on one line."""
     return clean(" ".join(part for part in (text_of(message), _called(message)) if part))
 
 
@@ -57,7 +57,7 @@ def _called(message: Mapping[str, Any]) -> str:
 
 
 def message_page(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Draw a conversation as HTML: a short message as it is, a long one folded.
+    """Draw a conversation as HTML, with long messages collapsed.
 
     Args:
         messages: The messages as agentgit shows them, oldest first.
@@ -84,7 +84,7 @@ def _message(message: Mapping[str, Any]) -> str:
 _EFFECTS = {IRREVERSIBLE: "bad", UNDECLARED: "changed"}
 
 _LONGEST_CALL, _SHOWN = 2_000, 200
-"""The most characters of one call, and the most calls, that a page shows."""
+"""The maximum characters of one call, and calls, on a page."""
 
 
 def draw_calls(calls: Sequence[ToolInvocation], *, width: int = 100) -> str:
@@ -92,7 +92,7 @@ def draw_calls(calls: Sequence[ToolInvocation], *, width: int = 100) -> str:
 
     Args:
         calls: The calls, in the order to show them.
-        width: The longest line, in terminal cells.
+        width: The maximum width of a line, in terminal cells.
 
     Example:
         >>> draw_calls([])
@@ -106,7 +106,7 @@ def call_lines(calls: Sequence[ToolInvocation], *, width: int = 100) -> list[Lin
 
     Args:
         calls: The calls, in the order to show them.
-        width: The longest line, in terminal cells.
+        width: The maximum width of a line, in terminal cells.
     """
     return table(call_rows([call.to_dict() for call in calls], len(calls)), width=width)
 
@@ -116,7 +116,7 @@ def call_rows(calls: Sequence[Mapping[str, Any]], latest: int) -> list[list[Span
 
     Args:
         calls: The calls as `ToolInvocation.to_dict` returns them.
-        latest: The number of calls, from the end.
+        latest: The number of latest calls to include.
     """
     first = max(0, len(calls) - latest)
     return [_row(call, i) for i, call in enumerate(calls[first:], start=first)]
@@ -142,7 +142,7 @@ def _outcome(call: Mapping[str, Any]) -> str:
 
 
 def arguments(args: Any) -> str:
-    """Write the arguments of a call, the long ones cut."""
+    """Return the arguments of a call as text, with long values cut."""
     if not isinstance(args, Mapping):
         return brief(args)
     return ", ".join(f"{key}={brief(value)}" for key, value in args.items())
@@ -152,7 +152,7 @@ def arguments(args: Any) -> str:
 
 
 def call_page(calls: Sequence[ToolInvocation]) -> str:
-    """Draw a tool track as HTML, the last calls of a long one.
+    """Draw a tool track as HTML; of a long one, only the latest calls.
 
     Args:
         calls: The calls, in the order to show them.
@@ -169,7 +169,7 @@ def call_page(calls: Sequence[ToolInvocation]) -> str:
 
 
 def cell(call: ToolInvocation) -> str:
-    """Write a call in one line; what was shortened can be unfolded."""
+    """Return a call as HTML on one line; if it is shortened, the reader can expand it."""
     whole = f"{call.tool_name}({', '.join(f'{k}={v!r}' for k, v in call.args.items())})"
     return _shortened(str(call), whole)
 

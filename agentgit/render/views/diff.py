@@ -1,4 +1,4 @@
-"""Diffs, comparisons of branches, and plans of merges, as text and as HTML for notebooks and pages."""
+"""Diffs, comparisons of branches, and merge plans, as text and as HTML for notebooks and pages."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _FILE_STYLES = {"+": "added", "-": "removed", "@": "changed"}
 _HEADINGS = ("diff ", "--- ", "+++ ")
 
 _MOST, _LONGEST = 1_000, 100_000
-"""The most lines, and the most characters of the files' difference, that a page shows."""
+"""The maximum lines of a diff, and characters of its file differences, on a page."""
 
 
 def lines(value: Diff | Comparison, *, width: int = 100) -> list[Line]:
-    """Draw a diff, or a comparison.
+    """Draw a diff or a comparison.
 
     Args:
-        value: The difference of two checkpoints, or two branches since they parted.
-        width: The longest line, in terminal cells.
+        value: The difference of two checkpoints, or the comparison of two branches.
+        width: The maximum width of a line, in terminal cells.
     """
     return [(Span(cut(span.text, width), span.style),) for (span,) in _lines(value.lines())]
 
@@ -46,10 +46,10 @@ def page(value: Diff) -> str:
 
 
 def side_by_side(value: Comparison) -> str:
-    """Draw two branches beside each other as HTML, and what differs between them below, folded away.
+    """Draw two branches side by side as HTML, with the differences between them collapsed below.
 
     Args:
-        value: The two branches.
+        value: The comparison of the branches.
     """
     sides = (value.left, value.right)
     heads = [html.escape(side.to_reference) for side in sides]
@@ -80,14 +80,14 @@ def _lines(signed: Iterable[tuple[str, str]]) -> list[tuple[Span]]:
 
 
 def _files(value: Diff) -> list[Line]:
-    """Return the files' difference line by line, and a last one that says so where it is cut."""
+    """Return the lines of the file differences, and a note if they are cut."""
     rest = len(value.diff_content) - _LONGEST
     more = [(Span(f"… and {rest:,} more characters", "dim"),)] if rest > 0 else []
     return [*patch(value.diff_content[:_LONGEST]), *more]
 
 
 def patch(content: str) -> list[Line]:
-    """Draw a unified diff: each line as it is, with a style for its sign.
+    """Draw a unified diff, each line in the style of its sign.
 
     Args:
         content: The unified diff.
@@ -105,21 +105,21 @@ def _style(line: str) -> str:
 
 
 MERGE_STYLES = {"conflict": "bad", "message": "added", "left out": "dim", OURS: "dim"}
-"""The styles of the kinds of rows that are not values which come."""
+"""The styles of the kinds of rows other than values that are merged."""
 
 _MOST_ROWS, _LONGEST_VALUE = 50, 400
-"""The number of rows that are shown, from the first, and the most characters of one value."""
+"""The maximum numbers of rows, and of characters of one value."""
 
 Row = tuple[str, str, str]
 """The kind of a row, its name, and its text."""
 
 
 def draw_merge(value: MergePlan, *, width: int = 100) -> str:
-    """Draw a plan as plain text.
+    """Draw a merge plan as plain text.
 
     Args:
-        value: The value to draw.
-        width: The longest line, in terminal cells.
+        value: The plan.
+        width: The maximum width of a line, in terminal cells.
 
     Example:
         >>> print(draw_merge(MergePlan(kind="merge", source="retry#2", into="main", base="main#1")))
@@ -130,11 +130,11 @@ def draw_merge(value: MergePlan, *, width: int = 100) -> str:
 
 
 def merge_lines(value: MergePlan, *, width: int = 100) -> list[Line]:
-    """Draw a plan.
+    """Draw a merge plan.
 
     Args:
-        value: The value to draw.
-        width: The longest line, in terminal cells.
+        value: The plan.
+        width: The maximum width of a line, in terminal cells.
     """
     cells = [
         [Span(kind, MERGE_STYLES.get(kind, "changed")), Span(clean(name)), Span(clean(what))]
@@ -148,10 +148,10 @@ def merge_lines(value: MergePlan, *, width: int = 100) -> list[Line]:
 
 
 def merge_page(value: MergePlan) -> str:
-    """Draw a plan as HTML, for a notebook or a page.
+    """Draw a merge plan as HTML, for a notebook or a page.
 
     Args:
-        value: The value to draw.
+        value: The plan.
     """
     rows = [
         [html.styled(Span(kind, MERGE_STYLES.get(kind, "changed"))), html.escape(name), html.escape(what)]

@@ -13,10 +13,10 @@ from agentgit.sessions.events import Event, Verified
 from agentgit.sessions.webhooks import Delivered, Webhook
 
 _BAD = ("failed", "incomplete", "unknown", "abandoned")
-"""The ends of the kinds of events that need a person."""
+"""The endings of the kinds of events that need attention."""
 
 _QUIET = ("checkpoint", "operation", "source", "invocation", "made", "ran", "webhook", "checkpoints")
-"""The keys of the details that are for programs."""
+"""The keys of the details that are for programs only."""
 
 _PEOPLE = ("user", "of", "member")
 """The keys of the details whose value is the id of a user."""
@@ -28,10 +28,10 @@ def event_lines(
     """List events, one line each.
 
     Args:
-        events: The events as they are to be shown.
-        width: The longest line, in terminal cells.
-        zone: The zone of the times; None is this machine's.
-        people: The names of users, by id, to say who did it; None leaves that out.
+        events: The events, in the order to show them.
+        width: The maximum width of a line, in terminal cells.
+        zone: The time zone of the times; None for the local one.
+        people: The names of users by id, to show who caused each event; None to leave the user out.
     """
     if people is None:
         return table([_row(event, zone) for event in events], width=width)
@@ -78,7 +78,7 @@ def _short(value: Any) -> str:
 
 
 def verified_lines(found: Verified) -> list[Line]:
-    """Return lines that report whether the trail is as it was written."""
+    """Return lines that report whether the audit trail is intact."""
     lines = finding_lines(found.findings)
     wrong = count(len(found.findings), "finding") if found.findings else "the audit trail is intact"
     looked = f"{count(found.events, 'event')} in {count(len(found.tips), 'trail')}"
@@ -87,7 +87,7 @@ def verified_lines(found: Verified) -> list[Line]:
 
 
 def webhook_lines(webhooks: Sequence[Webhook], *, width: int = 100) -> list[Line]:
-    """List webhooks, one line each, with what is still to be sent."""
+    """List webhooks, one line each, with their pending and failed deliveries."""
     return table([_hook(one) for one in webhooks], width=width)
 
 
@@ -104,7 +104,7 @@ def _hook(one: Webhook) -> list[Span]:
 
 
 def delivered_lines(found: Delivered) -> list[Line]:
-    """Return a line that reports what was sent."""
+    """Return a line with the number of deliveries by outcome."""
     facts = [f"{found.sent} sent"]
     facts += [f"{found.failed} failed, will be retried"] if found.failed else []
     facts += [f"{found.dead} given up"] if found.dead else []

@@ -1,4 +1,4 @@
-"""The files of a workspace: its snapshots, how two of them differ, what a restore would do or did."""
+"""The files of a workspace: snapshots, their differences, and plans and results of restores."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def snapshot_lines(snapshots: Sequence[FileCheckpoint], *, width: int = 100, zon
 
     Args:
         snapshots: The snapshots, in the order to show them.
-        width: The longest line, in terminal cells.
-        zone: The zone of the times; None is this machine's.
+        width: The maximum width of a line, in terminal cells.
+        zone: The time zone of the times; None for the local one.
     """
     rows = [
         [
@@ -40,7 +40,7 @@ def snapshot_lines(snapshots: Sequence[FileCheckpoint], *, width: int = 100, zon
 
 
 def diff_lines(diff: WorkspaceDiff) -> list[Line]:
-    """Draw a diff: which files, and the unified text with a style for each sign.
+    """Draw a diff: the paths that differ, then the unified diff.
 
     Args:
         diff: The difference of two snapshots.
@@ -123,13 +123,13 @@ def _pairs(what: str, style: str, pairs: Iterable[tuple[str, str]], between: str
 def show_lines(
     snapshot: FileCheckpoint, since: WorkspaceDiff, *, width: int = 100, zone: tzinfo | None = UTC
 ) -> list[Line]:
-    """Draw one snapshot, and which files are different since.
+    """Draw one snapshot, and the files that have changed since.
 
     Args:
         snapshot: The snapshot to draw.
-        since: The differences of the present files from it.
-        width: The longest line, in terminal cells.
-        zone: The zone of the times; None is this machine's.
+        since: The differences between it and the present files.
+        width: The maximum width of a line, in terminal cells.
+        zone: The time zone of the times; None for the local one.
     """
     known = {
         "id": snapshot.id,

@@ -23,8 +23,8 @@ def session_lines(sessions: Sequence[ExternalSession], *, width: int = 100, zone
 
     Args:
         sessions: The sessions, in the order to show them.
-        width: The longest line, in terminal cells.
-        zone: The zone of the times; None is this machine's.
+        width: The maximum width of a line, in terminal cells.
+        zone: The time zone of the times; None for the local one.
     """
     rows = [
         [
@@ -46,13 +46,13 @@ def _facts(session: ExternalSession) -> list[str]:
 def branch_lines(
     branches: Sequence[InternalSession], tree: Tree | None = None, *, width: int = 100, zone: tzinfo | None = UTC
 ) -> list[Line]:
-    """Draw a list of branches, a `*` before the current one.
+    """Draw a list of branches, with a `*` before the current one.
 
     Args:
         branches: The branches, in the order to show them.
-        tree: The tree that they form, which knows where each left; None to leave that out.
-        width: The longest line, in terminal cells.
-        zone: The zone of the times; None is this machine's.
+        tree: The tree of the session, to show where each branch left; None to leave that out.
+        width: The maximum width of a line, in terminal cells.
+        zone: The time zone of the times; None for the local one.
     """
     all_of_them = tree.walk() if tree is not None else ()
     known = {point.id: f"from {clean(b.name)}#{point.number}" for b in all_of_them for point in b.points}
@@ -75,10 +75,10 @@ def _branch(branch: InternalSession, known: dict[int, str], zone: tzinfo | None)
 
 
 def branch_page(branch: InternalSession) -> str:
-    """Draw one branch as HTML: its line in the list, and its conversation, folded away.
+    """Draw one branch as HTML: its line in the list, and its conversation, collapsed.
 
     Args:
-        branch: The branch; its conversation is read, and if that fails, the reason is shown in its place.
+        branch: The branch. Its conversation is read; if that fails, the reason is shown instead.
     """
     try:
         history = branch.conversation_history
@@ -157,7 +157,7 @@ def _until(at: datetime | None, zone: tzinfo | None) -> str:
 
 
 def status_lines(session: ExternalSession, branch: InternalSession, head: Checkpoint | None) -> list[Line]:
-    """Return lines that show where an agent stands.
+    """Return the status of an agent as lines: its session, branch and head.
 
     Args:
         session: The session.
@@ -177,7 +177,7 @@ def status_lines(session: ExternalSession, branch: InternalSession, head: Checkp
 
 
 def stopped(operation: Operation) -> Line:
-    """Return a line that shows an operation that is not done, and the command that finishes it if it stopped half way.
+    """Return a line for an unfinished operation, with the command that finishes it if it has stopped.
 
     Args:
         operation: The operation.
@@ -189,7 +189,7 @@ def stopped(operation: Operation) -> Line:
 
 
 def status_page(session: ExternalSession, branch: InternalSession, head: Checkpoint | None, tree: Tree) -> str:
-    """Draw where an agent stands as HTML, with the picture of the tree.
+    """Draw the status of an agent as HTML, with the picture of the tree.
 
     Args:
         session: The session.

@@ -15,8 +15,8 @@ def draw_log(checkpoints: Sequence[Checkpoint], *, width: int = 100) -> str:
     """Draw a log as plain text.
 
     Args:
-        checkpoints: A path, oldest first.
-        width: The longest line, in terminal cells.
+        checkpoints: The checkpoints of a path, oldest first.
+        width: The maximum width of a line, in terminal cells.
 
     Example:
         >>> print(draw_log([Checkpoint(checkpoint_name="start", metadata={"reference": "main#1", "kind": "named"})]))
@@ -29,9 +29,9 @@ def lines(checkpoints: Sequence[Checkpoint], *, width: int = 100, zone: tzinfo |
     """Draw a log.
 
     Args:
-        checkpoints: A path, oldest first.
-        width: The longest line, in terminal cells.
-        zone: The zone of the times; None is this machine's.
+        checkpoints: The checkpoints of a path, oldest first.
+        width: The maximum width of a line, in terminal cells.
+        zone: The time zone of the times; None for the local one.
     """
     return table([_row(checkpoint, zone) for checkpoint in reversed(checkpoints)], width=width)
 
@@ -48,13 +48,13 @@ def _row(checkpoint: Checkpoint, zone: tzinfo | None) -> list[Span]:
 
 
 def reference(checkpoint: Checkpoint) -> str:
-    """Return the short name of a checkpoint, like `main#7`; its id where nobody recorded one."""
+    """Return the reference of a checkpoint, like `main#7`, or its id if none was recorded."""
     known: Any = checkpoint.metadata.get("reference") or checkpoint.id
     return clean(str(known)) if known else "-"
 
 
 def kind(checkpoint: Checkpoint) -> str:
-    """Return the reason why a checkpoint was made, in one word."""
+    """Return why a checkpoint was created, in one word."""
     return clean(str(checkpoint.metadata.get("kind") or ("auto" if checkpoint.is_auto else "named")))
 
 
@@ -70,7 +70,7 @@ NAMES_ONLY = "only names of checkpoints were searched: everything else is encryp
 
 
 def draw_hits(hits: Hits) -> str:
-    """Draw what was found as plain text.
+    """Draw search results as plain text.
 
     Example:
         >>> print(draw_hits(Hits([])))
@@ -80,14 +80,14 @@ def draw_hits(hits: Hits) -> str:
 
 
 def hit_lines(hits: Hits, *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
-    """Draw what was found.
+    """Draw search results.
 
     Args:
         hits: The page of hits.
-        width: The longest line, in terminal cells.
-        zone: The zone of the times; None is this machine's.
+        width: The maximum width of a line, in terminal cells.
+        zone: The time zone of the times; None for the local one.
     """
-    # The text is put in afterwards, because a table knows one style for a column.
+    # The text is added afterwards, because a table cell has only one style.
     first = table([[*_columns(hit, zone), Span("")] for hit in hits], width=width)
     drawn = [_with_text(line, hit, width) for line, hit in zip(first, hits, strict=True)]
     more = [(Span(f"more: --after {hits.next}", "dim"),)] if hits.next else []
@@ -114,7 +114,7 @@ def _with_text(line: Line, hit: Hit, width: int) -> Line:
 
 
 def _pieces(hit: Hit) -> Iterator[Span]:
-    """Return the text in pieces, those that were found in a style of their own."""
+    """Yield the text in pieces, with the matches in their own style."""
     at = 0
     for start, end in hit.marks:
         if start >= at:
@@ -129,8 +129,8 @@ def tag_lines(tags: Sequence[Tag], *, width: int = 100, zone: tzinfo | None = UT
 
     Args:
         tags: The tags, in the order to show them.
-        width: The longest line, in terminal cells.
-        zone: The zone of the times; None is this machine's.
+        width: The maximum width of a line, in terminal cells.
+        zone: The time zone of the times; None for the local one.
     """
     rows = [
         [

@@ -1,4 +1,4 @@
-"""Results of database maintenance, the keys of a database, and the results of an erasure, as lines."""
+"""Results of database maintenance, encryption keys, and results of erasures, as lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 
 def size(n: int) -> str:
-    """Write a number of bytes for people.
+    """Format a number of bytes for people.
 
     Example:
         >>> size(1), size(999), size(5_300_000)
@@ -27,13 +27,13 @@ def size(n: int) -> str:
 
 
 def retention_lines(session_name: str, retention: Retention | None) -> list[Line]:
-    """Return a line that shows what a session keeps."""
+    """Return a line that shows the retention of a session."""
     keeps = str(retention) if retention is not None else "everything; no limits are set"
     return [(Span(clean(session_name), "heading"), Span(f" keeps {keeps}"))]
 
 
 def thinned_lines(thinned: Thinned, *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
-    """List what went of a session, or would, and why the rest stays."""
+    """List the checkpoints that were or would be deleted, and why the others are kept."""
     would = "would be deleted" if thinned.dry_run else "deleted"
     rows = [
         *(_verdict(one, would, "removed", zone) for one in thinned.gone),
@@ -44,7 +44,7 @@ def thinned_lines(thinned: Thinned, *, width: int = 100, zone: tzinfo | None = U
 
 
 def _limit(thinned: Thinned) -> list[Line]:
-    """Return lines that show the size of a session now and later, and whether that is within its limit."""
+    """Return lines with the size of a session before and after, and whether it is within its limit."""
     most = thinned.retention.max_bytes if thinned.retention is not None else None
     if most is None or thinned.bytes_before is None or thinned.bytes_after is None:
         return []
@@ -67,7 +67,7 @@ def _verdict(verdict: RetentionVerdict, word: str, style: str, zone: tzinfo | No
 
 
 def reclaimed_lines(found: Reclaimed) -> list[Line]:
-    """Return lines that show what a collection freed, or would free."""
+    """Return lines that show what a garbage collection deleted or would delete."""
     counts = (
         (found.checkpoints, "checkpoint", "that no session needs"),
         (found.steps, "step", "between checkpoints"),
@@ -86,7 +86,7 @@ def reclaimed_lines(found: Reclaimed) -> list[Line]:
 
 
 def finding_lines(findings: Iterable[Finding]) -> list[Line]:
-    """Return two lines for each finding: the row with what is wrong, and the remedy."""
+    """Return two lines for each finding: the row with its problem, and the remedy."""
     return [
         line
         for one in findings
@@ -98,7 +98,7 @@ def finding_lines(findings: Iterable[Finding]) -> list[Line]:
 
 
 def checked_lines(found: Checked) -> list[Line]:
-    """List what is wrong with a database."""
+    """List the problems of a database."""
     lines = finding_lines(found.findings)
     if found.more:
         lines.append((Span(f"and {found.more} more", "bad"),))
@@ -109,7 +109,7 @@ def checked_lines(found: Checked) -> list[Line]:
 
 
 def stats_lines(stats: Stats, *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
-    """Show figures: those of all together, then a line for each branch."""
+    """Return the totals, then a line for each branch."""
     total = stats.total
     facts = [
         ("checkpoints", _checkpoints(total)),
@@ -195,7 +195,7 @@ IN_CLEAR = "plaintext"
 
 
 def key_lines(found: Mapping[str, int], *, width: int = 100) -> list[Line]:
-    """List the keys with how many values each has.
+    """List the keys, with the number of values that each has encrypted.
 
     Example:
         >>> from agentgit.render.text import plain
@@ -211,7 +211,7 @@ def key_lines(found: Mapping[str, int], *, width: int = 100) -> list[Line]:
 
 
 def rotated_lines(done: Rotated, *, width: int = 100) -> list[Line]:
-    """Return lines that show how many values were stored anew, and which keys are still needed."""
+    """Return lines that show how many values were rewritten, and which keys are still in use."""
     problem: list[Line] = [(Span(clean(done.problem), "bad"),)] if done.problem else []
     return [
         (Span(f"{count(done.changed, 'value')} rewritten", "heading"),),

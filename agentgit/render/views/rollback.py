@@ -22,9 +22,9 @@ def operation_lines(
 
     Args:
         operations: The operations, in the order to show them.
-        branches: The names of the session's branches, by their ids.
-        width: The longest line, in terminal cells.
-        zone: The zone of the times; None is this machine's.
+        branches: The names of the session's branches, by id.
+        width: The maximum width of a line, in terminal cells.
+        zone: The time zone of the times; None for the local one.
     """
     return table([_row(operation, branches, zone) for operation in operations], width=width)
 
@@ -45,7 +45,7 @@ def _row(operation: Operation, branches: Mapping[int, str], zone: tzinfo | None)
 
 
 def _counted(operation: Operation) -> str:
-    """Count what became of the effects."""
+    """Return the number of effects in each group of the report."""
     return ", ".join(f"{len(items)} {group}" for group, items in operation.report.items() if items)
 
 
@@ -81,8 +81,8 @@ def draw(value: RollbackPlan | RollbackReport, *, width: int = 100) -> str:
     """Draw a plan or a report as plain text.
 
     Args:
-        value: The value to draw.
-        width: The longest line, in terminal cells.
+        value: The plan or report.
+        width: The maximum width of a line, in terminal cells.
 
     Example:
         >>> call = ToolInvocation(id=1, internal_session_id=1, position=0, tool_name="add_note", args={"text": "hi"})
@@ -100,8 +100,8 @@ def lines(value: RollbackPlan | RollbackReport, *, width: int = 100) -> list[Lin
     """Draw a plan or a report. Reasons are never cut.
 
     Args:
-        value: The value to draw.
-        width: The longest line, in terminal cells.
+        value: The plan or report.
+        width: The maximum width of a line, in terminal cells.
     """
     cells = [
         [Span(what, STYLES[what]), Span(clean(str(call))), effect(call), Span(clean(why))]
@@ -116,11 +116,11 @@ def lines(value: RollbackPlan | RollbackReport, *, width: int = 100) -> list[Lin
 
 
 def file_lines(changes: FileChanges, *, width: int = 100) -> list[Line]:
-    """Draw what was done about files.
+    """Draw the file changes of a plan or report.
 
     Args:
-        changes: The changes of files.
-        width: The longest line, in terminal cells.
+        changes: The file changes.
+        width: The maximum width of a line, in terminal cells.
     """
     cells = table(_file_cells(changes), width=width, indent="  ", whole=True)
     return [*cells, (Span(clean(changes.summary), "bad" if changes.problem else "dim"),)]
@@ -130,7 +130,7 @@ def page(value: RollbackPlan | RollbackReport) -> str:
     """Draw a plan or a report as HTML, for a notebook or a page.
 
     Args:
-        value: The value to draw.
+        value: The plan or report.
     """
     rows = [
         [
@@ -179,7 +179,7 @@ def _files(value: RollbackPlan | RollbackReport) -> str:
 
 
 _FILES = 20
-"""The most written or deleted paths that are shown; all others always are."""
+"""The maximum number of written or deleted paths that are shown; paths with another action are always shown."""
 
 
 def _needs_a_person(value: RollbackPlan | RollbackReport) -> bool:
@@ -187,7 +187,7 @@ def _needs_a_person(value: RollbackPlan | RollbackReport) -> bool:
 
 
 def _replayed(value: RollbackPlan | RollbackReport) -> str:
-    """Write what the track of the branch begins with, folded away."""
+    """Return the calls before the target point as a collapsed HTML table."""
     calls = value.replayed if isinstance(value, RollbackPlan) else [item.invocation for item in value.replayed]
     if not calls:
         return ""
@@ -197,4 +197,4 @@ def _replayed(value: RollbackPlan | RollbackReport) -> str:
 
 
 _SHOWN = 200
-"""The number of calls before that point that a page shows, from the first."""
+"""The maximum number of calls before the target point on a page."""

@@ -11,7 +11,7 @@ NAMED = 20
 
 
 def lines(what: str, carried: Carried) -> list[Line]:
-    """Draw what an export holds, or what an import has made.
+    """Draw what an export contains, or what an import created.
 
     Args:
         what: `exported` or `imported`.
@@ -46,7 +46,7 @@ STYLES = {IMPORTED: "added", EXTENDED: "added", UNCHANGED: "dim", FAILED: "bad"}
 
 
 def import_lines(report: ImportReport) -> list[Line]:
-    """Draw what came of an import, each thread in full, and at the end how many there were.
+    """Draw the report of an import: a line for each thread, then the totals.
 
     Example:
         >>> import_lines(ImportReport([]))

@@ -1,4 +1,4 @@
-"""The picture of a session's tree: the conversation runs down, and each branch hangs where it left.
+"""A session's tree as text: the conversation runs downwards, and each branch is drawn where it left.
 
     support-42: 2 branches, 11 checkpoints
     ● main#3      order two chairs
@@ -6,7 +6,7 @@
     ├─● retry#4   (HEAD -> retry *) rather a sofa
     ● main#7      (main) and a table
 
-A line is a turn, a checkpoint with a name, or a place where a branch left; long runs of turns are folded.
+A line is a turn, a checkpoint with a name or a tag, or a checkpoint where a branch left. Long runs of turns are folded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentgit.sessions.tree import DONE, Branch, Exploration, Tree
 TURN, NAMED, BEGIN, FOLDED = "●", "◆", "○", "┆"
 
 _LANE_CELLS = 24
-"""The most cells of the lanes; deeper ones are drawn at that depth."""
+"""The maximum width of the lanes, in cells; deeper branches are drawn at that depth."""
 
 
 def draw(tree: Tree, *, width: int = 100) -> str:
@@ -31,7 +31,7 @@ def draw(tree: Tree, *, width: int = 100) -> str:
 
     Args:
         tree: The branches of a session.
-        width: The longest line, in terminal cells.
+        width: The maximum width of a line, in terminal cells.
 
     Example:
         >>> from agentgit.sessions.tree import Point
@@ -50,10 +50,10 @@ def lines(
 
     Args:
         tree: The branches of a session.
-        width: The longest line, in terminal cells.
+        width: The maximum width of a line, in terminal cells.
         every: True to give each checkpoint its own line.
-        times: True to show when each was made.
-        zone: The zone of the times; None is this machine's.
+        times: True to show when each checkpoint was created.
+        zone: The time zone of the times; None for the local one.
     """
     branches = list(tree.walk())
     known = references(tree)
@@ -77,9 +77,9 @@ def lines(
 
 
 def _lay_out(tree: Tree, every: bool) -> Iterator[tuple[str, LayoutRow]]:
-    """Return every line with its lanes, top down."""
+    """Yield every line with its lanes, from top to bottom."""
     for root in tree.roots:
-        # A stack of our own: branches may be nested deeper than Python lets functions call each other.
+        # An explicit stack, because branches may be nested deeper than Python's recursion limit.
         stack: list[tuple[str, str, deque[Event]]] = [("", "", deque(events_of(root, every=every)))]
         while stack:
             lane, first, events = stack.pop()
@@ -95,7 +95,7 @@ def _lay_out(tree: Tree, every: bool) -> Iterator[tuple[str, LayoutRow]]:
                 stack.append((lane + inner, lane + joint, deque(events_of(event, every=every))))
 
 
-# -- text: what a line says
+# -- text of a line
 
 
 def _row(row: LayoutRow, known: Mapping[int, str], when: str) -> tuple[Span, Span, Span, Span, Span]:
@@ -128,7 +128,7 @@ def draw_exploration(exploration: Exploration, *, width: int = 100) -> str:
 
     Args:
         exploration: The exploration to draw.
-        width: The longest line, in terminal cells.
+        width: The maximum width of a line, in terminal cells.
 
     Example:
         >>> from agentgit.sessions.tree import ExploredBranch
@@ -145,7 +145,7 @@ def exploration_lines(exploration: Exploration, *, width: int = 100) -> list[Lin
 
     Args:
         exploration: The exploration to draw.
-        width: The longest line, in terminal cells.
+        width: The maximum width of a line, in terminal cells.
     """
     leaves, tokens = len(exploration.leaves), exploration.tokens
     told = [count(len(exploration.branches), "turn"), f"{leaves} {'leaf' if leaves == 1 else 'leaves'}"]

@@ -1,1 +1,1 @@
-"""Telling what happened: the audit trail, callbacks, and the outbox of webhooks."""
+"""The audit trail, event callbacks, and the outbox of webhooks."""

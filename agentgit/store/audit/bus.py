@@ -1,8 +1,8 @@
-"""The event bus of one open database: callbacks that are told what was committed through it.
+"""The event bus of one open database: it calls callbacks with the events that are committed through this database.
 
-Each callback has a thread of its own, so that one that is slow or blocks holds up neither the agent nor the others.
-What it raises is logged and counted. The order of each session is that of its trail: a transaction takes its place in
-line before it commits, and who comes after it waits for how that ends.
+Each callback has its own thread, so that a slow or blocked callback delays neither the agent nor the other callbacks.
+Exceptions of a callback are logged and counted. Events of a session are delivered in the order of its trail: a
+transaction joins the session's queue before it commits, and the events behind it wait until its outcome is known.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from agentgit.sessions.events import NOWHERE, Event
 LOG = logging.getLogger("agentgit.events")
 
 MOST = 10_000
-"""The greatest number of events that wait for a callback. Beyond it, the oldest are left out and counted."""
+"""The greatest number of events that wait for a callback. If there are more, the oldest are dropped and counted."""
 
 LAST_SECONDS = 5.0
-"""The time that closing waits for unfinished callbacks."""
+"""The seconds that closing waits for unfinished callbacks."""
 
 LOOK_SECONDS = 0.05
-"""The interval at which a thread checks that the loop that it waits for still runs."""
+"""The interval, in seconds, at which a waiting thread checks that the event loop of its callback still runs."""
 
 Callback = Callable[[Event], Any]
 Wants = Callable[[Event], bool]
@@ -40,17 +40,17 @@ Wants = Callable[[Event], bool]
 
 @dataclass
 class _Place:
-    """The place of a transaction in the line of one session."""
+    """An entry in the queue of one session: the events of one transaction."""
 
     session_id: int
     events: list[tuple[Event, asyncio.AbstractEventLoop | None]]
     settled: bool | None = None
-    """True if it was committed, False if it was not; None while that is not known."""
+    """True if the transaction was committed, False if it was rolled back; None while the outcome is not known."""
 
 
 @dataclass
 class Bus:
-    """The callbacks of one open database."""
+    """The subscriptions to the events of one open database."""
 
     _subscriptions: list[Subscription] = field(default_factory=list)
     _lines: dict[int, deque[_Place]] = field(default_factory=dict)
@@ -59,11 +59,11 @@ class Bus:
 
     @property
     def is_heard(self) -> bool:
-        """True if somebody listens."""
+        """True if there are subscriptions."""
         return bool(self._subscriptions)
 
     def expect(self, events: Sequence[Event]) -> list[_Place]:
-        """Take a place in line for events whose transaction is about to commit."""
+        """Queue the events of a transaction that is about to commit."""
         loop = LOOP.get()
         places: dict[int, _Place] = {}
         for event in events:
@@ -75,7 +75,7 @@ class Bus:
         return list(places.values())
 
     def settle(self, places: Sequence[_Place], *, committed: bool) -> None:
-        """Record how a transaction ended, and pass the committed events at the head of its lines to the callbacks."""
+        """Record whether a transaction was committed, then deliver the committed events at the head of its queues."""
         slow: list[Subscription] = []
         with self._lock:
             for place in places:
@@ -87,13 +87,13 @@ class Bus:
                         slow += [one for one in self._subscriptions if not one._take(event, loop)]
                 if not line:
                     del self._lines[place.session_id]
-        for one in slow:  # no lock is held: a handler of the log may write here, too
+        for one in slow:  # outside the lock, because a log handler may write to this database too
             LOG.error("%r is too slow and missed events. Read them with repo.events.list(after=...).", one)
 
     def subscribe(self, callback: Callback, wants: Wants, may: Wants | None = None) -> Subscription:
-        """Call `callback` with each event that it wants and may be told, from now on."""
+        """Call `callback` with each later event for which `wants` and `may` return True."""
         made = Subscription(self, callback, wants, may)
-        made._thread.start()  # not at the first event: that is told behind a commit, where nothing may fail
+        made._thread.start()  # now, not at the first event: delivery follows a commit and must not fail
         with self._lock:
             self._subscriptions = [*self._subscriptions, made]
             if not self._is_known_at_exit:
@@ -102,16 +102,16 @@ class Bus:
         return made
 
     def leave(self, one: Subscription) -> None:
-        """Remove a subscription, so that it receives nothing more."""
+        """Remove a subscription, so that it receives no more events."""
         with self._lock:
             self._subscriptions = [other for other in self._subscriptions if other is not one]
 
     def after_fork(self) -> None:
-        """Clear all subscriptions and lines in a child process; their threads and transactions are in its parent."""
+        """Clear all subscriptions and queues in a child process. Their threads and transactions are in the parent."""
         self._subscriptions, self._lines, self._lock = [], {}, threading.Lock()
 
     def close(self) -> None:
-        """Close all subscriptions, each when it has done what waits for it, or after a few seconds."""
+        """Close all subscriptions. Wait up to `LAST_SECONDS` in all for the events that they have not handled yet."""
         until = time.monotonic() + LAST_SECONDS
         for one in self._subscriptions:
             one.close(max(0.0, until - time.monotonic()))
@@ -123,13 +123,13 @@ def _at_exit(bus: weakref.ref[Bus]) -> None:
 
 
 class Subscription:
-    """A callback that is told events, until it is closed. A context manager. Made by `Events.on`.
+    """A callback that receives events until it is closed. A context manager, returned by `Events.on`.
 
     Args:
-        bus: The bus that calls it.
-        callback: The function to call with each event, in a thread of its own; or a coroutine function.
-        wants: The function that decides which events it gets. It must be quick.
-        may: The function that decides whether it may get an event when its turn has come. It may read the database.
+        bus: The bus that delivers the events.
+        callback: The function or coroutine function to call with each event, in its own thread.
+        wants: The function that selects events when they are committed. It must be quick.
+        may: The function that checks permission just before an event is delivered. It may read the database.
 
     Example:
         >>> import agentgit
@@ -145,11 +145,11 @@ class Subscription:
     def __init__(self, bus: Bus, callback: Callback, wants: Wants, may: Wants | None = None) -> None:
         self.callback = callback
         self.handled = 0
-        """The number of calls of the callback that returned."""
+        """The number of calls that returned."""
         self.failed = 0
         """The number of calls that raised."""
         self.missed = 0
-        """The number of events that the callback missed: too many waited, or it was closed before their turn."""
+        """The number of events that were dropped: too many waited, or the subscription was closed first."""
         self.last_error: BaseException | None = None
         """The last exception that the callback raised."""
         self._bus = bus
@@ -173,11 +173,13 @@ class Subscription:
         self.close()
 
     def wait(self, timeout: float | None = LAST_SECONDS) -> bool:
-        """Wait until it has done what was committed so far; tell whether it has.
+        """Wait until all events that are committed so far are handled; return whether they are.
+
+        On an event loop, use `await asyncio.to_thread(subscription.wait)`. Inside the callback it returns False at
+        once.
 
         Args:
-            timeout: Seconds; None is for ever. On an event loop use `await asyncio.to_thread(subscription.wait)`.
-                In the callback itself it does not wait.
+            timeout: The greatest number of seconds to wait; None means no limit.
         """
         if threading.current_thread() is self._thread:
             return False
@@ -185,9 +187,9 @@ class Subscription:
             return self._changed.wait_for(lambda: not self._waiting and not self._is_busy, timeout)
 
     def close(self, timeout: float | None = LAST_SECONDS) -> None:
-        """End it, when it has done what was committed so far, or after `timeout` seconds."""
+        """End the subscription once all events committed so far are handled, or after `timeout` seconds."""
         self._bus.leave(self)
-        try:  # where this blocks a loop, nothing can run on that: what waits for it runs elsewhere
+        try:  # close() blocks this loop: run its pending async callbacks in the thread instead
             self._left = asyncio.get_running_loop()
         except RuntimeError:
             self._left = None
@@ -201,7 +203,7 @@ class Subscription:
     # -- the thread
 
     def _take(self, event: Event, loop: asyncio.AbstractEventLoop | None) -> bool:
-        """Let an event wait for the thread; False if for the first time another one was left out for it."""
+        """Queue an event for the thread. Return False if an event had to be dropped for the first time."""
         if not self._wants(event):
             return True
         with self._changed:
@@ -224,7 +226,7 @@ class Subscription:
                     if inspect.isawaitable(answer):
                         self._finish(answer, loop, runner)
                     self.handled += 1
-                except BaseException as error:  # whatever a callback raises is no reason to lose the next
+                except BaseException as error:  # whatever a callback raises, deliver the next event
                     self.failed += 1
                     self.last_error = error
                     LOG.error("A callback failed for event %s %d: %r", event.kind, event.id, self, exc_info=error)
@@ -240,7 +242,7 @@ class Subscription:
             return self._waiting.popleft()
 
     def _finish(self, answer: Awaitable[Any], loop: asyncio.AbstractEventLoop | None, runner: asyncio.Runner) -> None:
-        """Wait for an async callback: on the loop of the verb that it is told of, while that runs, else in here."""
+        """Run an async callback: on the event loop that caused the event, or in this thread if that loop has ended."""
         begun = threading.Event()
 
         async def run() -> None:
@@ -253,7 +255,7 @@ class Subscription:
         there = run()
         try:
             future = asyncio.run_coroutine_threadsafe(there, loop)
-        except RuntimeError:  # it was closed just now
+        except RuntimeError:  # the loop has just been closed
             there.close()
             runner.run(run())
             return
@@ -262,7 +264,7 @@ class Subscription:
                 continue
             if begun.is_set():
                 if loop is self._left and loop.is_running():
-                    return  # it goes on there by itself; who closes the subscription holds its loop up
+                    return  # close() blocks the loop; the callback continues there afterwards
                 raise RuntimeError("the event loop ended before the callback did")
             future.cancel()
             there.close()
@@ -273,10 +275,10 @@ class Subscription:
         except concurrent.futures.CancelledError:
             if begun.is_set():
                 raise
-            there.close()  # the loop ended before it came to it
+            there.close()  # the loop ended before the callback started
             runner.run(run())
 
 
 def _is_over(future: concurrent.futures.Future[None]) -> bool:
-    """Wait a moment for a future; tell whether it is over."""
+    """Wait up to `LOOK_SECONDS` for a future; return whether it is done."""
     return bool(concurrent.futures.wait([future], LOOK_SECONDS).done)

@@ -1,7 +1,8 @@
-"""The outbox: events that webhooks want, written with the events themselves, and kept until they are sent.
+"""The outbox: events for webhooks, written in the transaction of the event and kept until they are sent.
 
-Who sends takes some of them: their `next_at` moves into the future, so that nobody else takes them until that time is
-over. What was sent goes; what failed comes again later, and after many tries it is dead until somebody wants it again.
+A sender takes deliveries by moving their `next_at` into the future, so that no other sender takes them before then. A
+delivery that succeeds is deleted. One that fails is tried again later. After `TRIES` attempts it is dead until somebody
+calls `retry`.
 """
 
 from __future__ import annotations
@@ -39,24 +40,24 @@ TRIES = 12
 """The number of attempts to send an event before it is given up, which takes about six hours."""
 
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=5), timedelta(hours=2)
-"""The pause between attempts. It doubles each time, with some randomness."""
+"""The bounds of the pause between attempts. It doubles each time, with some randomness."""
 
 HELD = timedelta(minutes=1)
-"""The longest time that the other events of a webhook wait after one could not be sent."""
+"""The longest time that the other events of a webhook wait after a failed attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TakenDelivery:
-    """An event that somebody is about to send.
+    """A delivery that a sender has taken.
 
     Args:
         id: The id of the delivery.
-        owner: The owner that took it.
-        webhook_id: The webhook that it belongs to.
-        url: The address that it is sent to.
+        owner: The random token of the sender that took it.
+        webhook_id: The id of its webhook.
+        url: The URL to send it to.
         secret: The secret of the webhook, as stored.
-        session_id: The session of the event.
-        number: Its number in the session.
+        session_id: The id of the event's session.
+        number: The number of the event in its session.
         attempts: The number of attempts, including this one.
     """
 
@@ -71,7 +72,7 @@ class TakenDelivery:
 
 
 def put(connection: Connection, tenant_id: int, events: Sequence[Event]) -> None:
-    """Keep events for the webhooks that want them, in the transaction in which they happen."""
+    """Store events for the webhooks that want them, in the transaction of the events."""
     now, rows = datetime.now(UTC), []
     for hook in _HOOKS.all(connection, {"tenant": tenant_id}):
         kinds = _kinds(hook.kinds)
@@ -98,7 +99,7 @@ def put(connection: Connection, tenant_id: int, events: Sequence[Event]) -> None
 
 
 def _is_shared(connection: Connection, tenant_id: int, event: Event, user_id: int) -> bool:
-    """Return whether the session of an event is shared with a user now."""
+    """Return whether the session of an event is currently shared with a user."""
     asked = {"tenant": tenant_id, "session": event.session_id, "user": user_id, "now": datetime.now(UTC)}
     return event.session_id is not None and bool(
         row_codes.authentic(connection, SESSION_MEMBER, _SHARED.all(connection, asked))
@@ -109,13 +110,13 @@ def _is_shared(connection: Connection, tenant_id: int, event: Event, user_id: in
 def _kinds(stored: bytes) -> frozenset[str]:
     found: set[str] = set()
     for pattern in from_json(stored):
-        with suppress(InvalidInput):  # a kind of a newer version; who writes here is not to be stopped by it
+        with suppress(InvalidInput):  # an event kind of a newer version must not stop this writer
             found |= chosen(pattern)
     return frozenset(found)
 
 
 def pause(attempts: int) -> timedelta:
-    """Choose how long to wait after so many tries.
+    """Return a random pause before the next attempt, given the number of attempts so far.
 
     Example:
         >>> timedelta(seconds=2) < pause(1) <= timedelta(seconds=5)
@@ -124,11 +125,11 @@ def pause(attempts: int) -> timedelta:
         True
     """
     longest: timedelta = min(LONGEST_PAUSE, FIRST_PAUSE * (1 << min(attempts - 1, 20)))
-    return longest * random.uniform(0.5, 1)  # noqa: S311  # only spreads the tries
+    return longest * random.uniform(0.5, 1)  # noqa: S311  # only spreads the attempts
 
 
 class Outbox:
-    """The webhooks of one tenant, and what is to be sent to them.
+    """The webhooks of one tenant and their deliveries.
 
     Args:
         tenant_id: The tenant.
@@ -142,7 +143,7 @@ class Outbox:
     def add(
         self, connection: Connection, user_id: int, url: str, kinds: Sequence[str], secret: str, session_id: int | None
     ) -> int:
-        """Add a webhook; give its id."""
+        """Add a webhook; return its id."""
         webhook_id = new_id()
         connection.execute(
             insert(WEBHOOK),
@@ -169,7 +170,7 @@ class Outbox:
         return webhook_id
 
     def all(self, connection: Connection, user_id: int) -> list[Webhook]:
-        """List a user's webhooks, the oldest first."""
+        """List a user's webhooks, oldest first."""
         of = and_(WEBHOOK_DELIVERY.c.tenant_id == WEBHOOK.c.tenant_id, WEBHOOK_DELIVERY.c.webhook_id == WEBHOOK.c.id)
         last = (
             select(WEBHOOK_DELIVERY.c.last_error)
@@ -204,13 +205,13 @@ class Outbox:
         ]
 
     def remove(self, connection: Connection, user_id: int, webhook_id: int) -> bool:
-        """Remove a webhook with what is still to be sent to it; tell whether it was there."""
+        """Remove a webhook and its deliveries; return whether it existed."""
         mine = (WEBHOOK.c.tenant_id == self.tenant_id, WEBHOOK.c.user_id == user_id, WEBHOOK.c.id == webhook_id)
         found = connection.execute(select(WEBHOOK.c.external_session_id).where(*mine)).first()
         if found is None:
             return False
         connection.execute(delete(WEBHOOK_DELIVERY).where(*self._of(webhook_id)))
-        if not connection.execute(delete(WEBHOOK).where(*mine)).rowcount:  # somebody else was faster
+        if not connection.execute(delete(WEBHOOK).where(*mine)).rowcount:  # another transaction was faster
             return False
         note(
             connection,
@@ -223,7 +224,10 @@ class Outbox:
         return True
 
     def retry(self, connection: Connection, webhook_id: int) -> int:
-        """Let the dead events of a webhook be sent again, and those that wait at once; tell how many."""
+        """Make all dead and pending deliveries of a webhook due now; return how many there are.
+
+        Deliveries that a sender has taken are left alone.
+        """
         again = update(WEBHOOK_DELIVERY).where(*self._of(webhook_id), WEBHOOK_DELIVERY.c.owner.is_(None))
         now = datetime.now(UTC)
         fresh = case((WEBHOOK_DELIVERY.c.status == DEAD, 0), else_=WEBHOOK_DELIVERY.c.attempts)
@@ -235,11 +239,11 @@ class Outbox:
     # -- sending
 
     def take(self, connection: Connection, most: int) -> list[TakenDelivery]:
-        """Take some events that are due; for a while nobody else can take them.
+        """Take deliveries that are due. No other sender can take them for the time `LEASE`.
 
         Args:
             connection: A connection in a transaction that writes.
-            most: The greatest number of them.
+            most: The greatest number of deliveries to take.
         """
         now, owner = datetime.now(UTC), secrets.token_hex(16)
         due = connection.execute(_DUE.limit(most), {"tenant": self.tenant_id, "now": now}).all()
@@ -262,15 +266,16 @@ class Outbox:
     def settle(
         self, connection: Connection, taken: TakenDelivery, problem: str | None, *, for_good: bool = False
     ) -> str:
-        """Note how a try ended; give `sent`, `failed` or `dead`.
+        """Record the result of an attempt; return `sent`, `failed`, `dead` or `gone`.
 
-        Nothing happens if somebody else has taken it since, or its session went with it: then it is `gone`.
+        A failed attempt is `gone`, and changes nothing, if another sender has taken the delivery since or if it was
+        deleted with its session.
 
         Args:
             connection: A connection in a transaction that writes.
-            taken: The delivery that was sent.
-            problem: Why it failed; None if it did not.
-            for_good: True if it need not be tried again.
+            taken: The delivery.
+            problem: The reason of the failure; None if the attempt succeeded.
+            for_good: True if a failed delivery must not be tried again.
         """
         this = {"tenant": self.tenant_id, "delivery": taken.id, "by": taken.owner}
         if problem is None:
@@ -280,19 +285,19 @@ class Outbox:
         status, next_at = (DEAD if is_dead else PENDING), datetime.now(UTC) + pause(taken.attempts)
         if not connection.execute(_FAILED, {**this, "now": status, "next": next_at, "error": problem}).rowcount:
             return "gone"
-        # A receiver that is down does not hold those of others up by one event after the other.
+        # Delay the other events of this webhook, so that a receiver that is down does not hold up other webhooks.
         hold = {"tenant": self.tenant_id, "webhook": taken.webhook_id, "until": min(next_at, datetime.now(UTC) + HELD)}
         connection.execute(_HOLD, hold)
         return DEAD if is_dead else "failed"
 
     def waiting(self, connection: Connection) -> int:
-        """Count what is still to be sent."""
+        """Count the pending deliveries."""
         pending = and_(WEBHOOK_DELIVERY.c.tenant_id == self.tenant_id, WEBHOOK_DELIVERY.c.status == PENDING)
         return int(connection.execute(select(func.count()).select_from(WEBHOOK_DELIVERY).where(pending)).scalar_one())
 
 
 def report_of(ends: Sequence[str], waiting: int) -> Delivered:
-    """Count how tries ended."""
+    """Build the report from the results of the attempts."""
     return Delivered(sent=ends.count("sent"), failed=ends.count("failed"), dead=ends.count(DEAD), waiting=waiting)
 
 

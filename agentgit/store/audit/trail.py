@@ -1,7 +1,7 @@
-"""The audit trail: what happened, written in the transaction in which it happens, and never changed.
+"""The audit trail: an append-only record of events, written in the same transaction as the changes it describes.
 
-Each session has a chain of its own, so that sessions do not wait for each other. A transaction notes what it does while
-it works; the notes become rows just before it commits, in two statements for each session that it touched.
+Each session has its own hash chain, so that sessions do not wait for each other. A transaction collects notes of what
+it does. Just before it commits, the notes become rows, with two statements for each session that it touched.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _WRITTEN = "agentgit_written"
 """The key under which a connection keeps the events written from these notes."""
 
 _SESSION_NAME, _BRANCH_NAME = "session", "branch"
-"""The keys of the names in the detail of a row. The names remain after session and branch are gone."""
+"""The keys of the names in the detail of a row. The names remain after the session and the branch are deleted."""
 
 
 class Note(NamedTuple):
-    """Something that a transaction does."""
+    """An event that a transaction has noted and not written yet."""
 
     tenant_id: int
     kind: str
@@ -52,10 +52,10 @@ class Note(NamedTuple):
 
 @dataclass
 class _Chain:
-    """The end of the trail of one session, as it grows.
+    """The end of one session's trail, to which events are appended.
 
     Args:
-        session_id: The session; `NOWHERE` for none.
+        session_id: The id of the session; `NOWHERE` for events of no session.
         name: The name of the session.
         owner_id: The user who owns it.
         seq: The number of the last event.
@@ -74,10 +74,10 @@ class _Chain:
 
     @classmethod
     def of(cls, session_id: int, row: Any) -> _Chain:
-        """Read it from a row of the statements below.
+        """Create a chain from a row of `_END` or `_END_OF_BRANCH`.
 
         Raises:
-            Corrupt: Somebody has changed the last row so that nothing can follow it.
+            Corrupt: The last row of the trail was modified so that no event can follow it.
         """
         last = (row.seq or 0, row.id or 0, row.hash or b"")
         if not all(isinstance(one, int) for one in last[:2]) or not isinstance(last[2], bytes):
@@ -86,12 +86,12 @@ class _Chain:
 
 
 def begin_notes(connection: Connection) -> None:
-    """Begin the notes of a transaction that writes."""
+    """Start collecting the notes of a write transaction."""
     connection.info[_NOTES], connection.info[_WRITTEN] = [], WrittenEvents()
 
 
 def end_notes(connection: Connection) -> WrittenEvents:
-    """Write what a transaction has noted and not written yet, just before it commits, and give all that it wrote."""
+    """Write the remaining notes of a transaction that is about to commit; return all events that it wrote."""
     write_notes(connection)
     del connection.info[_NOTES]
     written: WrittenEvents = connection.info.pop(_WRITTEN)
@@ -108,15 +108,15 @@ def note(
     user_id: int | None = None,
     **detail: Any,
 ) -> None:
-    """Note that something happens in this transaction; the trail has it when that commits.
+    """Note an event of this transaction. It becomes part of the trail when the transaction commits.
 
     Args:
         connection: The connection of `Database.write`.
         tenant_id: The tenant.
         kind: One of `agentgit.sessions.events.KINDS`.
-        session_id: The session, if the branch does not say which.
-        branch_id: The branch, if it is about one.
-        user_id: The user who does it; None is agentgit itself.
+        session_id: The id of the session, if `branch_id` does not imply it.
+        branch_id: The id of the branch, if the event is about one.
+        user_id: The id of the acting user; None means agentgit itself.
         detail: Ids, names and counts, JSON-like.
     """
     made = Note(tenant_id, kind, session_id, branch_id, user_id, datetime.now(UTC), detail)
@@ -124,12 +124,12 @@ def note(
 
 
 def prefetch_notes(connection: Connection, tenant_id: int, branch_id: int) -> None:
-    """Prefetch the end of the trail of a branch, whose session is locked, because notes of it come next."""
+    """Prefetch the end of a branch's trail before events of the branch are noted. Its session must be locked."""
     _END_OF_BRANCH.prefetch(connection, {"tenant": tenant_id, "branch": branch_id})
 
 
 def write_notes(connection: Connection) -> None:
-    """Add what a transaction has noted so far to the trail."""
+    """Write the notes that a transaction has collected so far to the trail."""
     notes: list[Note] = connection.info[_NOTES]
     if not notes:
         return
@@ -156,27 +156,27 @@ class WrittenEvents:
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
-        """As they were added."""
+        """The rows as they were inserted."""
         self.has_hooks = False
-        """True if there are webhooks that may want them."""
+        """True if the tenant has webhooks."""
 
     @property
     def tenant_id(self) -> int:
-        """The tenant of the rows, if there are any."""
+        """The tenant of the rows. There must be at least one row."""
         return int(self.rows[0]["tenant_id"])
 
     @cached_property
     def events(self) -> list[Event]:
-        """The events; made only where somebody wants them."""
+        """The rows as events, built on first use."""
         return [_value(row) for row in self.rows]
 
 
 def _chain_of_session(connection: Connection, one: Note, chains: dict[tuple[int, int], _Chain]) -> _Chain:
-    """Find the end of the trail of a session, or of what belongs to none."""
+    """Return the end of a session's trail, or of the trail for events of no session."""
     key = (one.tenant_id, one.session_id or NOWHERE)
     if key not in chains:
         row = _END.first(connection, {"tenant": one.tenant_id, "session": key[1]})
-        assert row is not None  # noqa: S101  # what is selected from is a constant
+        assert row is not None  # noqa: S101  # the query selects from a constant
         if one.session_id is not None and row.session_name is None:
             raise NotFound("This session has been deleted. List the others: repo.sessions().")
         chains[key] = _Chain.of(key[1], row)
@@ -186,7 +186,7 @@ def _chain_of_session(connection: Connection, one: Note, chains: dict[tuple[int,
 def _chain_of_branch(
     connection: Connection, one: Note, chains: dict[tuple[int, int], _Chain]
 ) -> tuple[_Chain, str | None]:
-    """Find the end of the trail that a branch's events belong to, and how the branch is called."""
+    """Return the end of the trail for events of a branch, and the name of the branch."""
     row = _END_OF_BRANCH.first(connection, {"tenant": one.tenant_id, "branch": one.branch_id})
     if row is None:
         return _chain_of_session(connection, one, chains), None
@@ -197,10 +197,10 @@ def _chain_of_branch(
 
 
 def _next(chain: _Chain, one: Note, branch_name: str | None) -> dict[str, Any]:
-    """Make the next row of a trail, which ends with it then."""
+    """Build the next row of a trail and advance the chain."""
     chain.seq += 1
-    # Also when another process has a faster clock; not always the next number, which a neighbour may have taken.
-    chain.last_id = max(new_id(), chain.last_id + 1 + random.getrandbits(10))  # no secret
+    # Ids must grow even if another process has a faster clock. The random step avoids ids that other chains have taken.
+    chain.last_id = max(new_id(), chain.last_id + 1 + random.getrandbits(10))  # needs no secure randomness
     said = {_SESSION_NAME: chain.name, _BRANCH_NAME: branch_name, **one.detail}
     row = {
         "tenant_id": one.tenant_id,
@@ -219,7 +219,7 @@ def _next(chain: _Chain, one: Note, branch_name: str | None) -> dict[str, Any]:
 
 
 def _json(detail: dict[str, Any]) -> bytes:
-    """Write plain JSON at once, which nearly all of it is; `to_json` first looks at every value."""
+    """Serialize with orjson, which nearly always succeeds; else with `to_json`, which inspects every value first."""
     try:
         return orjson.dumps(detail)
     except TypeError:
@@ -238,10 +238,10 @@ def _tip(row: Any) -> Tip:
 
 
 def _value(row: Any) -> Event:
-    """Make the value of a row, by the names of its columns.
+    """Convert a row, a mapping by column names, to an event.
 
     Raises:
-        Corrupt: Somebody has changed it.
+        Corrupt: The row was modified and cannot be read.
     """
     try:
         return _event(row)
@@ -271,9 +271,9 @@ class Whose(NamedTuple):
     """A filter for the events to read.
 
     Args:
-        user_id: The user whose own sessions are read.
-        shared: Sessions of other users that are read as well.
-        session_id: The only session to read; the caller has access to it.
+        user_id: Read the events of this user's own sessions.
+        shared: Also read the events of these sessions of other users.
+        session_id: Read only the events of this session, to which the caller must have access.
     """
 
     user_id: int
@@ -286,7 +286,7 @@ def _by_id(row: Any) -> int:
 
 
 class Trail:
-    """The trail of one tenant.
+    """The audit trail of one tenant.
 
     Args:
         tenant_id: The tenant.
@@ -305,22 +305,22 @@ class Trail:
         since: datetime | None = None,
         limit: int,
     ) -> list[Event]:
-        """Read a part of the trail, the oldest first.
+        """Read events, oldest first.
 
         Args:
             connection: Any open connection.
-            of: The user or the sessions whose events are read.
+            of: The sessions whose events are read.
             after: Read only events with a greater id.
             kinds: Read only events of these kinds.
-            since: Read only events that happened then or later.
-            limit: The greatest number of them.
+            since: Read only events from this time on.
+            limit: The greatest number of events.
         """
         found: list[Any] = []
         for query in self._queries(of, kinds, since):
             one = query.order_by(AUDIT_EVENT.c.id)
             if of.session_id is None:
                 one = one.where(AUDIT_EVENT.c.id > after)
-            elif after:  # along its chain, back to where it is known: its numbers are what is indexed
+            elif after:  # start from its number in the chain, because the numbers are indexed
                 chain = and_(
                     AUDIT_EVENT.c.tenant_id == self.tenant_id, AUDIT_EVENT.c.external_session_id == of.session_id
                 )
@@ -343,14 +343,14 @@ class Trail:
         since: datetime | None = None,
         limit: int,
     ) -> list[Event]:
-        """Read the newest events, the oldest of these first; see `read`."""
+        """Read the newest events, in the order oldest first. See `read` for the arguments."""
         found: list[Any] = []
         for query in self._queries(of, kinds, since):
             found += connection.execute(query.order_by(AUDIT_EVENT.c.id.desc()).limit(limit)).mappings()
         return [_value(row) for row in sorted(found, key=_by_id)[-limit:]]
 
     def _queries(self, of: Whose, kinds: Collection[str] | None, since: datetime | None) -> list[Any]:
-        """Make one query for what is their own, and one for what is shared: each has an index."""
+        """Build one query for the user's own sessions and one for shared sessions, because each has its own index."""
         places = (
             [AUDIT_EVENT.c.external_session_id == of.session_id]
             if of.session_id is not None
@@ -373,7 +373,7 @@ class Trail:
         """Return the last event of each trail.
 
         Raises:
-            Corrupt: Somebody has changed one of them.
+            Corrupt: A last event was modified and cannot be read.
         """
         mine = (AUDIT_EVENT.c.tenant_id == self.tenant_id,)
         last = select(AUDIT_EVENT.c.external_session_id, func.max(AUDIT_EVENT.c.seq).label("seq")).where(*mine)
@@ -385,7 +385,7 @@ class Trail:
         return [_tip(row) for row in connection.execute(query.order_by(AUDIT_EVENT.c.external_session_id))]
 
     def at(self, connection: Connection, places: Iterable[tuple[int, int]]) -> Iterator[Event]:
-        """Read the events at some places, each the session and the number; what is not there is left out."""
+        """Yield the events at these places, each a session id and an event number. Missing events are skipped."""
         for session_id, seq in places:
             row = _AT.first(connection, {"tenant": self.tenant_id, "session": session_id, "number": seq})
             if row is not None:
@@ -407,7 +407,7 @@ _columns = (
 
 
 def _is_last(session_id: Any) -> Any:
-    """Return whether a row is the last one of the trail of a session."""
+    """Build the condition that an event is the last one of a session's trail."""
     one = AUDIT_EVENT.alias("one")
     of = (one.c.tenant_id == bindparam("tenant"), one.c.external_session_id == session_id)
     last = select(func.max(one.c.seq)).where(*of).correlate(BRANCH).scalar_subquery()
@@ -418,7 +418,7 @@ def _is_last(session_id: Any) -> Any:
     )
 
 
-# One statement for all that the next event needs. It has a row also if the session is gone, or there is none.
+# One statement reads all that the next event needs. It returns a row even without a session or an event.
 _END = CompiledStatement(
     select(*_columns).select_from(
         select(literal(1).label("one"))

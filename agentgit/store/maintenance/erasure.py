@@ -1,7 +1,8 @@
-"""Erasing a session or a user: every row of theirs goes, and every stored value that nobody else needs.
+"""Erasure of a session or a user: all of its rows, and all stored values that nothing else needs.
 
-It is one transaction, so that nothing is half erased. What the trail has of a session goes with it; a row of the table
-`erasure`, and an event in the trail of what belongs to no session, say that it was there, and how its trail ended.
+An erasure is one transaction, so that nothing is half erased. The trail of a session is deleted with it. A row of the
+table `erasure` and an event in the trail for events of no session record that the session existed and how its trail
+ended.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ from agentgit.store.store import Store
 from agentgit.values import as_object
 
 STAYS = {AUDIT_EVENT.name, ERASURE.name}
-"""The tables that are treated separately."""
+"""The tables from which an erasure does not delete with the others. `_trail` handles them."""
 
 AUTHORED = {"checkpoint", "tag", "operation", SESSION.name, *STAYS}
-"""Tables that name a user as the author of something that is somebody else's; the id stays there, and no name."""
+"""Tables in which a user is the author of something in another user's session. The user's id stays there, no name."""
 
 
 Which = Select[int]
-"""A query that gives the ids of sessions."""
+"""A query that returns session ids."""
 
 
 class Gone(NamedTuple):
-    """The data that a transaction deleted: rows by table, the values with their size, and events of trails."""
+    """The result of an erasure: rows by table, the number and size of stored values, and the number of trail events."""
 
     rows: Mapping[str, int]
     values: int
@@ -68,7 +69,7 @@ def all_of(store: Store, user_id: int) -> Which:
 
 
 def require_idle(store: Store, connection: Connection, session_id: int) -> None:
-    """Check that nobody works on a session, and recover runs whose process has died.
+    """Check that no run or operation works on a session. Recover runs whose process has died.
 
     Args:
         store: The store that holds the session.
@@ -76,7 +77,7 @@ def require_idle(store: Store, connection: Connection, session_id: int) -> None:
         session_id: The session.
 
     Raises:
-        Conflict: Somebody works on the session.
+        Conflict: A branch or an operation of the session is running.
     """
     store.sessions.lock(connection, session_id)
     for branch in store.sessions.branches(connection, session_id):
@@ -91,7 +92,7 @@ def require_idle(store: Store, connection: Connection, session_id: int) -> None:
 
 
 def erase_session(store: Store, connection: Connection, session_id: int, user_id: int | None) -> Gone:
-    """Erase a session: its rows in all tables, its trail, its words, and the values that only it needed.
+    """Erase a session: its rows in all tables, its trail, its search words, and the values that only it needs.
 
     Args:
         store: The store of the tenant.
@@ -100,7 +101,7 @@ def erase_session(store: Store, connection: Connection, session_id: int, user_id
         user_id: The user who asks for it.
 
     Raises:
-        Conflict: Somebody works on it.
+        Conflict: A branch or an operation of the session is running.
     """
     _require_alone(connection)
     rows = _session(store, connection, session_id)
@@ -108,19 +109,19 @@ def erase_session(store: Store, connection: Connection, session_id: int, user_id
 
 
 def hold_user(store: Store, connection: Connection, user_id: int) -> None:
-    """Let nobody make a session for a user until the transaction ends, if this is not the last admin.
+    """Lock a user, so that nobody can create a session for the user until the transaction ends.
 
     Raises:
-        Conflict: It is.
+        Conflict: The user is the last admin.
     """
-    store.users.hold(connection, user_id, admins=True)  # else two last ones could go at once, each beside the other
+    store.users.hold(connection, user_id, admins=True)  # otherwise the last two admins could be erased at once
     admins = {user.id for user in store.users.all(connection) if user.is_admin and user.disabled_at is None}
     if admins == {user_id}:
         raise Conflict("This is the last admin. Make another user an admin first.")
 
 
 def erase_user(store: Store, connection: Connection, user: User, by: int | None) -> Gone:
-    """Erase a user: every session of theirs, and what else is theirs. What they made in others' sessions stays.
+    """Erase a user and everything that belongs to the user. What the user made in other users' sessions stays.
 
     Args:
         store: The store of the tenant.
@@ -129,7 +130,7 @@ def erase_user(store: Store, connection: Connection, user: User, by: int | None)
         by: The user who asks for it.
 
     Raises:
-        Conflict: Somebody works on one of the sessions, or there would be no admin any more.
+        Conflict: A branch or an operation of a session is running, or the user is the last admin.
     """
     hold_user(store, connection, user.id)
     _require_alone(connection)
@@ -158,7 +159,7 @@ def erase_user(store: Store, connection: Connection, user: User, by: int | None)
 
 
 def erased_users(connection: Connection, tenant_id: int) -> list[int]:
-    """List the ids of the users who were erased, which what they made in others' sessions still has."""
+    """List the ids of erased users. What they made in other users' sessions still contains these ids."""
     told = select(AUDIT_EVENT.c.detail).where(
         AUDIT_EVENT.c.tenant_id == tenant_id,
         AUDIT_EVENT.c.external_session_id == NOWHERE,
@@ -166,26 +167,26 @@ def erased_users(connection: Connection, tenant_id: int) -> list[int]:
     )
     found = []
     for detail in connection.execute(told).scalars():
-        with suppress(ValueError, TypeError, LookupError, AttributeError):  # the check of the trail names it
+        with suppress(ValueError, TypeError, LookupError, AttributeError):  # fsck's check of the trail reports it
             found.append(int(as_object(detail)["erased"]))
     return found
 
 
 def _require_alone(connection: Connection) -> None:
-    """Keep other writers out first, as a collection of values does: later it would wait for those who wait for it."""
+    """Lock out other writers, as `collect` does, but before any other statement: a later lock could deadlock."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("LOCK TABLE graph_checkpoint, graph_write, blob IN EXCLUSIVE MODE"))
 
 
 def _session(store: Store, connection: Connection, session_id: int) -> Counter[str]:
-    """Delete the rows of a session, but its trail; tell how many."""
+    """Delete the rows of a session, except its trail; return their number by table."""
     require_idle(store, connection, session_id)
     templates.forget(store, connection, session_id)
     return _rows(connection, store.tenant_id, session_id)
 
 
 def _rows(connection: Connection, tenant_id: int, session_id: int) -> Counter[str]:
-    """Delete what belongs to a session, in all tables: those that refer to others before these."""
+    """Delete the rows of a session in all tables, each table before those that it refers to."""
     mine = (BRANCH.c.tenant_id == tenant_id, BRANCH.c.external_session_id == session_id)
     branches, threads = select(BRANCH.c.id).where(*mine), select(BRANCH.c.thread_id).where(*mine)
     own = and_(WEBHOOK.c.tenant_id == tenant_id, WEBHOOK.c.external_session_id == session_id)
@@ -199,7 +200,7 @@ def _rows(connection: Connection, tenant_id: int, session_id: int) -> Counter[st
         ),
     )
     by: Mapping[str, Any] = {"external_session_id": [session_id], "internal_session_id": branches, "thread_id": threads}
-    # Threads and branches are told by the rows of the branches, which go last but the session itself.
+    # The branch rows identify threads and branches, so they are deleted after all others but the session itself.
     for table in reversed(METADATA.sorted_tables):
         if table.name in {*STAYS, BRANCH.name, SESSION.name, WEBHOOK_DELIVERY.name}:
             continue
@@ -218,7 +219,7 @@ def _deleted(connection: Connection, table: Table, *conditions: Any) -> Counter[
 def _trail(
     connection: Connection, tenant_id: int, session_id: int, user_id: int | None, rows: Mapping[str, int]
 ) -> int:
-    """Record the end of a session's trail where events of no session are recorded, then delete the session's trail."""
+    """Record the end of a session's trail in the trail for events of no session, then delete the session's trail."""
     of_session = (AUDIT_EVENT.c.tenant_id == tenant_id, AUDIT_EVENT.c.external_session_id == session_id)
     last = connection.execute(
         select(AUDIT_EVENT).where(*of_session).order_by(AUDIT_EVENT.c.seq.desc()).limit(1)
@@ -234,7 +235,7 @@ def _trail(
         events=seq,
         hash=digest.hex(),
     )
-    write_notes(connection)  # the triggers take the row only right after the event, and then let the others go
+    write_notes(connection)  # the triggers need this event before the `erasure` row, and both before the delete
     connection.execute(
         insert(ERASURE),
         {
@@ -252,7 +253,7 @@ def _trail(
 def _finish(
     store: Store, connection: Connection, sessions: Mapping[int, Mapping[str, int]], by: int | None, rows: Counter[str]
 ) -> Gone:
-    """Collect the values that nobody needs any more, forget the words that SQLite keeps apart, and let the trails go.
+    """Delete the values that nothing needs any more, the words of SQLite's search index, and the trails.
 
     Args:
         store: The store of the tenant.
@@ -264,6 +265,6 @@ def _finish(
     if rows[SEARCH_TEXT.name] and connection.dialect.name == "sqlite":
         forget_words(connection, store.tenant_id)
     collected = collect(connection, store.graphs.content.blobs)
-    # Last: who writes what belongs to no session, like a login, waits from now on.
+    # Last, because from here on every event of no session, such as a login, waits for this transaction.
     events = sum(_trail(connection, store.tenant_id, id, by, gone) for id, gone in sessions.items())
     return Gone(rows, collected.values, collected.bytes, events)

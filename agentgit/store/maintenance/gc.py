@@ -1,15 +1,20 @@
-"""Space back: unused graph checkpoints, and values that nothing refers to any more, are deleted.
+"""Garbage collection: delete graph checkpoints that are no longer needed, and values that nothing refers to.
 
-The steps between checkpoints: graph checkpoints of branches that no checkpoint of agentgit needs any more. LangGraph
-saves one at every super-step. What stays of a branch: those that its checkpoints name, and everything since the newest
-of these that asks nobody anything, as far as its next turn may have to look back; of both also the subgraphs'
-checkpoints that belong to them, what subgraphs with memory knew then, and the ancestors whose writes their values are
-spread over. A branch that somebody holds keeps all its steps, and so does one that was imported: the next import
-compares them.
+Steps are the graph checkpoints that LangGraph saves at every super-step. A collection deletes those that no checkpoint
+of agentgit needs. Of each branch it keeps:
 
-Space back: values that nothing refers to any more are deleted, and lists stop leaning on lists that are gone. Nothing
-is written beside it: on SQLite it has the write lock; on PostgreSQL it locks the tables against writers, and each
-writer takes its first lock before it looks at what is stored (`FOR KEY SHARE` on a checkpoint, or an insert).
+- the steps that its checkpoints name,
+- all steps since the newest of these that does not wait for an answer, because the next turn may go back that far,
+- the subgraphs' graph checkpoints that belong to kept steps, and the last steps of subgraphs with memory,
+- the ancestors whose writes contain parts of the values of kept steps.
+
+A branch keeps all its steps if it is not open (for example, running), if no checkpoint names a step of it, or if it was
+imported, because the next import compares the steps.
+
+A collection also deletes the values that nothing refers to, and rewrites lists that continue a deleted list. No other
+transaction writes meanwhile: on SQLite the collection holds the write lock. On PostgreSQL it locks the tables against
+writers, and each writer takes its first lock (`FOR KEY SHARE` on a checkpoint, or an insert) before it reads what is
+stored.
 """
 
 from __future__ import annotations
@@ -41,7 +46,7 @@ from agentgit.values import as_object
 
 
 class GraphStep(NamedTuple):
-    """A graph checkpoint without its values; `spreads` says that its values may lean on its ancestors."""
+    """A graph checkpoint without its values. If `spreads` is True, parts of its values may be in its ancestors."""
 
     ns: str
     checkpoint_id: str
@@ -52,7 +57,7 @@ class GraphStep(NamedTuple):
 
 
 class Spare(NamedTuple):
-    """Graph checkpoints that nothing needs, and the new parent of each step whose parent is one of them."""
+    """The graph checkpoints to delete, and the new parents of the kept steps whose parent is deleted."""
 
     gone: list[GraphKey]
     parents: dict[GraphKey, str | None]
@@ -65,13 +70,13 @@ def find(
     branches: Collection[int] | None = None,
     parts: Parts | None = None,
 ) -> Iterator[Spare]:
-    """Find the steps that nothing needs, one branch after the other.
+    """Find the steps that nothing needs, one branch at a time.
 
     Args:
         connection: Any open connection.
         tenant_id: The tenant.
-        without: Checkpoints of agentgit that are taken as gone already.
-        branches: The branches to look at; None for all.
+        without: Ids of checkpoints of agentgit to treat as deleted.
+        branches: The branches to search; None for all.
         parts: The reporter of the progress.
     """
     found = connection.execute(_BRANCHES, {"tenant": tenant_id}).all()
@@ -84,7 +89,7 @@ def find(
 
 
 def drop(connection: Connection, tenant_id: int, spare: Spare) -> None:
-    """Delete steps with their writes, and let those that came after one of them follow an earlier one."""
+    """Delete steps with their writes, and give the kept steps that followed them an earlier parent."""
     if spare.gone:
         keys = [place.columns(tenant_id) for place in spare.gone]
         DROP_WRITES.run(connection, *keys)
@@ -110,12 +115,12 @@ def _of_thread(connection: Connection, tenant_id: int, thread: str, named: Colle
 
 
 def needed(steps: Sequence[GraphStep], named: Collection[str], asking: Collection[str] = ()) -> set[tuple[str, str]]:
-    """Choose the steps of a thread that stay, by namespace and id; but not those that values are spread over.
+    """Return the namespace and id of each step to keep. The ancestors with parts of their values are not included.
 
     Args:
         steps: All steps of the thread.
-        named: The ids that checkpoints of agentgit name.
-        asking: The ids of those that wait, or once waited, for an answer.
+        named: The ids of the steps that checkpoints of agentgit name.
+        asking: The ids of the steps that wait, or once waited, for an answer.
 
     Example:
         >>> steps = [GraphStep("", str(n), n, str(n - 1) if n else None) for n in range(9)]
@@ -131,7 +136,7 @@ def needed(steps: Sequence[GraphStep], named: Collection[str], asking: Collectio
 
 
 def _remembered(steps: Sequence[GraphStep], roots: Sequence[GraphStep], kept: Collection[str]) -> set[str]:
-    """Find the steps at which subgraphs with memory last knew something, seen from those that are kept."""
+    """Find the steps that hold the last memory of subgraphs, before and after each kept step."""
     knew: dict[str | None, set[str]] = defaultdict(set)
     for step in steps:
         if step.ns and ":" not in step.ns:
@@ -150,7 +155,7 @@ def _remembered(steps: Sequence[GraphStep], roots: Sequence[GraphStep], kept: Co
 def _new_parents(
     steps: Iterable[GraphStep], kept: AbstractSet[tuple[str, str]]
 ) -> Iterator[tuple[tuple[str, str], str | None]]:
-    """Yield each kept step whose parent is deleted, with its nearest ancestor that is kept, or None."""
+    """Yield each kept step whose parent is deleted, with its nearest kept ancestor, or None."""
     parents: Mapping[tuple[str, str], str | None] = {(s.ns, s.checkpoint_id): s.parent_id for s in steps}
     going = parents.keys() - kept
     heirs: dict[tuple[str, str], str | None] = {}
@@ -162,7 +167,7 @@ def _new_parents(
         while at is not None and (ns, at) in going and (ns, at) not in heirs and (ns, at) not in way:
             way.add((ns, at))
             at = parents[ns, at]
-        # Damaged rows may form a circle; it leads nowhere.
+        # Damaged rows may form a cycle, which has no kept ancestor.
         heir = None if at is None or (ns, at) in way else heirs.get((ns, at), at)
         heirs.update(dict.fromkeys(way, heir))
         yield (ns, id), heir
@@ -200,21 +205,21 @@ _DROP = CompiledStatement(delete(GRAPH_CHECKPOINT).where(*where(GRAPH_CHECKPOINT
 _FOLLOW = row_codes.SignedUpdate(GRAPH_CHECKPOINT, "parent_id")
 
 UUID6_EPOCH = 0x01B21DD213814000
-"""The Unix epoch in a version 6 UUID's clock: 100 ns steps since 15 October 1582."""
+"""The Unix epoch in the clock of version 6 UUIDs: 100 ns intervals since 15 October 1582."""
 
 ON_ITS_WAY_SECONDS = 3600
-"""A write whose checkpoint is not there is kept as long as this: LangGraph may store it before its checkpoint."""
+"""The seconds for which a write without its checkpoint is kept: LangGraph may store it before its checkpoint."""
 
 
 class Collected(NamedTuple):
     """The space that a collection freed, or would free.
 
     Args:
-        values: The number of rows of the table blob.
-        bytes: Their stored size.
-        writes: The number of writes whose checkpoint never came or is gone.
-        lists: The number of lists that were rewritten because a list that they continued is deleted.
-        steps: The number of graph checkpoints between the checkpoints of branches.
+        values: The number of deleted rows of the table `blob`.
+        bytes: The stored size of these rows.
+        writes: The number of deleted writes whose graph checkpoint was never saved or is deleted.
+        lists: The number of lists that were rewritten because the list that they continued is deleted.
+        steps: The number of deleted graph checkpoints between the checkpoints of branches.
     """
 
     values: int
@@ -233,15 +238,15 @@ def collect(
     find_steps: Callable[[Connection], Iterable[Spare]] | None = None,
     parts: Parts | None = None,
 ) -> Collected:
-    """Delete the values of a tenant that no graph checkpoint and no write refers to.
+    """Delete the values of a tenant that nothing refers to, and the steps that nothing needs.
 
     Args:
         connection: A connection in a transaction that writes; for a dry run, any open connection.
         blobs: The values of the tenant.
-        dry_run: True to count only.
-        imports: True to also delete the threads that imports have left half way.
-        find_steps: The function that finds the graph checkpoints to delete. It runs when nobody writes. None keeps all.
-        parts: The reporter of the progress, see `sizes`.
+        dry_run: True to only count.
+        imports: True to also delete the threads of imports that did not finish.
+        find_steps: The function that finds the steps to delete. It runs while nobody writes. None keeps all steps.
+        parts: The reporter of the progress; see `sizes`.
     """
     tenant_id = blobs.tenant_id
     if not dry_run and connection.dialect.name == "postgresql":
@@ -271,7 +276,7 @@ def collect(
 
 
 def sizes(connection: Connection, tenant_id: int) -> dict[str, int]:
-    """Count what a collection looks at: the parts that it tells of."""
+    """Count the rows that a collection reads, by the parts in which it reports progress."""
     lists = and_(BLOB.c.tenant_id == tenant_id, BLOB.c.type == LIST)
     counted = {
         "branches": BRANCH.c.tenant_id == tenant_id,
@@ -288,18 +293,18 @@ def sizes(connection: Connection, tenant_id: int) -> dict[str, int]:
 def in_use(
     connection: Connection, blobs: Blobs, leaves_out: Callable[[GraphKey], bool], parts: Parts | None = None
 ) -> tuple[set[bytes], dict[bytes, bytes | None]]:
-    """Find the values that graph checkpoints, writes and checkpoints refer to, and the lists among them.
+    """Find the values that graph checkpoints, writes and checkpoints refer to.
 
-    Each list comes with the one that it continues, or None.
+    Return their hashes, and the hash of each list among them with the hash of the list that it continues, or None.
 
     Args:
         connection: Any open connection.
         blobs: The values of the tenant.
-        leaves_out: The test for graph checkpoints that, with the writes on them, do not count.
+        leaves_out: The test for graph checkpoints to ignore together with their writes.
         parts: The reporter of the progress.
 
     Raises:
-        Corrupt: A list or a record is damaged, so nobody knows what it needs.
+        Corrupt: A list or a record is damaged, so the values that it needs are unknown.
     """
     parts = parts or Parts()
     live = set(_referenced(connection, blobs.tenant_id, leaves_out, parts))
@@ -324,7 +329,7 @@ def _place(table: Any) -> list[Any]:
 
 
 def _is_old(checkpoint_id: str) -> bool:
-    """Return whether an id was made long enough ago; one that tells no time was not made by LangGraph."""
+    """Return whether an id is older than `ON_ITS_WAY_SECONDS`; True for an id without a time, unlike LangGraph's."""
     try:
         made = UUID(checkpoint_id)
     except ValueError:
@@ -344,7 +349,7 @@ def _delete_writes(connection: Connection, tenant_id: int, keys: Iterable[GraphK
 def _referenced(
     connection: Connection, tenant_id: int, leaves_out: Callable[[GraphKey], bool], parts: Parts
 ) -> Iterator[bytes]:
-    # First those that checkpoints keep: a turn can replace a pending write only after the checkpoint is there.
+    # First those that checkpoints keep: a turn can replace a pending write only after the checkpoint is stored.
     for page in _NOTED.pages(connection, {"tenant": tenant_id}):
         for id, thread, checkpoint_id, pending in page:
             if not leaves_out(GraphKey(thread, "", checkpoint_id)):
@@ -366,7 +371,7 @@ _NOTED = CompiledStatement(
     )
     .where(CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.pending != pending_writes.NO_WRITES)
 )
-"""The checkpoints that keep pending writes."""
+"""The query for the checkpoints that keep pending writes."""
 
 
 def _of_checkpoint(channels: bytes) -> Iterable[bytes]:
@@ -374,7 +379,7 @@ def _of_checkpoint(channels: bytes) -> Iterable[bytes]:
 
 
 def _parts(connection: Connection, blobs: Blobs, live: Container[bytes]) -> Iterator[bytes]:
-    """List what the records among some values are made of."""
+    """Yield the hashes of the values that the live records consist of."""
     of_tenant = and_(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.type == RECORD)
     records = [key for (key,) in connection.execute(select(BLOB.c.hash).where(of_tenant)) if key in live]
     for part in slices(records):
@@ -383,13 +388,13 @@ def _parts(connection: Connection, blobs: Blobs, live: Container[bytes]) -> Iter
 
 
 def _lists(connection: Connection, blobs: Blobs, live: Container[bytes]) -> dict[bytes, bytes]:
-    """Read the lists that are in use, as they are stored."""
+    """Read the live lists as stored, by hash."""
     query = select(BLOB.c.hash, BLOB.c.data).where(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.type == LIST)
     return {key: data for key, data in connection.execute(query) if key in live}
 
 
 def _chunks(connection: Connection, blobs: Blobs, live: Container[bytes]) -> list[bytes]:
-    """List what the large values among some values are stored in."""
+    """List the chunks of the live values that are stored in chunks."""
     query = select(BLOB.c.hash, BLOB.c.data).where(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.codec == CHUNKED)
     return [chunk for key, data in connection.execute(query) if key in live for chunk in split_hashes(data)]
 

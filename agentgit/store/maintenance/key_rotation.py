@@ -1,7 +1,7 @@
-"""Sealing anew what is stored: with another key, for the first time, or not at all any more.
+"""Key rotation: encrypt stored values with another key, encrypt them for the first time, or decrypt them.
 
-It goes through the tables a batch at a time, beside turns and other processes. Each value is replaced only if it is
-still the one that was read, so nothing is lost; broken off, it is run again, and what is done is passed over.
+A rotation processes the tables in batches, beside turns and other processes. It replaces a value only if it has not
+changed since it was read, so nothing is lost. If it is interrupted, run it again: it skips what is already done.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from agentgit.store.sql.encryption import InClear, Seal, as_given, as_stored, te
 from agentgit.store.sql.tables import BLOB
 
 AT_ONCE = 500
-"""The number of rows in one transaction, so that other writers need not wait for long."""
+"""The number of rows in one transaction. It is small, so that other writers do not wait for long."""
 
 Progress = Callable[[int, int], None]
 
 
 class Rotation:
-    """Seals the values of one tenant anew.
+    """Rotation of the encryption keys of one tenant.
 
     Args:
-        database: The database, opened with the keys that its values have, and the current one.
-        tenant_id: The tenant that the values belong to.
+        database: The database, opened with the current key and all keys that its values are encrypted with.
+        tenant_id: The tenant.
     """
 
     def __init__(self, database: Database, tenant_id: int) -> None:
         self.database, self.tenant_id = database, tenant_id
 
     def run(self, seal: Seal, *, off: bool, user_id: int, progress: Progress | None = None) -> Rotated:
-        """Seal all that is not sealed with the current key, and forget the keys that nothing is sealed with then.
+        """Encrypt all values with the current key, sign all rows with it, and forget the keys that no value uses then.
 
         Args:
-            seal: The seal, with the current key and those that values are sealed with.
-            off: True to store all of it in clear.
+            seal: The seal, with the current key and all keys that values are encrypted with.
+            off: True to decrypt all values and remove the signatures instead.
             user_id: The user who asks for it.
             progress: The function to call with the number of rows done and their total.
         """
@@ -72,24 +72,24 @@ class Rotation:
                     forget(connection, self.tenant_id, known)
             if wanted is not None and "" not in left:
                 prove(connection, self.tenant_id, seal, is_whole=True)
-            forget_words(connection, self.tenant_id)  # the next search puts in those that may lie there now
+            forget_words(connection, self.tenant_id)  # the next search adds those that may be stored now
             note(connection, self.tenant_id, "keys.rotated", user_id=user_id, key=wanted, values=changed)
 
         self.database.write(end, durable=True)
         return Rotated(changed=changed, keys=left)
 
     def counts(self) -> dict[str, int]:
-        """Count the values that each key has sealed; those in clear are under the empty name."""
+        """Count the values by the key that encrypts them. Values in clear are under the empty name."""
         with self.database.reading() as connection:
             return counts(connection, self.tenant_id)
 
     def damaged(self, connection: Connection, seal: Seal | None) -> Iterator[tuple[str, str]]:
-        """Return the rows with a value that does not open, and what is wrong; those of blob apart, by their hashes."""
+        """Yield each row with a value that cannot be decrypted, and the problem. `blob` is left to `check_values`."""
         for name, columns in sealed_columns().items():
             table = raw(name)
             keys = list(table.primary_key)
             query = select(*keys, *(table.c[column] for column in columns)).where(*of_tenant(table, self.tenant_id))
-            # Raw, because any cell may hold what its column is not for.
+            # Raw, because damaged cells may hold values that their column cannot.
             for page in CompiledStatement(query).pages(connection, raw=True) if name != BLOB.name else ():
                 for row in page:
                     for column, value in zip(columns, row[len(keys) :], strict=True):
@@ -102,7 +102,7 @@ class Rotation:
                             yield where, f"its {column} cannot be decrypted with its key"
 
     def _sign(self, table: Table, seal: Seal, *, off: bool) -> int:
-        """Sign each row of a table with the current key, or remove its code; return how many rows had another code."""
+        """Sign each row of a table with the current key, or remove its code if `off`; return the number of changes."""
         keys, wanted, changed = list(table.primary_key), "" if off else seal.keyring.current, 0
 
         def page(connection: Connection) -> tuple[int, Any]:
@@ -140,7 +140,7 @@ class Rotation:
         return sum(self._anew(connection, seal, name, row, off) for row in rows)
 
     def _anew(self, connection: Connection, seal: Seal, name: str, row: Any, off: bool) -> int:
-        """Seal the values of a row that are not as they should be, if nobody has changed them; tell how many."""
+        """Re-encrypt the values of a row that need it, unless they have changed since; return the number of changes."""
         table, changed = raw(name), 0
         this = and_(*(key == getattr(row, key.name) for key in table.primary_key))
         for column in sealed_columns()[name]:
@@ -159,14 +159,14 @@ def _place(keys: Sequence[Column[Any]], row: Any) -> tuple[Any, ...]:
 
 
 def _after(keys: Sequence[Column[Any]], last: tuple[Any, ...] | None) -> list[Any]:
-    """Build the conditions for the rows after a place, in primary-key order; without a place, for all rows."""
+    """Build the conditions for the rows after `last`, in primary-key order; for all rows if it is None."""
     if last is None:
         return []
     return [tuple_(*keys) > tuple_(*(literal(value, key.type) for key, value in zip(keys, last, strict=True)))]
 
 
 def _opened(seal: Seal | None, place: str, stored: bytes | str | None) -> bytes:
-    """Open a stored value; a plain text gives its bytes."""
+    """Decrypt a stored value and return its bytes. Values in clear are returned as they are."""
     if stored is None:
         return b""
     if not isinstance(stored, str | bytes | memoryview):
@@ -177,7 +177,7 @@ def _opened(seal: Seal | None, place: str, stored: bytes | str | None) -> bytes:
 
 
 def _closed(seal: Seal | None, place: str, value: bytes, stored: bytes | str) -> bytes | str:
-    """Seal a value anew, in the form that it is stored in."""
+    """Encrypt a value for a column of the same type as `stored`. Without a seal, return it in clear."""
     if isinstance(stored, str):
         return text_as_stored(seal, place, value.decode())
     return bytes(as_stored(seal, place, value))

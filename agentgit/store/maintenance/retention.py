@@ -1,4 +1,4 @@
-"""Thinning the checkpoints of a session out: what needs each of them, and what its retention says about the others."""
+"""Retention of checkpoints: what needs each checkpoint of a session, and deletion of those that may go."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MARK = "retention"
 """The key in the metadata of a session that holds its retention."""
 
 UNRESOLVED = (INTENDED, UNKNOWN, REVERSING, REVERSE_FAILED, REVERSE_UNKNOWN)
-"""The statuses of effects of which somebody has still to find out or to mend something."""
+"""The statuses of effects that are not settled: the outcome is unknown, or a reversal has not succeeded."""
 
 
 class Judged(NamedTuple):
     """The verdicts on the checkpoints of a session.
 
-    If the bytes of the session are limited, also how many bytes it takes and will take.
+    If the retention limits the bytes, also the session's size in bytes now and after the deletion.
     """
 
     verdicts: Sequence[RetentionVerdict]
@@ -42,23 +42,23 @@ class Judged(NamedTuple):
 
 
 def read(connection: Connection, store: Store, session_id: int) -> Retention | None:
-    """Read what a session keeps; None if nobody said, and it keeps everything."""
+    """Read the retention of a session; None if it has none and keeps everything."""
     return _of(store.sessions.one(connection, session_id).meta)
 
 
 def _of(meta: bytes) -> Retention | None:
-    found = as_object(meta).get(MARK) if MARK.encode() in meta else None  # most have none, and that is seen at once
+    found = as_object(meta).get(MARK) if MARK.encode() in meta else None  # most have none: skip the parse
     return Retention.from_dict(found) if found is not None else None
 
 
 def with_retention(connection: Connection, store: Store) -> list[int]:
-    """List the sessions of the tenant that have a retention, whoever owns them."""
+    """List the ids of all sessions of the tenant that have a retention."""
     rows = connection.execute(select(SESSION.c.id, SESSION.c.meta).where(SESSION.c.tenant_id == store.tenant_id))
     return [row.id for row in rows if _of(row.meta) is not None]
 
 
 def write(connection: Connection, store: Store, session_id: int, retention: Retention | None) -> None:
-    """Set what a session keeps; None is everything."""
+    """Set the retention of a session; None keeps everything."""
     store.sessions.lock(connection, session_id)
     meta = as_object(store.sessions.one(connection, session_id).meta)
     meta.pop(MARK, None)
@@ -68,13 +68,13 @@ def write(connection: Connection, store: Store, session_id: int, retention: Rete
 
 
 def automatic(connection: Connection, store: Store, session_id: int, meta: bytes | None = None) -> int:
-    """Thin a session out if it is time, in the transaction that made a checkpoint; tell how many went.
+    """Apply a session's retention if it is due, in the transaction of a new checkpoint; return the number deleted.
 
     Args:
         connection: A connection in a transaction that writes.
         store: The store of the tenant.
         session_id: The session.
-        meta: The metadata of the session as `Sessions.touch` gives it; None to lock the session and read them.
+        meta: The metadata of the session as `Sessions.touch` returns it; None to lock the session and read it.
     """
     if meta is None:
         store.sessions.lock(connection, session_id)
@@ -86,21 +86,21 @@ def automatic(connection: Connection, store: Store, session_id: int, meta: bytes
     limits = [limit for limit in (retention.compress_after, retention.max_checkpoints) if limit is not None]
     if not any(count > limit for limit in limits) and not _is_old(connection, store, session_id, retention, count):
         return 0
-    quick = replace(retention, max_bytes=None)  # to measure takes longer than a turn should
+    quick = replace(retention, max_bytes=None)  # measuring is too slow for a turn
     return sum(one.goes for one in thin(connection, store, session_id, quick).verdicts)
 
 
 def _is_old(connection: Connection, store: Store, session_id: int, retention: Retention, count: int) -> bool:
-    """Return whether a session may have a checkpoint that is too old, without a look at the others."""
+    """Return whether a session may have a checkpoint older than `max_age`, without reading all checkpoints."""
     if retention.max_age is None or count <= retention.keep_last:
         return False
     of_session = {"tenant": store.tenant_id, "session": session_id}
     old = connection.execute(_OLD, {**of_session, "before": datetime.now(UTC) - retention.max_age}).all()
-    return len(old) > 1  # the first one stays
+    return len(old) > 1  # the first checkpoint stays
 
 
 def verdicts(connection: Connection, store: Store, session_id: int, retention: Retention) -> Judged:
-    """Return what a retention would do to a session, oldest checkpoint first; nothing is done."""
+    """Return what a retention would do to a session, oldest checkpoint first. Nothing is deleted."""
     of_session, now = points(connection, store, session_id), datetime.now(UTC)
     if retention.max_bytes is None:
         return Judged(judge(of_session, retention, now))
@@ -112,7 +112,7 @@ def verdicts(connection: Connection, store: Store, session_id: int, retention: R
 def thin(
     connection: Connection, store: Store, session_id: int, retention: Retention, user_id: int | None = None
 ) -> Judged:
-    """Delete the checkpoints that a retention lets go; tell what became of each."""
+    """Delete the checkpoints that a retention does not keep; return the verdict on each checkpoint."""
     store.sessions.lock(connection, session_id)
     judged = verdicts(connection, store, session_id, retention)
     return judged._replace(verdicts=delete(connection, store, judged.verdicts, user_id))
@@ -127,17 +127,17 @@ def clear(
     ids: Collection[int] | None = None,
     user_id: int | None = None,
 ) -> list[RetentionVerdict]:
-    """Delete the checkpoints of a session that nothing needs; tell what became of each.
+    """Delete the checkpoints of a session that nothing needs; return the verdict on each checkpoint.
 
     Args:
         connection: A connection in a transaction that writes.
         store: The store of the tenant.
         session_id: The session.
-        branch_id: Only checkpoints that this branch made; None for all.
+        branch_id: Only checkpoints made on this branch; None for all branches.
         ids: Only these checkpoints; None for all.
         user_id: The user who asks for it.
     """
-    store.sessions.lock(connection, session_id)  # so that nobody goes to one meanwhile
+    store.sessions.lock(connection, session_id)  # so that no other transaction starts to need one
     found = points(connection, store, session_id, branch_id)
     wanted = [point for point in found if ids is None or point.id in ids]
     judged = [RetentionVerdict(point=one, goes=not one.needed, why=one.needed) for one in wanted]
@@ -147,7 +147,7 @@ def clear(
 def delete(
     connection: Connection, store: Store, judged: Sequence[RetentionVerdict], user_id: int | None = None
 ) -> list[RetentionVerdict]:
-    """Delete those that are to go; what `Checkpoints.delete` does not let go stays, and is told so."""
+    """Delete the checkpoints whose verdict is to go. Correct the verdict on those that `Checkpoints.delete` kept."""
     ids = [one.point.id for one in judged if one.goes]
     gone = store.checkpoints.delete(connection, ids, user_id)
     return [
@@ -159,13 +159,13 @@ def delete(
 
 
 def points(connection: Connection, store: Store, session_id: int, branch_id: int | None = None) -> list[KeptPoint]:
-    """Read the checkpoints of a session, each with what needs it; from columns alone.
+    """Read the checkpoints of a session, each with the reason why it is needed. No state is read.
 
     Args:
         connection: Any open connection.
         store: The store of the tenant.
         session_id: The session.
-        branch_id: Only checkpoints that this branch made; None for all.
+        branch_id: Only checkpoints made on this branch; None for all branches.
     """
     branches = {row.id: row for row in store.sessions.branches(connection, session_id)}
     wanted = list(branches) if branch_id is None else [branch_id]
@@ -191,7 +191,7 @@ def points(connection: Connection, store: Store, session_id: int, branch_id: int
 def _needed(
     connection: Connection, store: Store, session_id: int, branches: Mapping[int, Found], rows: Sequence[Found]
 ) -> dict[int, str]:
-    """Return what needs which checkpoints, as a sentence each. What `Checkpoints.delete` refuses is among them."""
+    """Return the reason why each needed checkpoint stays, by id. All that `Checkpoints.delete` refuses are included."""
     needed = _before_unresolved(connection, store, session_id, rows)
     needed.update((row.id, "it waits for a person's answer") for row in _asking(connection, store, branches, rows))
     of_session = {"tenant": store.tenant_id, "session": session_id}
@@ -214,7 +214,7 @@ def _needed(
 
 
 def _before_unresolved(connection: Connection, store: Store, session_id: int, rows: Sequence[Found]) -> dict[int, str]:
-    """Find, for each effect that is not resolved, the last checkpoint of its branch before it."""
+    """Find the last checkpoint of the branch before each unresolved effect, with the reason to keep it."""
     unresolved = connection.execute(_UNRESOLVED, {"tenant": store.tenant_id, "session": session_id}).scalars().all()
     found: dict[int, str] = {}
     if not unresolved:
@@ -231,7 +231,7 @@ def _before_unresolved(connection: Connection, store: Store, session_id: int, ro
 
 
 def _merges(connection: Connection, store: Store, branches: Mapping[int, Found]) -> Iterator[tuple[Found, int]]:
-    """Find the checkpoints that a merge made, each with the id of what was merged."""
+    """Yield the checkpoints that a merge made, each with the id of the checkpoint that was merged."""
     for part in slices(list(branches)):
         for row in connection.execute(_WITH_DATA, {"tenant": store.tenant_id, "branches": part}):
             source = merged_by(row.data)
@@ -240,7 +240,7 @@ def _merges(connection: Connection, store: Store, branches: Mapping[int, Found])
 
 
 def _asking(connection: Connection, store: Store, branches: Mapping[int, Found], rows: Sequence[Found]) -> list[Found]:
-    """Find the checkpoints at which a task asks a person something."""
+    """Find the checkpoints at which a task waits for a person's answer."""
     at = {(branches[row.internal_session_id].thread_id, row.graph_checkpoint_id): row for row in rows}
     keys = [key for key in at if key[1] is not None]
     asking: set[tuple[str, str | None]] = set()

@@ -1,4 +1,4 @@
-"""Counts of sessions and branches from columns, and the bytes of the database that a session takes."""
+"""Statistics of sessions and branches, read without their states, and the bytes that a session takes."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ OF_THREADS = {
     GRAPH_CHECKPOINT: (GRAPH_CHECKPOINT.c.meta, GRAPH_CHECKPOINT.c.header, GRAPH_CHECKPOINT.c.channels),
     GRAPH_WRITE: (GRAPH_WRITE.c.value,),
 }
-"""The columns whose contents count, of the rows of a thread."""
+"""The columns that count for the size of a thread."""
 
 OF_BRANCHES = {
     TOOL_INVOCATION: (TOOL_INVOCATION.c.args, TOOL_INVOCATION.c.result, TOOL_INVOCATION.c.answers),
     CHECKPOINT: (CHECKPOINT.c.data, CHECKPOINT.c.pending),
 }
-"""The columns whose contents count, of the rows of a branch."""
+"""The columns that count for the size of a branch."""
 
 
 def lengths(columns: Sequence[Any]) -> Any:
-    """Return how long the contents of some columns are together."""
+    """Build the expression for the total length of some columns."""
     return reduce(add, (func.coalesce(func.length(column), 0) for column in columns))
 
 
 class Sizes:
-    """The bytes of one session that nothing else needs; see `agentgit.sessions.stats.Storage`.
+    """The size of the data that only one session needs; see `agentgit.sessions.stats.Storage`.
 
-    Each answer walks through what is stored, but reads no state.
+    Each method reads all references between stored values, but no state.
 
     Args:
-        connection: Any open connection. All answers are of the moment that it sees.
+        connection: Any open connection. The results describe the data that it sees.
         store: The store of the tenant.
         session_id: The session.
     """
@@ -72,11 +72,11 @@ class Sizes:
         }
 
     def now(self) -> int:
-        """Return how many bytes it takes."""
+        """Return the current size in bytes."""
         return self._measured((), ())
 
     def without(self, points: Collection[int]) -> int:
-        """Return the size in bytes without some checkpoints, and without the steps that nothing needs then."""
+        """Return the size in bytes without some checkpoints and without the steps that nothing would need then."""
         spare = find(self._connection, self._store.tenant_id, frozenset(points), self._branches)
         return self._measured(points, {place for one in spare for place in one.gone})
 
@@ -116,8 +116,8 @@ def figures(
     Args:
         connection: Any open connection.
         store: The store of the tenant.
-        sessions: The sessions that they are of.
-        branches: The rows of its branches.
+        sessions: The sessions of the branches.
+        branches: The rows of the branches.
     """
     ids = [branch.id for branch in branches]
     points = {row.branch: row for row in _many(connection, store, _POINTS, ids)}
@@ -143,7 +143,7 @@ def figures(
 
 
 def names(connection: Connection, store: Store, branch_ids: Sequence[int]) -> dict[str, int]:
-    """Count how often each name of a checkpoint occurs, the most frequent first."""
+    """Count how often each checkpoint name occurs, most frequent first."""
     counts: Counter[str] = Counter()
     for row in _many(connection, store, _NAMES, branch_ids):
         counts[row.name] += row.total
@@ -151,12 +151,12 @@ def names(connection: Connection, store: Store, branch_ids: Sequence[int]) -> di
 
 
 def storage(connection: Connection, store: Store, branches: Sequence[Found]) -> Storage:
-    """Measure what some branches take; it walks through everything that is stored, but reads no state.
+    """Measure the space that some branches take. It reads all references between stored values, but no state.
 
     Args:
         connection: Any open connection.
         store: The store of the tenant.
-        branches: The rows of its branches.
+        branches: The rows of the branches.
     """
     blobs, threads = store.graphs.content.blobs, {branch.thread_id for branch in branches}
     mine, _ = in_use(connection, blobs, lambda place: place.thread not in threads)
@@ -184,7 +184,7 @@ def _by_word(connection: Connection, store: Store, query: Any, ids: Sequence[int
 
 
 def _tokens(connection: Connection, store: Store, branch: Found, began: str | None) -> Usage:
-    """Return what was used on a branch itself: what its newest state has more than the one that it began with."""
+    """Return the tokens used on a branch itself: those of its newest state minus those of its first state."""
     thread = {"tenant_id": store.tenant_id, "thread_id": branch.thread_id, "ns": ""}
     now = _NEWEST.first(connection, thread)
     if now is None:
@@ -196,10 +196,10 @@ def _tokens(connection: Connection, store: Store, branch: Found, began: str | No
 
 
 def _beginnings(connection: Connection, store: Store, branches: Sequence[Found]) -> dict[int, str]:
-    """Return the graph checkpoint that each branch began with, if it did not begin with nothing: a fork, a template."""
+    """Return the graph checkpoint that each branch began with, if it began with one (a fork or a template)."""
     left = {branch.branch_point_id: branch.id for branch in branches if branch.branch_point_id is not None}
     points = _many(connection, store, _LEFT, list(left))
-    # Where a branch is not published yet, the checkpoint where it left says the same.
+    # A branch that is not published yet has no first checkpoint, so its branch point stands in for it.
     found = {left[row.id]: row.graph_checkpoint_id for row in points}
     own = _many(connection, store, _BEGAN, [branch.id for branch in branches])
     found.update((row.internal_session_id, row.graph_checkpoint_id) for row in own)
@@ -253,7 +253,7 @@ _SIZES = select(BLOB.c.hash, func.length(BLOB.c.data)).where(BLOB.c.tenant_id ==
 
 
 def _bytes(key: Any, columns: Sequence[Any]) -> Any:
-    """Add up how long the contents of some columns are, of the rows with these keys."""
+    """Build the query for the total length of some columns in the rows with these keys."""
     mine = key.table.c.tenant_id == bindparam("tenant")
     return select(func.sum(lengths(columns)).label("bytes")).where(mine, key.in_(_of_branches))
 

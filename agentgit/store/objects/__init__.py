@@ -1,1 +1,1 @@
-"""Content by hash: blobs, chunks, compression, hashing of lists."""
+"""Content-addressed storage: blobs, chunks, compression and hashing of lists."""

@@ -1,10 +1,13 @@
-"""Content-addressed values: what was stored once is never stored again, and lists cost what was appended to them.
+"""Content-addressed values: equal values are stored once, and a list that grows stores only its new items.
 
-A leaf is a type and bytes; its hash is SHA-256 over type, NUL, bytes. A list is its items' hashes; its hash is SHA-256
-over `list`, NUL, those hashes, whatever its encoding. It is stored either in full, or as "the first k items of that
-earlier list, then these". A full one is written again when such a chain grows to max(64, n / 8) links, so that reading
-stays quick and storage linear. A record is a leaf of type `record`: names, each with the hash of a leaf or a list.
-A large leaf is stored in chunks (`agentgit.store.objects.packing`); its hash is the same.
+A leaf is a type and bytes. Its hash is SHA-256 over the type, NUL and the bytes. A large leaf is stored in chunks
+(`agentgit.store.objects.packing`); its hash stays the same.
+
+A list is the hashes of its items. Its hash is SHA-256 over `list`, NUL and those hashes, whatever its encoding. It is
+stored either in full, or as "the first k items of that earlier list, then these". When such a chain reaches
+max(64, n / 8) links, the next list is stored in full, so that reading stays fast and storage linear.
+
+A record is a leaf of type `record`: names, each with the hash of a leaf or a list.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ from agentgit.store.sql.tables import BLOB, LIST
 from agentgit.values import from_json, to_json, write_slowly
 
 RECORD = "record"
-"""The type of a leaf that is names with hashes, see `pack`."""
+"""The type of a leaf that maps names to hashes; see `pack`."""
 
 SHORTEST_CHAIN = 64
 CACHED_BYTES = 32 * 2**20
@@ -50,14 +53,14 @@ CACHED_ITEMS = 1_000_000
 
 FULL, APPENDED = b"\0", b"\1"
 _link = struct.Struct(">32sII")
-"""An appended list's head: the earlier list's hash, how many of its items are kept, and the links below it."""
+"""The header of an appended list: the hash of the earlier list, its number of kept items, and the chain's length."""
 
 _count = struct.Struct(">I")
 Row: TypeAlias = dict[str, Any]
 
 
 class Leaf(NamedTuple):
-    """One value as it is stored: its hash, its type and its uncompressed bytes."""
+    """A stored value: its hash, its type and its uncompressed bytes."""
 
     hash: bytes
     type: str
@@ -65,17 +68,17 @@ class Leaf(NamedTuple):
 
 
 class Items(NamedTuple):
-    """A list as its items' hashes, and how many links its stored form has."""
+    """A list: the hashes of its items, and the number of links in its stored form."""
 
     hashes: tuple[bytes, ...]
     depth: int
 
 
 def leaf(type_: str, data: bytes) -> Leaf:
-    """Name a value by its hash.
+    """Create a leaf and compute its hash.
 
     Args:
-        type_: The way in which the bytes are read, at most 32 characters.
+        type_: The type, which determines how the bytes are read; at most 32 characters.
         data: The bytes, uncompressed.
 
     Example:
@@ -83,12 +86,12 @@ def leaf(type_: str, data: bytes) -> Leaf:
         '5e91f633c6540a74'
     """
     digest = sha256(b"%b\0" % type_.encode())
-    digest.update(data)  # apart from the type, because a large value should not be copied
+    digest.update(data)  # separate from the type, so that a large value is not copied
     return Leaf(digest.digest(), type_, data)
 
 
 def list_hash(hashes: Iterable[bytes]) -> bytes:
-    """Name a list by the hashes of its items, 32 bytes each.
+    """Return the hash of a list, given the hashes of its items (32 bytes each).
 
     Example:
         >>> list_hash([]) == sha256(b"list" + bytes(1)).digest()
@@ -101,7 +104,7 @@ EMPTY = list_hash([])
 
 
 def compact(value: Any) -> bytes:
-    """Write our own rows' JSON: quickly where it is plain, and with lone surrogates and foreign objects all the same.
+    """Serialize a value to JSON: quickly if it is plain, more slowly if it has lone surrogates or other objects.
 
     Example:
         >>> compact({"a": 1}), compact([chr(0xD800)])
@@ -121,7 +124,7 @@ def _compact_slowly(value: Any) -> bytes:
 
 
 def pack(named: Mapping[str, bytes]) -> bytes:
-    """Write names with a hash each, in their order: how many, the hashes, the names as JSON.
+    """Serialize names with their hashes, in order: the number of names, the hashes, then the names as JSON.
 
     Example:
         >>> unpack(pack({"a": bytes(32)})) == {"a": bytes(32)}
@@ -131,10 +134,10 @@ def pack(named: Mapping[str, bytes]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, bytes]:
-    """Read what `pack` wrote.
+    """Parse the bytes that `pack` returned.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: The bytes have another format.
     """
     try:
         (count,) = _count.unpack_from(data)
@@ -149,16 +152,17 @@ class Blobs:
     """The values of one tenant.
 
     Args:
-        tenant_id: The tenant. No other tenant's value is ever read or reused.
-        compression: The compression of new values, see `agentgit.store.objects.packing`. All kinds are read.
-        chunk_bytes: The greatest size of a value that is stored in one row.
+        tenant_id: The tenant. Values of other tenants are never read or reused.
+        compression: The compression of new values; see `agentgit.store.objects.packing`. Values of every compression
+            can be read.
+        chunk_bytes: The maximum size of a value that is stored in one row.
     """
 
     def __init__(self, tenant_id: int, compression: str = "zstd", chunk_bytes: int = CHUNK_BYTES) -> None:
         self.tenant_id = tenant_id
         self._chunk_bytes = chunk_bytes
         self._compression = Compression(compression)
-        # Both caches hold what a hash stands for, which cannot change; they never say what is stored.
+        # Both caches map a hash to its value, which never changes. They do not tell whether the value is still stored.
         self._leaves: Recent[bytes, Leaf] = Recent(CACHED_BYTES, lambda value: len(value.data) + 256)
         self._lists: Recent[bytes, Items] = Recent(CACHED_ITEMS, lambda items: len(items.hashes) + 16)
 
@@ -168,16 +172,16 @@ class Blobs:
         leaves: Iterable[Leaf],
         lists: Iterable[tuple[bytes, tuple[bytes, ...], bytes | None]] = (),
     ) -> None:
-        """Store values that may be stored already, small ones in one statement.
+        """Store the values that are not stored yet, small ones in one statement.
 
         Args:
             connection: A connection in a transaction that writes.
             leaves: The values to store. Equal ones are stored once.
-            lists: Each list's hash, its items' hashes, and the hash of a stored value or None; if that value is a
-                list, this one probably continues it.
+            lists: The hash of each list, the hashes of its items, and the hash of a stored value or None. If that
+                value is a list, the new list probably continues it.
 
         Raises:
-            Corrupt: Such an earlier list does not match its hash.
+            Corrupt: An earlier list does not match its hash.
         """
         fresh = {value.hash: value for value in leaves}
         large = {key for key, value in fresh.items() if len(value.data) > self._chunk_bytes}
@@ -195,7 +199,7 @@ class Blobs:
         self._lists.add(known.items())
 
     def _chunked(self, connection: Connection, large: Sequence[Leaf]) -> dict[bytes, Chunk | Row]:
-        """Cut large values; what is stored already is found out first, because packing it again would take long."""
+        """Split large values into chunks. Look up stored ones first, because packing them again would take long."""
         stored = self._stored(connection, [value.hash for value in large])
         rows: dict[bytes, Chunk | Row] = {}
         for value in large:
@@ -215,10 +219,10 @@ class Blobs:
         return found
 
     def _insert(self, connection: Connection, rows: Mapping[bytes, Leaf | Chunk | Row]) -> None:
-        """Pack and store values, so many at once that they take as much memory as a few chunks."""
+        """Pack and store values, in batches that take no more memory than a few chunks."""
         part: list[Row] = []
         size = 0
-        # In the order of their hashes, so that two writers on PostgreSQL wait for each other and do not deadlock.
+        # Ordered by hash, so that two writers on PostgreSQL wait for each other instead of deadlocking.
         for key in sorted(rows):
             value = rows[key]
             part.append(value if isinstance(value, dict) else self._row(value))
@@ -246,13 +250,13 @@ class Blobs:
         return 0, FULL + b"".join(hashes)
 
     def kept(self, connection: Connection, item_hashes: tuple[bytes, ...], base: bytes | None) -> int:
-        """Return how many items at the front a list shares with a stored one, and so need no storing."""
+        """Return the number of leading items that a list shares with a stored list; these need not be stored."""
         return shared_prefix(self._find_list(connection, base).hashes, item_hashes)
 
     def get_many(self, connection: Connection, hashes: Iterable[bytes]) -> dict[bytes, Leaf]:
-        """Read values, each checked against its hash.
+        """Read values and verify each against its hash.
 
-        A list comes back with type `list` and no bytes; `item_hashes` reads it.
+        A list is returned with type `list` and no bytes; `item_hashes` reads it.
 
         Args:
             connection: Any open connection.
@@ -275,7 +279,7 @@ class Blobs:
         return found
 
     def leaves(self, connection: Connection, hashes: Sequence[bytes]) -> list[Leaf]:
-        """Read values in the order of these hashes, as `get_many`, and quicker when they were read before."""
+        """Read values in the order of the hashes. Like `get_many`, but faster for values in the cache."""
         found = self._leaves.lookup(hashes)
         known = [value for value in found if value is not None]
         if len(known) == len(found):
@@ -284,10 +288,10 @@ class Blobs:
         return [value or read[key] for key, value in zip(hashes, found, strict=True)]
 
     def checked(self, connection: Connection, key: bytes, type_: str, codec: int, data: bytes) -> Leaf:
-        """Unpack a row; a list comes back without bytes, as from `get_many`.
+        """Unpack a row and verify it. A list is returned without bytes, as in `get_many`.
 
         Raises:
-            Corrupt: It does not match its hash.
+            Corrupt: The row does not match its hash.
         """
         if type_ == LIST:
             return Leaf(key, LIST, b"")
@@ -317,10 +321,10 @@ class Blobs:
         return whole.getvalue()
 
     def item_hashes(self, connection: Connection, key: bytes) -> tuple[bytes, ...]:
-        """Read a list's items' hashes in order, checked against the list's hash.
+        """Read the hashes of a list's items in order, and verify them against the hash of the list.
 
         Raises:
-            Corrupt: A row of its chain is missing or does not match.
+            Corrupt: A row of its chain is missing or does not match its hash.
         """
         return self._read_list(connection, key).hashes
 
@@ -331,7 +335,7 @@ class Blobs:
         return items
 
     def _find_list(self, connection: Connection, key: bytes | None) -> Items:
-        """Read a list; what is no stored list is an empty one."""
+        """Read a list. Return an empty one if no list with this hash is stored."""
         known = self._lists.get(key) if key is not None else Items((), 0)
         if known is not None or key is None:
             return known or Items((), 0)
@@ -348,7 +352,7 @@ class Blobs:
         return items
 
     def _chain(self, connection: Connection, key: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yield each link's count of kept items and own items' hashes, from this list down to a full one."""
+        """Yield the number of kept items and the hashes of the new items of each link, down to a full list."""
         rows = {row.hash: row.data for row in _CHAIN.all(connection, {"tenant": self.tenant_id, "hash": key})}
         while (data := rows.pop(key, None)) is not None:
             link = link_of(data)
@@ -360,31 +364,32 @@ class Blobs:
 
 
 def shared_prefix(one: Sequence[bytes], other: Sequence[bytes]) -> int:
-    """Count the items that two lists have in common at the front.
+    """Return the number of leading items that two lists have in common.
 
     Example:
         >>> shared_prefix([b"a", b"b"], [b"a", b"c"])
         1
     """
     shorter = min(len(one), len(other))
-    if one[:shorter] == other[:shorter]:  # by far the most common, and it compares in C
+    if one[:shorter] == other[:shorter]:  # by far the most common case, and the comparison runs in C
         return shorter
     return next(i for i in range(shorter) if one[i] != other[i])
 
 
 def continued(data: bytes) -> bytes | None:
-    """Return which list a stored list continues; None if it stands alone.
+    """Return the hash of the list that a stored list continues; None if it is stored in full.
 
     Args:
-        data: Its stored bytes, or only the first 33 of them.
+        data: The stored bytes of the list, or only the first 33 of them.
     """
     return None if data[:1] == FULL else data[1 : 1 + HASH_BYTES]
 
 
 class ListLink(NamedTuple):
-    """The link from a list to an earlier one that it continues.
+    """The link from a list to the earlier list that it continues.
 
-    `base` is the hash of the earlier list, `kept` how many of its items are kept, and `own` the items after them.
+    `base` is the hash of the earlier list, `kept` the number of its items that are kept, and `own` the hashes of the
+    items after them.
     """
 
     base: bytes
@@ -393,7 +398,7 @@ class ListLink(NamedTuple):
 
 
 def link_of(data: bytes) -> ListLink | None:
-    """Read how a stored list continues an earlier one; None if it stands alone, or its bytes are no link."""
+    """Parse the link from a stored list to an earlier one; None if it is stored in full or its bytes are not a link."""
     if data[:1] != APPENDED or len(data) < 1 + _link.size or (len(data) - 1 - _link.size) % HASH_BYTES:
         return None
     base, kept, _ = _link.unpack_from(data, 1)
@@ -401,7 +406,7 @@ def link_of(data: bytes) -> ListLink | None:
 
 
 def damaged(key: bytes, what: str) -> Corrupt:
-    """Make the failure that says what is wrong with a stored value."""
+    """Create the exception for a damaged value. `what` completes "The value … in table blob"."""
     return Corrupt(
         f"The value {key.hex()} in table blob {what}. Run: agentgit fsck; then restore the database from a backup.",
         row=f"blob {key.hex()}",
@@ -417,12 +422,12 @@ _INSERT = CompiledStatement(
 _one = (BLOB.c.tenant_id == bindparam("tenant"), BLOB.c.hash == bindparam("hash"))
 _several = (BLOB.c.tenant_id == bindparam("tenant"), BLOB.c.hash.in_(bindparam("hashes", expanding=True)))
 _BY_HASH = select(BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.data).where(*_several)
-# The lock is what a collection of values waits for: what is found here must not be collected before it is used.
+# Garbage collection waits for this lock, so that a value found here is not deleted before it is used.
 _STORED = select(BLOB.c.hash).where(*_several).with_for_update(read=True, key_share=True)
 
 
 def _chain_query() -> Any:
-    """Follow "continues that list" in one statement: a chain can have hundreds of links."""
+    """Build the query that reads a whole chain of lists at once; a chain can have hundreds of links."""
     chain = select(BLOB.c.hash, BLOB.c.data).where(*_one, BLOB.c.type == LIST).cte("chain", recursive=True)
     earlier = BLOB.alias("earlier")
     step = select(earlier.c.hash, earlier.c.data).where(
@@ -431,7 +436,7 @@ def _chain_query() -> Any:
         func.substr(chain.c.data, 1, 1) == bindparam("appended", APPENDED),
         earlier.c.type == LIST,
     )
-    return select(chain.union(step))  # not UNION ALL: a damaged chain that loops must end
+    return select(chain.union(step))  # not UNION ALL, so that the query ends if a damaged chain has a cycle
 
 
 _CHAIN = CompiledStatement(_chain_query())

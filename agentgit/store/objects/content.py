@@ -1,4 +1,4 @@
-"""Values in three shapes, stored by content: one leaf, a list of leaves, or a record of named leaves and lists."""
+"""Content-addressed values in three shapes: one leaf, a list of leaves, or a record of named leaves and lists."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from agentgit.store.sql.tables import LIST
 
 
 class Walked(NamedTuple):
-    """A stored list.
+    """A stored list, verified.
 
     Args:
         key: The hash of the list.
-        items: The hashes of its items one behind the other, without those that a list before it has.
-        wrong: What is wrong with it; empty if it matches its hash.
+        items: The concatenated hashes of its items, without those of the list that it continues.
+        wrong: What is wrong with the list; empty if it matches its hash.
     """
 
     key: bytes
@@ -30,12 +30,12 @@ class Walked(NamedTuple):
 
 
 def walk(connection: Connection, blobs: Blobs, stored: Mapping[bytes, bytes]) -> Iterator[Walked]:
-    """Hash lists, each after the one that it continues.
+    """Verify lists, each after the list that it continues.
 
     Args:
         connection: Any open connection.
         blobs: The values of the tenant.
-        stored: The lists as they are stored, by their hashes; what they continue may be another one.
+        stored: The stored bytes of the lists, by hash. A list may continue a list that is not among them.
     """
     after: dict[bytes | None, list[bytes]] = defaultdict(list)
     for key, data in stored.items():
@@ -55,7 +55,7 @@ def walk(connection: Connection, blobs: Blobs, stored: Mapping[bytes, bytes]) ->
 def _hashed(
     connection: Connection, blobs: Blobs, key: bytes, data: bytes, state: Any, count: int
 ) -> tuple[Walked, Any, int]:
-    """Hash a list; give the hash as it can be gone on with, and how many items it has."""
+    """Verify a list. Return it with its hash state, which a longer list can continue, and its number of items."""
     link = link_of(data)
     if link is not None and state is not None and link.kept == count:
         made, items = state.copy(), link.own
@@ -78,7 +78,7 @@ Body: TypeAlias = Part | dict[str, Part]
 
 
 class Encoded(NamedTuple):
-    """A value in the shape in which it is stored, and the number of its messages if it is a conversation."""
+    """A value in its stored shape, with the number of its messages if it is a conversation."""
 
     body: Body
     messages: int | None = None
@@ -96,7 +96,7 @@ class Content:
         self.blobs = Blobs(tenant_id, compression)
 
     def put(self, connection: Connection, values: Sequence[tuple[Body, bytes | None]]) -> list[bytes]:
-        """Store values, and give the hash of each.
+        """Store values and return the hash of each.
 
         Args:
             connection: A connection in a transaction that writes.
@@ -126,14 +126,14 @@ class Content:
         return found
 
     def _parts(self, connection: Connection, key: bytes | None) -> dict[str, bytes]:
-        """Read what a stored record is made of; what is no record has no parts."""
+        """Return the names and hashes of a stored record; empty if the value is not a record."""
         if key is None:
             return {}
         value = self.blobs.get_many(connection, [key])[key]
         return unpack(value.data) if value.type == RECORD else {}
 
     def get(self, connection: Connection, hashes: Iterable[bytes]) -> dict[bytes, Body]:
-        """Read values, each checked against its hash.
+        """Read values and verify each against its hash.
 
         Args:
             connection: Any open connection.
@@ -156,7 +156,7 @@ class Content:
         }
 
     def items(self, connection: Connection, key: bytes) -> tuple[bytes, ...]:
-        """Read the items' hashes of a list, or of the list `messages` of a record.
+        """Return the hashes of the items of a list, or of the list `messages` of a record.
 
         Raises:
             Corrupt: A row is missing or does not match its hash.

@@ -1,4 +1,4 @@
-"""A small cache: the values used last, up to a total weight."""
+"""A small cache of the most recently used values."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ T = TypeVar("T")
 
 
 class Recent(Generic[K, T]):
-    """The values used last, up to a total weight; all of them are true. Safe to use from many threads.
+    """A cache of the most recently used values, up to a total weight. Thread-safe.
+
+    All values must be truthy.
 
     Args:
-        limit: The greatest total weight.
-        weigh: The function that returns the weight of a value.
+        limit: The maximum total weight.
+        weigh: A function that returns the weight of a value.
 
     Example:
         >>> recent = Recent(16, len)
@@ -28,8 +30,8 @@ class Recent(Generic[K, T]):
 
     def __init__(self, limit: int, weigh: Callable[[T], int]) -> None:
         self._limit, self._weigh = limit, weigh
-        # What was used since the last change of generations, and what was used in the one before. Looking something
-        # up then moves nothing, which a cache that is asked for thousands of values a turn would feel.
+        # Two generations: the values used since the last change of generations, and those used in the one before. A
+        # lookup in the young one moves nothing, which matters because a turn looks up thousands of values.
         self._young: dict[K, T] = {}
         self._old: dict[K, T] = {}
         self._total = 0
@@ -37,19 +39,19 @@ class Recent(Generic[K, T]):
         process.remember_at_fork(self)
 
     def before_fork(self) -> None:
-        """Nothing here is to be closed."""
+        """Do nothing: the cache has no connection to close."""
 
     def after_fork(self) -> None:
-        """Begin anew, in a child: a thread of its parent may have been in the middle of something."""
+        """Clear the cache in the child process, because a thread of the parent may have been changing it."""
         self._young, self._old, self._total, self._lock = {}, {}, 0, threading.Lock()
 
     def get(self, key: K) -> T | None:
-        """Return one value, or None."""
+        """Return the value of a key, or None."""
         found = self._young.get(key)
         return found if found is not None else self.lookup([key])[0]
 
     def find(self, keys: Collection[K]) -> dict[K, T]:
-        """Return those that are held."""
+        """Return the cached values by their keys; keys without a value are left out."""
         return {key: value for key, value in zip(keys, self.lookup(keys), strict=True) if value is not None}
 
     def lookup(self, keys: Collection[K]) -> list[T | None]:
@@ -63,7 +65,7 @@ class Recent(Generic[K, T]):
         return found
 
     def add(self, values: Iterable[tuple[K, T]]) -> None:
-        """Hold these, and let go of those used longest ago. A value heavier than an eighth of the limit is not held."""
+        """Add values and evict the least recently used. A value heavier than an eighth of the limit is not cached."""
         with self._lock:
             for key, value in values:
                 weight, held = self._weigh(value), self._young.get(key)

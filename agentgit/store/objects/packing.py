@@ -1,8 +1,8 @@
-"""Packing of the bytes of values: compression, and large values in chunks.
+"""Packing of values: compression, and chunks for large values.
 
-Large values are stored in chunks: rows of the table blob of their own, and one small row that lists their hashes.
-Chunks have a fixed size, so a value that grows at its end shares all but its last chunk with what it was. Cuts that
-follow the content would also survive an insertion, but finding them in Python runs at 5 MB/s (measured; SHA-256: 700).
+Each chunk of a large value is a row of the table blob, and one small row lists the hashes of the chunks. Chunks have a
+fixed size, so a value that grows at its end shares all but its last chunk with its earlier version. Content-defined
+chunking would also survive insertions, but in Python it runs at 5 MB/s (measured; SHA-256 runs at 700 MB/s).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any, NamedTuple, TypeAlias
 from agentgit.errors import InvalidInput, Unavailable
 
 RAW, ZLIB, ZSTD, CHUNKED = 0, 1, 2, 3
-"""The codec of a row; the last one's bytes are the hashes of its chunks, see `agentgit.store.objects.packing`."""
+"""The codecs of a row. The bytes of a `CHUNKED` row are the hashes of its chunks."""
 
 COMPRESS_FROM = 512
-"""Bytes; below it compression saves less than it costs."""
+"""The smallest size in bytes that is compressed. Below it, compression saves less than it costs."""
 
 WORTH = 0.9
-"""Packed bytes are kept if they are at most this share of the bytes."""
+"""The maximum ratio of compressed to original size. Above it, a value is stored uncompressed."""
 
 ZSTD_LEVEL = 3
 
@@ -32,7 +32,7 @@ Data: TypeAlias = bytes | memoryview
 
 
 class _Zstd(threading.local):
-    """A compressor and a decompressor for each thread, which may not share them; a new one costs five small values."""
+    """A compressor and a decompressor per thread, as threads cannot share them; a new pair costs five small values."""
 
     def __init__(self, zstd: Any) -> None:
         self.compress: Callable[[Data], bytes] = zstd.ZstdCompressor(level=ZSTD_LEVEL).compress
@@ -40,13 +40,13 @@ class _Zstd(threading.local):
 
 
 class Compression:
-    """Packs new values in one way.
+    """Compresses new values.
 
     Args:
-        name: `zstd`, `zlib` (bigger and slower) or `none`.
+        name: `zstd`, `zlib` (larger and slower) or `none`.
 
     Raises:
-        InvalidInput: It is none of these.
+        InvalidInput: The name is none of these.
 
     Example:
         >>> codec, packed = Compression("zstd").pack(b"again and " * 100)
@@ -65,10 +65,10 @@ class Compression:
             self._compress = lambda data: plain.compress(data)
 
     def pack(self, data: Data) -> tuple[int, Data]:
-        """Pack bytes if that is worth it, and tell how.
+        """Compress bytes if that saves enough. Return the codec and the packed bytes.
 
         Args:
-            data: The bytes.
+            data: The bytes to pack.
         """
         if self._codec == RAW or len(data) < COMPRESS_FROM:
             return RAW, data
@@ -85,7 +85,7 @@ def unpacked(codec: int, data: bytes) -> bytes:
 
     Raises:
         ValueError: The bytes are damaged.
-        Unavailable: This program lacks what packed them.
+        Unavailable: This release does not have the codec.
     """
     if codec == RAW:
         return data
@@ -107,7 +107,7 @@ def unpacked(codec: int, data: bytes) -> bytes:
 
 @cache
 def _zstandard() -> Any:
-    return import_module("zstandard")  # late: it takes as long as the rest of `import agentgit`
+    return import_module("zstandard")  # imported late: it takes as long as the rest of `import agentgit`
 
 
 @cache
@@ -116,21 +116,23 @@ def _plain(zstd: Any) -> _Zstd:
 
 
 CHUNK = "chunk"
-"""The type of a part of a large value; no other leaf may have it."""
+"""The type of a chunk of a large value. No other leaf may have this type."""
 
 CHUNK_BYTES = 256 * 1024
-"""A value of more bytes is cut. From 64 KiB to 4 MiB writing and reading take the same time (measured); smaller chunks
-take less memory beside the value, and a value that grows repeats less of its end.
+"""The size of a chunk. Larger values are split.
+
+Reading and writing take the same time for sizes from 64 KiB to 4 MiB (measured). Smaller chunks take less memory in
+addition to the value, and a value that grows repeats less of its end.
 """
 
 CHUNKS_AT_ONCE = 8
-"""Chunks that are in memory beside the value they are parts of."""
+"""The number of chunks that are in memory in addition to their value."""
 
 HASH_BYTES = 32
 
 
 class Chunk(NamedTuple):
-    """A part of a large value: its hash, and its bytes without a copy."""
+    """A part of a large value: its hash, and a view of its bytes."""
 
     hash: bytes
     data: memoryview
@@ -138,11 +140,11 @@ class Chunk(NamedTuple):
 
 
 def cut(data: bytes, size: int) -> Iterator[Chunk]:
-    """Cut a value into chunks; the hash of each is that of a leaf of type `chunk`.
+    """Split a value into chunks. The hash of a chunk is that of a leaf of type `chunk`.
 
     Args:
         data: The value.
-        size: The number of bytes in each chunk but the last.
+        size: The size of each chunk except the last, in bytes.
 
     Example:
         >>> [len(chunk.data) for chunk in cut(bytes(10), 4)]
@@ -157,7 +159,7 @@ def cut(data: bytes, size: int) -> Iterator[Chunk]:
 
 
 def split_hashes(data: bytes) -> list[bytes]:
-    """Read hashes that were written one behind the other; the last one is shorter if the bytes are damaged.
+    """Split concatenated hashes. The last one is shorter if the bytes are damaged.
 
     Example:
         >>> split_hashes(bytes(64)) == [bytes(32), bytes(32)]

@@ -1,4 +1,4 @@
-"""Readable forms of stored values without LangGraph: JSON-like, and honest where that is not possible."""
+"""Conversion of stored values to JSON-like data without LangGraph, with a placeholder where that is impossible."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from agentgit.store.objects.content import Body
 from agentgit.values import portable
 
 JSON, JSON_PY = "json", "json+py"
-"""A plain value; `+py` is written and read by the standard library, for what orjson refuses or changes."""
+"""The types of a plain value. `+py` uses the `json` module, for values that orjson rejects or changes."""
 
 MESSAGE, MESSAGE_PY, MESSAGE_MSGPACK = "message", "message+py", "message+msgpack"
-"""A message in LangChain's stored form, `{"type": ..., "data": {...}}`; `+msgpack` where it holds what is not plain."""
+"""The types of a message in LangChain's stored form, `{"type": ..., "data": {...}}`; `+msgpack` if not plain JSON."""
 
 MSGPACK = "msgpack"
-"""The kind of a value that LangGraph's serializer wrote."""
+"""The type of a value that LangGraph's serializer wrote."""
 
 RUN, RUN_PY = "run", "run+py"
-"""Several small items of a list in one leaf."""
+"""The types of a leaf that holds several small items of a list."""
 
 SEALED = "serde"
-"""The kind of a value that the user's own serializer wrote: its type, NUL, its bytes."""
+"""The type of a value that the user's own serializer wrote. Its bytes are the serializer's type, NUL, and the data."""
 
 READERS: dict[str, Callable[[bytes], Any]] = {
     JSON: orjson.loads,
@@ -39,15 +39,16 @@ RUNS = (RUN, RUN_PY)
 MESSAGES = (MESSAGE, MESSAGE_PY, MESSAGE_MSGPACK)
 
 NUMPY, DELTA = 6, 7
-"""LangGraph's msgpack extensions that are not `(module, name, payload, ...)`."""
+"""The codes of LangGraph's msgpack extensions whose value is not `(module, name, payload, ...)`."""
 
 
 def show_state(values: Mapping[str, Body], conversation: str | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Show the values of a state, the messages apart.
+    """Convert the values of a state to JSON-like data; return the messages separately.
 
     Args:
-        values: The shown channels.
-        conversation: The channel that holds the messages, or that has them in its `messages`; None if none does.
+        values: The channels to convert.
+        conversation: The channel that holds the messages, either as its value or in `messages`; None if no channel
+            does.
     """
     state: dict[str, Any] = {}
     messages: list[dict[str, Any]] = []
@@ -63,7 +64,7 @@ def show_state(values: Mapping[str, Body], conversation: str | None) -> tuple[di
 
 
 def show(body: Body) -> Any:
-    """Show one value."""
+    """Convert one value to JSON-like data."""
     if isinstance(body, dict):
         return {name: show(part) for name, part in body.items()}
     if isinstance(body, Leaf):
@@ -75,7 +76,7 @@ def show(body: Body) -> Any:
 
 
 def show_message(item: Leaf) -> dict[str, Any]:
-    """Show one message in LangChain's stored form, also one that only LangGraph's serializer could store.
+    """Convert one message to LangChain's stored form, even if LangGraph's serializer stored it.
 
     Example:
         >>> show_message(Leaf(b"", "null", b""))
@@ -105,15 +106,15 @@ def _show_leaf(value: Leaf) -> Any:
 
 
 def _unpack(data: bytes) -> Any:
-    """Read msgpack as LangGraph writes it (`langgraph.checkpoint.serde.jsonplus`), building no objects."""
-    import ormsgpack  # LangGraph brings it; it is needed only for values that are not plain
+    """Read msgpack that LangGraph wrote (`langgraph.checkpoint.serde.jsonplus`), without constructing objects."""
+    import ormsgpack  # a dependency of LangGraph; needed only for values that are not plain
 
     return ormsgpack.unpackb(data, ext_hook=_payload, option=ormsgpack.OPT_NON_STR_KEYS)
 
 
 def structure(data: bytes) -> Any:
-    """Read msgpack as far as it is plain; what only LangGraph can rebuild is of no type that JSON has."""
-    import ormsgpack  # as above
+    """Read msgpack. Each value that only LangGraph can rebuild becomes an `object`, which is not a JSON type."""
+    import ormsgpack  # see `_unpack`
 
     return ormsgpack.unpackb(data, ext_hook=lambda *_: object(), option=ormsgpack.OPT_NON_STR_KEYS)
 

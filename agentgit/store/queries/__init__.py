@@ -1,1 +1,1 @@
-"""Queries over several kinds of records: references, read models, comparison, explorations, templates."""
+"""Queries that combine several kinds of records: references, read models, comparison, explorations, templates."""

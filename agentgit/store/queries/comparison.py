@@ -1,4 +1,4 @@
-"""Comparison of two checkpoints by hashes and by columns. What the two have in common is never loaded."""
+"""Comparison of two checkpoints by hashes and columns. Content that both share is not loaded."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from agentgit.store.threads.pending_writes import TaskWrites
 
 @dataclass(kw_only=True)
 class Rest:
-    """The part of a checkpoint that it does not share with another one.
+    """The part of a checkpoint that another checkpoint does not share.
 
     Args:
         state: The values that differ.
-        messages: The messages after the common beginning, in the form in which they are shown.
-        calls: The tool invocations after the common beginning, as dicts.
-        pending: The outcomes so far of the tasks of an unfinished step, as dicts.
+        messages: The messages after the common ones, in display form.
+        calls: The tool invocations after the common ones, as dicts.
+        pending: The results so far of the tasks of an unfinished step, as dicts. Empty if they are the same in both.
     """
 
     state: dict[str, Any] = field(default_factory=dict)
@@ -39,13 +39,13 @@ class Rest:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """Two checkpoints without their common beginning.
+    """The result of a comparison of two checkpoints.
 
     Args:
-        a: The first.
-        b: The second.
-        messages: The number of messages that both begin with.
-        calls: The number of tool invocations that both begin with.
+        a: The part that only the first has.
+        b: The part that only the second has.
+        messages: The number of leading messages that both share.
+        calls: The number of leading tool invocations that both share.
     """
 
     a: Rest
@@ -65,12 +65,12 @@ class Comparing:
         self.store = store
 
     def fold(self, connection: Connection, a: Found, b: Found) -> Compared:
-        """Read of two checkpoints what they do not share.
+        """Compare two checkpoints: read the parts that they do not share.
 
         Args:
             connection: Any open connection.
-            a: The row of the first.
-            b: The row of the second.
+            a: The row of the first checkpoint.
+            b: The row of the second checkpoint.
         """
         one, other, rests = self._at(connection, a), self._at(connection, b), (Rest(), Rest())
         messages = self._fold_messages(connection, one, other, rests)
@@ -94,7 +94,7 @@ class Comparing:
     def _fold_messages(
         self, connection: Connection, one: At | None, other: At | None, rests: tuple[Rest, Rest]
     ) -> int | None:
-        """Fill in state and messages, and count the common ones; None where they cannot be told apart by hashes."""
+        """Fill in state and messages. Return the number of common messages; None if hashes cannot compare them."""
         if one is None or other is None:
             return None
         names = [conversation(at.header["counts"]) for at in (one, other)]
@@ -112,14 +112,14 @@ class Comparing:
         return common
 
     def _are_lists(self, connection: Connection, one: At, other: At, name: str | None) -> bool:
-        """Return whether a conversation is a list of messages in both, and not part of a larger value."""
+        """Return whether the conversation of both is a list of messages and not part of a larger value."""
         keys = {at.values[name] for at in (one, other)} if name is not None else set()
         return all(leaf.type == LIST for leaf in self.store.graphs.content.blobs.get_many(connection, keys).values())
 
-    # -- questions and answers
+    # -- pending tasks
 
     def _pending(self, connection: Connection, row: Found) -> list[dict[str, Any]]:
-        """Read what the tasks of an unfinished step had come to at a checkpoint."""
+        """Read the results so far of the tasks of an unfinished step at a checkpoint."""
         found = pending_writes.tasks(row.pending, f"checkpoint {row.id}")
         bodies = self.store.graphs.content.get(connection, pending_writes.hashes(row.pending, f"checkpoint {row.id}"))
 
@@ -143,7 +143,7 @@ class Comparing:
     # -- tool calls
 
     def _fold_calls(self, connection: Connection, a: Found, b: Found, rests: tuple[Rest, Rest]) -> int:
-        """Fill in the tool invocations, and count the common ones."""
+        """Fill in the tool invocations. Return the number of common ones."""
         tracks = [self._parts(connection, row) for row in (a, b)]
         common = shared(*tracks)
         for parts, rest in zip(tracks, rests, strict=True):
@@ -154,15 +154,15 @@ class Comparing:
         branch = self.store.sessions.branch(connection, row.internal_session_id)
         return self.store.parts(connection, branch, row.position)
 
-    # -- where two paths part
+    # -- common ancestor
 
     def meeting(self, connection: Connection, a: Found, b: Found) -> Found | None:
-        """Find the newest checkpoint that is on the way to both; None if they have no way in common.
+        """Find the newest common ancestor of two checkpoints; None if their paths have nothing in common.
 
         Args:
             connection: Any open connection.
-            a: The row of the first.
-            b: The row of the second.
+            a: The row of the first checkpoint.
+            b: The row of the second checkpoint.
         """
         pairs = zip(self.ends(connection, a).items(), self.ends(connection, b).items(), strict=False)
         same = [(left[0], min(left[1], right[1])) for left, right in pairs if left[0] == right[0]]
@@ -175,15 +175,15 @@ class Comparing:
         return rows[0] if rows else None
 
     def ends(self, connection: Connection, row: Found) -> dict[int, int]:
-        """Return the branches on the way to a checkpoint, root first, each with the number of its last one there."""
+        """Return the branches (ids) on the path to a checkpoint, root first, each with its last number on the path."""
         lineage = self.store.sessions.lineage(
             connection, self.store.sessions.branch(connection, row.internal_session_id)
         )
-        # A branch begins with a checkpoint that stands for the one it left from, which is the next of its parent's.
+        # The first checkpoint of a branch stands for its branch point, which is the next one on the parent.
         return {s.branch.id: row.number if s.checkpoints is None else s.checkpoints + 1 for s in lineage}
 
     def noted(self, connection: Connection, row: Found) -> Sequence[Found]:
-        """Read the checkpoints on the way to one with which data was kept, oldest first."""
+        """Read the checkpoints on the path to a checkpoint that have `data`, oldest first."""
         on_way = [
             and_(CHECKPOINT.c.internal_session_id == branch_id, CHECKPOINT.c.number <= number)
             for branch_id, number in self.ends(connection, row).items()
@@ -196,22 +196,22 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _asked(interrupt: Any) -> Any:
-    """Return what a stored interrupt asks."""
+    """Return the question of a stored interrupt."""
     return interrupt.get("value") if isinstance(interrupt, dict) else interrupt
 
 
 def _beginning(a: Sequence[bytes], b: Sequence[bytes]) -> int:
-    """Count what two lists begin with."""
+    """Return the number of leading items that two lists have in common."""
     shorter = min(len(a), len(b))
     return next((n for n in range(shorter) if a[n] != b[n]), shorter)
 
 
 def shared(a: Sequence[TrackPart], b: Sequence[TrackPart]) -> int:
-    """Count the calls that two tracks begin with; both end at a checkpoint, so that each part says how many it has.
+    """Return the number of leading calls that two tracks have in common.
 
     Args:
-        a: The first, root first.
-        b: The second, root first.
+        a: The parts of the first track, root first. It ends at a checkpoint, so each part has a count.
+        b: The parts of the second track, likewise.
 
     Example:
         >>> main, retry = TrackPart(branch_id=1, before=0, count=5), TrackPart(branch_id=2, before=3, count=1)

@@ -1,4 +1,4 @@
-"""Explorations in the database: each is a set of ordinary branches, and a mark in the metadata of each of them."""
+"""Explorations in the database. An exploration is a set of ordinary branches with a mark in their metadata."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from agentgit.store.store import Store
 from agentgit.values import as_object
 
 MARK = "exploration"
-"""The key in the metadata of a branch that holds its exploration and its progress."""
+"""The key of the mark in the metadata of a branch: its exploration and its progress."""
 
 NAME = "explore"
-"""The name of an exploration that was given none. The next one has a number too."""
+"""The default name of an exploration. A number is added if the name is taken."""
 
 
 def mark_of(row: Found) -> dict[str, Any]:
-    """Read what an explored branch says about itself; empty if it is none.
+    """Read the exploration mark of a branch; empty if no exploration made the branch.
 
     Args:
         row: The row of the branch.
 
     Returns:
-        `name` and `of`, the exploration and the id of the branch that it began on; `choices`; `said`, what the step
-        said; `status`; `end`, the id of the checkpoint where its turn ended; `score`; `error`.
+        `name` of the exploration; `of`, the id of the branch that it started on; `choices`; `said`, the title of the
+        input; `status`; `end`, the id of the checkpoint where the turn ended; `score`; `error`.
     """
     found: dict[str, Any] = as_object(row.meta).get(MARK, {})
     return found
 
 
 def branch_name(name: str, choices: Sequence[int]) -> str:
-    """Name the branch of some choices.
+    """Return the name of the branch for a sequence of choices.
 
     Example:
         >>> branch_name("explore", (2, 1))
@@ -62,22 +62,22 @@ class Explorations:
         self.store = store
 
     def mark(self, connection: Connection, row: Found, **facts: Any) -> None:
-        """Add to what an explored branch says about itself.
+        """Update the exploration mark of a branch.
 
         Args:
             connection: A connection in a transaction that writes.
             row: The row of the branch.
-            facts: The facts, as `mark_of` returns them.
+            facts: The fields to set, named as in `mark_of`.
         """
         self.store.sessions.note(connection, row.id, {MARK: {**mark_of(row), **facts}})
 
     def free_name(self, connection: Connection, session_id: int) -> str:
-        """Choose the name of a new exploration."""
+        """Return a free name for a new exploration."""
         taken = {row.name.partition("/")[0] for row in self.store.sessions.branches(connection, session_id)}
         return free_name(NAME, taken)
 
     def rows(self, connection: Connection, session_id: int, name: str) -> list[Found]:
-        """Read the branches of an exploration, each before those that go on from it."""
+        """Read the branches of an exploration, each before the branches that continue it."""
         branches = self.store.sessions.branches(connection, session_id)
         own = [row for row in branches if row.name.startswith(f"{name}/") and mark_of(row).get("name") == name]
         return sorted(own, key=lambda row: tuple(mark_of(row)["choices"]))
@@ -86,7 +86,7 @@ class Explorations:
         """Return the name of the newest exploration of a session.
 
         Raises:
-            NotFound: There is none.
+            NotFound: The session has no exploration.
         """
         for row in reversed(self.store.sessions.branches(connection, session_id)):
             if mark := mark_of(row):
@@ -96,7 +96,7 @@ class Explorations:
     def read(
         self, connection: Connection, session_id: int, name: str, path: Collection[str] | None = None
     ) -> Exploration:
-        """Read what an exploration found until now.
+        """Read the results of an exploration so far.
 
         Args:
             connection: Any open connection.
@@ -105,7 +105,7 @@ class Explorations:
             path: The names of the branches to read; None for all.
 
         Raises:
-            NotFound: There is no exploration of that name.
+            NotFound: The session has no exploration of that name.
         """
         rows = self.rows(connection, session_id, name)
         if not rows:
@@ -124,7 +124,7 @@ class Explorations:
         return Exploration(name=name, branch=began.name, branches=found, tokens=total, undeclared=sorted(undeclared))
 
     def _own(self, connection: Connection, row: Found) -> tuple[list[dict[str, Any]], list[ToolInvocation]]:
-        """Read what was said, in LangChain's stored form, and called in the turn of one explored branch."""
+        """Read the messages (in LangChain's stored form) and the tool calls of the turn of one explored branch."""
         end, begin = (
             self._checkpoint(connection, mark_of(row)["end"]),
             self._checkpoint(connection, row.branch_point_id),
@@ -145,7 +145,7 @@ class Explorations:
         if checkpoint_id is None:
             return None
         found = self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id)
-        return found[0] if found else None  # somebody may have deleted it
+        return found[0] if found else None  # it may have been deleted
 
 
 def _branch(
@@ -154,7 +154,7 @@ def _branch(
     calls: list[ToolInvocation],
     made: dict[tuple[int, ...], ExploredBranch],
 ) -> ExploredBranch:
-    """Join what a branch says about itself with its own content and that of the branch it goes on from."""
+    """Build an explored branch from its mark, its own content, and the content of the branch that it continues."""
     mark = mark_of(row)
     choices = tuple(mark["choices"])
     parent = made.get(choices[:-1])

@@ -1,4 +1,4 @@
-"""Resolution of references in one database: sessions, branches and checkpoints by name, id or place."""
+"""Resolution of references: finds sessions, branches and checkpoints by name, id or position."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Store
 
 ANSWERS = ("assistant", "tool")
-"""The roles that speak between two inputs of a user."""
+"""The roles of the messages between two inputs of a user."""
 
 
 CheckpointRef = Checkpoint | str | int
-"""The forms in which a user may name a checkpoint."""
+"""The ways in which a user can refer to a checkpoint."""
 
 
 class Lookup:
-    """Finds what one principal may see, and refuses what it may not do. Who names anything goes through here.
+    """Resolves references for one principal and checks its permissions. Every reference is resolved here.
 
     Args:
         store: The store of the tenant.
-        principal: The one who looks. What belongs to others, and is not shared with them, is not found.
+        principal: The principal. Sessions of other users that are not shared with it are not found.
     """
 
     def __init__(self, store: Store, principal: Principal) -> None:
@@ -44,13 +44,13 @@ class Lookup:
         self.user_id = principal.user.id
         self._own: set[int] = set()
 
-    # -- who may
+    # -- permissions
 
     def check_valid(self, connection: Connection) -> None:
-        """Check that the principal's access still holds; for whoever opened the database itself, nothing is checked.
+        """Check that the principal's access is still valid. No-op for a user who opened the database itself.
 
         Raises:
-            NotAllowed: The access was revoked or has ended, or its user is disabled.
+            NotAllowed: The access has been revoked or has expired, or its user is disabled.
         """
         if self.principal.since is not None and not self.store.users.is_valid(connection, self.principal):
             raise self.refusal(
@@ -58,17 +58,17 @@ class Lookup:
             )
 
     def require_scope(self, connection: Connection, scope: str) -> None:
-        """Check that the principal's access still holds and covers a scope.
+        """Check that the principal's access is still valid and has a scope.
 
         Raises:
-            NotAllowed: The access no longer holds, or does not cover the scope.
+            NotAllowed: The access is no longer valid, or does not have the scope.
         """
         self.check_valid(connection)
         if scope not in self.principal.scopes:
             raise self._narrow(scope, None)
 
     def require_admin(self, connection: Connection, verb: str) -> None:
-        """Check that the principal is an admin, for a verb that concerns everybody.
+        """Check that the principal is an admin, for an operation that affects all users.
 
         Raises:
             NotAllowed: The principal is not an admin.
@@ -82,16 +82,16 @@ class Lookup:
             )
 
     def admit(self, connection: Connection, session_id: int, needs: Role = VIEWER) -> None:
-        """Check that the principal may do something with a session now; for the session's owner, nothing is read.
+        """Check that the principal has a role in a session. For a session known to be its own, the role is not read.
 
         Args:
-            connection: The connection of the transaction that does it.
+            connection: The connection of the transaction that needs the role.
             session_id: The session.
             needs: The role that is required.
 
         Raises:
-            NotFound: The principal does not see the session.
-            NotAllowed: The principal sees the session, but may not do this.
+            NotFound: The principal cannot see the session.
+            NotAllowed: The principal can see the session, but does not have the role.
         """
         self.check_valid(connection)
         if session_id in self._own:
@@ -104,13 +104,13 @@ class Lookup:
         return self._expect(role, needs, session_id)
 
     def owner(self, connection: Connection, session_id: int) -> int:
-        """Find whose a session is that was admitted; of one's own nothing is read."""
+        """Return the owner's id of a session that `admit` let pass. Nothing is read for the principal's own session."""
         if session_id in self._own:
             return self.user_id
         return self.store.visible.owner(connection, session_id) or self.user_id
 
     def is_free(self, session_id: int) -> bool:
-        """Return whether nothing need be asked of a session: it is known as their own, and nobody can shut them out."""
+        """Return whether a session needs no check: it is the principal's own, and its access cannot be revoked."""
         return self.principal.since is None and session_id in self._own
 
     def _expect(self, role: Role, needs: Role, session_id: int) -> None:
@@ -133,7 +133,7 @@ class Lookup:
         )
 
     def refusal(self, text: str, *, session_id: int | None = None, **facts: Any) -> NotAllowed:
-        """Make the failure of a refusal, which the audit trail is told when its transaction is over."""
+        """Create a `NotAllowed` that is recorded in the audit trail after the refused transaction has ended."""
 
         def told(connection: Connection) -> None:
             if session_id is not None:
@@ -149,17 +149,19 @@ class Lookup:
     def session(
         self, connection: Connection, ref: ExternalSession | str | int | None, needs: Role = VIEWER
     ) -> ExternalSession:
-        """Find a session by its name or id; None is the one of their own that moved last, else a shared one.
+        """Find a session by name or id.
 
         Args:
             connection: Any open connection.
-            ref: Others' sessions are called like `alice/support-42`, or by their name alone if that is no own one's.
-            needs: The role that it takes to do what is about to be done.
+            ref: The name or id. Another user's session is `alice/support-42`, or just the name if the principal has no
+                session of that name. None is the principal's most recently updated session, else the most recently
+                updated shared one.
+            needs: The role that is required.
 
         Raises:
-            NotFound: There is none; near names are told.
-            Ambiguous: It is the name of several, or the name of one and the id of another.
-            NotAllowed: They see it, and may not do that.
+            NotFound: There is no such session. The error lists similar names.
+            Ambiguous: Several sessions match, such as the name of one and the id of another.
+            NotAllowed: The principal can see the session, but does not have the role.
         """
         self.check_valid(connection)
         found = self._find(connection, ref)
@@ -195,7 +197,7 @@ class Lookup:
         )
 
     def sees(self, connection: Connection, session_id: int) -> ExternalSession | None:
-        """Find a session by its id; None if they do not see it."""
+        """Find a session by its id; None if the principal cannot see it."""
         return self.store.visible.by_id(connection, self.user_id, session_id)
 
     # -- branches
@@ -203,13 +205,13 @@ class Lookup:
     def branch(
         self, connection: Connection, session: ExternalSession, ref: InternalSession | str | int | None
     ) -> Found:
-        """Find a branch by its name or id; None is the current one.
+        """Find a branch by name or id; None is the current branch.
 
         Raises:
-            NotFound: The session has no such branch; near names are told.
+            NotFound: The session has no such branch. The error lists similar names.
         """
         rows = self.store.sessions.branches(connection, session.id)
-        if ref is None and not rows:  # it was erased since the session was looked up
+        if ref is None and not rows:  # the session has been erased since it was looked up
             raise self._missing_session(connection, session.reference)
         if ref is None:
             return next(row for row in rows if row.id == session.current_internal_session_id)
@@ -232,20 +234,20 @@ class Lookup:
     def checkpoint(
         self, connection: Connection, session: ExternalSession, branch: Found, place: CheckpointRef
     ) -> Found:
-        """Find the checkpoint that a reference means, seen from a branch.
+        """Resolve a reference to a checkpoint, relative to a branch.
 
         Args:
             connection: Any open connection.
             session: The session to look in.
-            branch: The branch that `HEAD` is on. Its path is preferred.
+            branch: The branch that `HEAD` refers to. Checkpoints on its path take precedence.
             place: A Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`; or
-                `message:ID`, or the id alone where nothing else is called so: the checkpoint before that message of a
-                user.
+                `message:ID` for the checkpoint before that user message. The message id alone also works if nothing
+                else has that name.
 
         Raises:
-            NotFound: Nothing is called so; near names are told.
-            Ambiguous: Several things are, and none of them is on the branch's path.
-            InvalidInput: It is a checkpoint of another session.
+            NotFound: Nothing matches. The error lists similar names.
+            Ambiguous: Several checkpoints match, and none of them is on the path of the branch.
+            InvalidInput: The checkpoint belongs to another session.
         """
         if isinstance(place, Checkpoint):
             if place.id is None:
@@ -257,7 +259,7 @@ class Lookup:
             raise InvalidInput(f"{place!r} does not name a checkpoint. Pass a Checkpoint, its id or its name.")
         reference = references.parse(place)
         found = None
-        if reference.base != references.HEAD:  # which always means the place, whatever a checkpoint may be called
+        if reference.base != references.HEAD:  # `HEAD` is always a position, even if a checkpoint has that name
             found = self._by_tag(connection, session, place) or self._by_name(connection, session, branch, place)
         found = found or self._by_place(connection, session, branch, reference)
         if found is None and reference.id is not None:
@@ -279,13 +281,14 @@ class Lookup:
     def restore_point(
         self, connection: Connection, session: ExternalSession, branch: Found, place: CheckpointRef
     ) -> Found:
-        """Find the checkpoint that was made before a user's message, by the id of the message; or as `checkpoint` does.
+        """Find the checkpoint before a user message by the message id.
 
-        A Checkpoint or its id may be of another session that they may begin an own one from.
+        Other references resolve as in `checkpoint`. A Checkpoint or its id may belong to another session in which the
+        principal is at least a forker.
 
         Raises:
-            NotFound: There is none; near ids are told.
-            NotAllowed: It is of a session of which they are only viewer.
+            NotFound: There is no such checkpoint. The error lists similar ids.
+            NotAllowed: The principal is only a viewer of the other session.
         """
         if not isinstance(place, str):
             owner = self.owner_of(connection, place)
@@ -302,7 +305,7 @@ class Lookup:
     def _by_message(
         self, connection: Connection, session: ExternalSession, branch: Found, message_id: str
     ) -> Found | None:
-        """Find the checkpoint before a user's message: the newest on the path, else the newest elsewhere."""
+        """Find the checkpoint before a user message: the newest on the path, else the newest elsewhere."""
         points = self._restore_points(connection, session)
         found = [row for row in points if row.restore_point == message_id]
         if not found:
@@ -318,7 +321,7 @@ class Lookup:
         )
 
     def _no_message(self, connection: Connection, session: ExternalSession, place: str) -> NotFound:
-        """Make the failure of finding no restore point; near message ids are in it."""
+        """Create the error for a missing restore point, with similar message ids."""
         ids = [row.restore_point for row in self._restore_points(connection, session)]
         return NotFound(
             f"Session {session.session_name} has no restore point {place!r}. Every user message is one with "
@@ -329,7 +332,7 @@ class Lookup:
     def _said_together(
         self, connection: Connection, branch: Found, message_id: str, points: Sequence[Found]
     ) -> list[Found]:
-        """Find the restore point of an input with several messages by one of those before the last."""
+        """Find the restore point of an input with several messages by the id of one that is not the last."""
         head = self.store.graphs.head(connection, branch.thread_id)
         if head is None:
             return []
@@ -341,7 +344,7 @@ class Lookup:
     def target(
         self, connection: Connection, session: ExternalSession, branch: Found, place: CheckpointRef
     ) -> tuple[Found, str]:
-        """Find the checkpoint to go back to, as `checkpoint` does, and how a person calls it."""
+        """Resolve a reference as `checkpoint` does. Return the checkpoint and its display name."""
         found = self.checkpoint(connection, session, branch, place)
         reference = f"{found.branch_name}#{found.number}"
         return found, f"{found.name} ({reference})" if found.name else reference
@@ -360,7 +363,7 @@ class Lookup:
         raise NotFound(f"Session {session.session_name} has no checkpoint {checkpoint_id}. List them: agentgit log.")
 
     def owner_of(self, connection: Connection, place: CheckpointRef) -> ExternalSession | None:
-        """Return which session that they see a Checkpoint or its id belongs to; a name alone says it of none."""
+        """Return the session of a Checkpoint or checkpoint id; None if the principal cannot see it, or for a name."""
         id = place.id if isinstance(place, Checkpoint) else place
         if not is_id(id):
             return None
@@ -391,7 +394,7 @@ class Lookup:
         )
 
     def _behind(self, connection: Connection, branch: Found) -> set[int]:
-        """Return the checkpoints on the path of a branch, with those that its branches left from."""
+        """Return the ids of the checkpoints on the path of a branch, including the branch points."""
         lineage = self.store.sessions.lineage(connection, branch)
         on_path = {row.id for row in self.store.checkpoints.on_path(connection, lineage)}
         return on_path | {segment.branch.branch_point_id for segment in lineage}
@@ -399,7 +402,7 @@ class Lookup:
     def _by_place(
         self, connection: Connection, session: ExternalSession, branch: Found, reference: references.Reference
     ) -> Found | None:
-        """Find a checkpoint by its place on a branch; None if the reference names no branch."""
+        """Find a checkpoint by its position on a branch; None if the reference names no branch."""
         rows = self.store.sessions.branches(connection, session.id)
         on = branch if reference.base == references.HEAD else next((r for r in rows if r.name == reference.base), None)
         if on is None:
@@ -415,7 +418,7 @@ class Lookup:
     def _missing(
         self, connection: Connection, reference: references.Reference, path: list[Segment], before: str, after: str = ""
     ) -> Found:
-        """Raise `NotFound` for a place that does not exist, and state how many checkpoints there are."""
+        """Raise `NotFound` for a position that does not exist, with the number of existing checkpoints."""
         count = self.store.log.count(connection, of_path(path), Filter(), None)
         raise NotFound(
             f"{reference.text!r} does not exist: {before} {count} checkpoints{after}. List them with session.log(), "

@@ -1,4 +1,4 @@
-"""Values from rows: branches, checkpoints, trees. Counts and titles come from columns; states load when first read."""
+"""Public values made from rows: branches, checkpoints and trees. States are loaded when they are first read."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from agentgit.values import as_object, from_json
 
 
 class ReadModels:
-    """Makes the values that leave the store.
+    """Converts rows to the values that users get.
 
     Args:
         store: The store of the tenant.
-        admit: Refuses to load what somebody may no more see, by the session's id.
+        admit: A function that raises if the user may no longer see the session with this id. It is called before a
+            state is loaded.
     """
 
     def __init__(self, store: Store, admit: Callable[[Connection, int], None]) -> None:
@@ -32,12 +33,12 @@ class ReadModels:
         self.admit = admit
 
     def checkpoints(self, connection: Connection, rows: Sequence[Found]) -> list[Checkpoint]:
-        """Make checkpoints of their rows, with the tags that they have."""
+        """Convert rows to checkpoints, including their tags."""
         tags = self.store.tags.of(connection, [row.id for row in rows])
         return [self.checkpoint(row, tags.get(row.id, ())) for row in rows]
 
     def checkpoint(self, row: Found, tags: Sequence[str] = ()) -> Checkpoint:
-        """Make a checkpoint of its row, as `Checkpoints.find` reads it."""
+        """Convert a row that `CheckpointStore.find` returned to a checkpoint."""
 
         def load() -> Mapping[str, Any]:
             with self.store.database.reading() as connection:
@@ -73,7 +74,7 @@ class ReadModels:
         )
 
     def branches(self, connection: Connection, session: ExternalSession) -> list[InternalSession]:
-        """List the branches of a session in the order they were made."""
+        """List the branches of a session in order of creation."""
         rows = self.store.sessions.branches(connection, session.id)
         ids = [row.id for row in rows]
         checkpoints = self._counts(connection, CHECKPOINT, ids)
@@ -81,7 +82,7 @@ class ReadModels:
         return [self._branch(row, session, checkpoints.get(row.id, 0), calls.get(row.id, 0)) for row in rows]
 
     def branch(self, connection: Connection, session: ExternalSession, row: Found) -> InternalSession:
-        """Make one branch of its row."""
+        """Convert one row to a branch."""
         checkpoints = self._counts(connection, CHECKPOINT, [row.id])
         return self._branch(row, session, checkpoints.get(row.id, 0), self.store.journal.tally(connection, row.id)()[0])
 
@@ -117,7 +118,7 @@ class ReadModels:
         )
 
     def tree(self, connection: Connection, session: ExternalSession) -> Tree:
-        """Make the tree of a session, without looking into any state."""
+        """Build the tree of a session, without loading any state."""
         rows = self.store.sessions.branches(connection, session.id)
         points: dict[int, list[Point]] = {row.id: [] for row in rows}
         tags = self.store.tags.names(connection, session.id)
@@ -133,7 +134,7 @@ class ReadModels:
 
 
 def _pending(row: Found) -> dict[str, Any]:
-    """Return the status of each task of a checkpoint in the middle of a step."""
+    """Return the status of each task, for a checkpoint in the middle of a step; empty for others."""
     tasks = pending_writes.tasks(row.pending, f"checkpoint {row.id}")
     told = [{"task": task.id, "ns": task.ns, "status": task.status, "digest": task.digest()} for task in tasks]
     return {"pending": told} if told else {}

@@ -1,4 +1,4 @@
-"""Templates: a new session begins as a checkpoint of another one was."""
+"""Templates: checkpoints from which a new session starts."""
 
 from __future__ import annotations
 
@@ -14,34 +14,35 @@ from agentgit.store.store import Store
 from agentgit.values import as_object
 
 TEMPLATE = "template"
-"""The key in the metadata of a branch that holds the template that it began as."""
+"""The key in the metadata of a branch that holds the template from which it started."""
 
 ERASED = "an erased session"
-"""The text shown in place of a template that was erased."""
+"""The text that replaces the reference of an erased template."""
 
 
 def begin(
     store: Store, connection: Connection, user_id: int, name: str, point: Found, called: str, *, calls: bool = False
 ) -> int:
-    """Make a session whose first branch begins with the conversation and the state of a checkpoint; give its id.
+    """Create a session whose first branch starts with the conversation and state of a checkpoint; return its id.
 
-    Its world is its own: what was done before is the other session's. Its tool track is empty, unless the calls come
-    too; they are then calls that were made in another world.
+    The session has a world of its own, without the effects of the other session. Its tool track is empty, or has the
+    copied calls of the template, marked as calls that were made in another world.
 
     Args:
         store: The store of the tenant.
         connection: A connection in a transaction that writes.
-        user_id: The user who owns the new session.
+        user_id: The owner of the new session.
         name: The name of the new session.
-        point: The row of the checkpoint.
-        called: The name that a person uses for it, with its session.
-        calls: True to bring the calls on the way to the checkpoint along, so that they can be made again.
+        point: The row of the template checkpoint.
+        called: The reference of the checkpoint, including its session.
+        calls: True to copy the calls on the path to the checkpoint, so that they can run again.
 
     Raises:
-        NotFound: The checkpoint was deleted meanwhile.
+        NotFound: The checkpoint has been deleted.
     """
     session_id = store.sessions.create(connection, user_id, name)
-    store.sessions.lock(connection, point.external_session_id)  # who erases it comes before this, or sees this
+    # An erasure of the template's session runs before this, or after it and then sees the new session.
+    store.sessions.lock(connection, point.external_session_id)
     if not store.checkpoints.find(connection, CHECKPOINT.c.id == point.id):
         raise NotFound(f"Checkpoint {called} has been deleted. To list the others, run agentgit log.")
     (branch,) = store.sessions.branches(connection, session_id)
@@ -66,13 +67,13 @@ def begin(
 
 
 def require_same(store: Store, connection: Connection, session_id: int, name: str, point: Found, called: str) -> None:
-    """Check that a session began from this checkpoint.
+    """Check that a session started from this checkpoint.
 
-    For an imported session, only the text of the reference is known.
+    For an imported session only the text of the reference is compared, because the id of its template is unknown.
 
     Raises:
-        Conflict: The session began otherwise.
-        NotFound: The session was deleted meanwhile.
+        Conflict: The session started differently.
+        NotFound: The session has been deleted.
     """
     branches = store.sessions.branches(connection, session_id)
     if not branches:
@@ -90,12 +91,12 @@ def require_same(store: Store, connection: Connection, session_id: int, name: st
 
 
 def forget(store: Store, connection: Connection, session_id: int) -> None:
-    """Take what a session that is erased was called out of the words of those that began as one of its checkpoints.
+    """Remove the name of a session that is being erased from the sessions that started from its checkpoints.
 
     Args:
-        store: The store of the tenant. Its transactions see the sessions of all users.
+        store: The store of the tenant, with access to the sessions of all users.
         connection: A connection in a transaction that writes.
-        session_id: The session, whose rows are still there.
+        session_id: The session to erase. Its rows must still exist.
     """
     mine = (BRANCH.c.tenant_id == store.tenant_id, BRANCH.c.external_session_id == session_id)
     of_mine = CHECKPOINT.join(
@@ -112,17 +113,17 @@ def forget(store: Store, connection: Connection, session_id: int) -> None:
 
 
 def is_fresh(store: Store, connection: Connection, session_id: int) -> bool:
-    """Return whether a session stands where it began, and has seen no files yet."""
+    """Return whether a session is still at its first checkpoint and has no workspace snapshot yet."""
     first, *others = store.sessions.branches(connection, session_id)
     begun = store.snapshots.last(connection, session_id) is not None or bool(others)
     return not begun and store.checkpoints.one(connection, first.head_id).number == 1
 
 
 def require_to_run(store: Store, connection: Connection, session_id: int, point: Found) -> Found:
-    """Return the first checkpoint of a session whose calls are to be made in its own world, and were not yet.
+    """Return the first checkpoint of a session whose copied calls have yet to run in its own world.
 
     Raises:
-        Conflict: The session went on without that.
+        Conflict: The session was created without the calls, or has continued without running them.
     """
     first, *others = store.sessions.branches(connection, session_id)
     beginning = store.checkpoints.by_id(connection, first.head_id)
@@ -135,12 +136,12 @@ def require_to_run(store: Store, connection: Connection, session_id: int, point:
 
 
 def with_files(store: Store, connection: Connection, session_id: int) -> None:
-    """Let the beginning of a session have the files that were just brought, so that a rollback brings them again.
+    """Attach the restored files to the first checkpoint of a session, so that a rollback can restore them again.
 
     Args:
         store: The store of the tenant.
         connection: A connection in a transaction that writes.
-        session_id: A session that began as a template, and has not gone on.
+        session_id: A session that started from a template and has not continued yet.
     """
     branch = store.sessions.branches(connection, session_id)[0]
     files = store.snapshots.of_branch(connection, branch)

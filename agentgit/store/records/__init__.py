@@ -1,1 +1,1 @@
-"""Sessions, branches, checkpoints, tool invocations, the world log, operations, tags, users, keys, members."""
+"""Stores of sessions, branches, checkpoints, tool invocations, world log, operations, tags, users, keys, members."""

@@ -29,13 +29,12 @@ class Snapshot:
     """The state that a new checkpoint refers to.
 
     Args:
-        graph_checkpoint_id: LangGraph's checkpoint; None before the first.
-        state_hash: The hash of the state there.
+        graph_checkpoint_id: The id of LangGraph's checkpoint; None before the first.
+        state_hash: The hash of the state.
         position: The number of tool invocations before it.
         message_count: The number of messages in its conversation.
-        workspace_snapshot_id: The row of its files' snapshot; None if no workspace is attached.
-        pending: The pending writes there, as `agentgit.store.threads.pending_writes` reads them; None if they are not
-            known.
+        workspace_snapshot_id: The id of the row of its workspace snapshot; None if no workspace is attached.
+        pending: The pending writes, in the format of `agentgit.store.threads.pending_writes`; None if they are unknown.
     """
 
     graph_checkpoint_id: str | None
@@ -48,17 +47,17 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """The name of a new checkpoint, and why it was made.
+    """The descriptive fields of a new checkpoint.
 
     Args:
         kind: `before`, `after`, `tools`, `branch` or `named`.
-        user_id: The user who made it.
-        name: The name that a person gave it.
+        user_id: The user who made the checkpoint.
+        name: The name that a person chose.
         description: The text that a person wrote about it.
-        restore_point: The id of the user message that it belongs to.
-        data: JSON-like data that a person kept with it.
-        id: An id made beforehand, or None.
-        made_at: The time at which it was made, aware UTC; None for now.
+        restore_point: The id of the user message that the checkpoint precedes, if any.
+        data: JSON-like data that is kept with the checkpoint.
+        id: The id of the checkpoint, if it was created in advance; None for a new id.
+        made_at: The time of creation, aware UTC; None for now.
     """
 
     kind: str
@@ -72,14 +71,14 @@ class Label:
 
 
 NAME_LIMIT = 200
-"""Characters of a checkpoint's name."""
+"""The maximum length of a checkpoint's name in characters."""
 
 
 def named(user_id: int, name: str | None, description: str | None = None, data: Any = None) -> Label:
-    """Make the label of a checkpoint that somebody asked for.
+    """Create the label of a checkpoint that was explicitly requested.
 
     Raises:
-        InvalidInput: The name is empty, or longer than 200 characters.
+        InvalidInput: The name is empty or longer than 200 characters, or the description is not a string.
     """
     if name is not None and (not isinstance(name, str) or not name.strip() or len(name) > NAME_LIMIT):
         raise InvalidInput(f"{name!r} is not a valid checkpoint name. Use 1 to {NAME_LIMIT} characters.")
@@ -89,11 +88,11 @@ def named(user_id: int, name: str | None, description: str | None = None, data: 
 
 
 MERGED = "merged"
-"""The key in the data of a checkpoint that holds what a merge brought to it."""
+"""The key in the data of a checkpoint under which a merge records its source."""
 
 
 def merged_by(data: bytes | None) -> int | None:
-    """Read the id of the checkpoint that a merge brought from the data of the one that it made; None for any other."""
+    """Return the id of the merged checkpoint from the data of a merge's checkpoint; None for other checkpoints."""
     facts = from_json(data) if data is not None and MERGED.encode() in data else None
     merged = facts.get(MERGED) if isinstance(facts, dict) else None
     source = merged.get("checkpoint") if isinstance(merged, dict) else None
@@ -111,7 +110,7 @@ class CheckpointStore:
         self.tenant_id = tenant_id
 
     def add(self, connection: Connection, branch_id: int, snapshot: Snapshot, label: Label) -> int:
-        """Store a checkpoint and make it the head of its branch; give its id."""
+        """Store a checkpoint, make it the head of its branch, and return its id."""
         with span("agentgit.checkpoint", agentgit_checkpoint_kind=label.kind) as traced:
             checkpoint_id, number = self.bring(connection, branch_id, snapshot, label)
             traced.set(agentgit_checkpoint_id=checkpoint_id, agentgit_checkpoint_number=number)
@@ -129,17 +128,17 @@ class CheckpointStore:
         return checkpoint_id
 
     def prefetch(self, connection: Connection, branch_id: int) -> None:
-        """Prefetch what `add` reads, together with other queries of the transaction."""
+        """Prefetch the row that `add` reads, together with other queries of the transaction."""
         _LAST_NUMBER.prefetch(connection, self._of_branch(branch_id))
 
     def _of_branch(self, branch_id: int) -> dict[str, int]:
         return {"tenant": self.tenant_id, "branch": branch_id}
 
     def bring(self, connection: Connection, branch_id: int, snapshot: Snapshot, label: Label) -> tuple[int, int]:
-        """Store a checkpoint as `add`, of which nobody is told: an import tells of them all at once.
+        """Store a checkpoint as `add` does, but without an audit event. An import records one event for all of them.
 
         Returns:
-            Its id, and its number on its branch.
+            The id of the checkpoint and its number on the branch.
         """
         checkpoint_id = label.id or new_id()
         of_branch = self._of_branch(branch_id)
@@ -169,7 +168,7 @@ class CheckpointStore:
         return checkpoint_id, last + 1
 
     def complete(self, connection: Connection, checkpoint_id: int, workspace_snapshot_id: int) -> None:
-        """Set the files of a checkpoint that has none; the files of a template come after the checkpoint is made."""
+        """Set the files of a checkpoint that has none. A template's files are restored after the checkpoint is made."""
         this = (CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id == checkpoint_id)
         has_none = CHECKPOINT.c.workspace_snapshot_id.is_(None)
         row_codes.change(connection, CHECKPOINT, *this, has_none, workspace_snapshot_id=workspace_snapshot_id)
@@ -178,7 +177,7 @@ class CheckpointStore:
         """Read one checkpoint that must exist.
 
         Raises:
-            NotFound: It does not.
+            NotFound: The checkpoint does not exist.
         """
         asked = {"tenant": self.tenant_id, "checkpoint": checkpoint_id}
         rows = row_codes.authentic(connection, CHECKPOINT, connection.execute(_ONE, asked))
@@ -187,7 +186,7 @@ class CheckpointStore:
         return rows[0]
 
     def find(self, connection: Connection, *conditions: Any) -> Sequence[Found]:
-        """Read checkpoints, each with its branch's name, thread and session, oldest first."""
+        """Read checkpoints, each with the name, thread and session of its branch, oldest first."""
         mine = CHECKPOINT.c.tenant_id == self.tenant_id
         rows = connection.execute(_WITH_BRANCH.where(mine, *conditions).order_by(CHECKPOINT.c.id))
         found = row_codes.authentic(connection, CHECKPOINT, rows)
@@ -197,7 +196,7 @@ class CheckpointStore:
         return found
 
     def by_id(self, connection: Connection, checkpoint_id: int) -> Found:
-        """Read one checkpoint that must exist, with its branch's name, thread and session."""
+        """Read one checkpoint that must exist, with the name, thread and session of its branch."""
         return self.find(connection, CHECKPOINT.c.id == checkpoint_id)[0]
 
     def on_path(self, connection: Connection, path: Sequence[Segment]) -> Sequence[Found]:
@@ -210,14 +209,15 @@ class CheckpointStore:
         return self.find(connection, or_(*parts))
 
     def delete(self, connection: Connection, ids: Sequence[int], user_id: int | None = None) -> set[int]:
-        """Delete those of these checkpoints of one session that nothing needs; give the ids of those that went.
+        """Delete the checkpoints that nothing needs, and return the ids of the deleted ones.
 
-        Where a branch begins stays.
+        A checkpoint is kept if it is the first of a branch, a head, a branch point or the target of an operation, or
+        if it has a tag.
 
         Args:
             connection: A connection in a transaction that writes.
-            ids: The ids of the checkpoints.
-            user_id: The user who asks for it; None if the session's retention does.
+            ids: The ids of the checkpoints, all of one session.
+            user_id: The user who deletes them; None for the session's retention.
         """
         held = self._sessions_of(connection, ids)
         if not held:
@@ -238,7 +238,7 @@ class CheckpointStore:
         return set(gone)
 
     def _sessions_of(self, connection: Connection, ids: Sequence[int]) -> dict[int, int]:
-        """Return the session of each of these checkpoints that is there."""
+        """Return the session ids of the checkpoints that exist, by checkpoint id."""
         query = select(CHECKPOINT.c.id, BRANCH.c.external_session_id).join_from(CHECKPOINT, BRANCH, _ITS_BRANCH)
         parts = (query.where(CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id.in_(p)) for p in slices(ids))
         return {id: session_id for part in parts for id, session_id in connection.execute(part)}
@@ -264,7 +264,7 @@ _its_session = (
     .correlate(CHECKPOINT)
     .scalar_subquery()
 )
-"""For the indexes: without it each deletion would read all branches and operations of the tenant."""
+"""Enables the use of indexes. Without it, each deletion would read all branches and operations of the tenant."""
 
 _DELETE = CompiledStatement(
     delete(CHECKPOINT).where(
@@ -299,7 +299,7 @@ class TagStore:
         """Add a tag to a checkpoint. No-op if the checkpoint has it already.
 
         Raises:
-            Conflict: Another checkpoint of the session has the tag.
+            Conflict: Another checkpoint of the session already has the tag.
         """
         known = self.find(connection, point.external_session_id, name)
         if known is None:
@@ -323,7 +323,7 @@ class TagStore:
                 checkpoint=point.id,
             )
             known = self.find(connection, point.external_session_id, name)
-            assert known is not None  # noqa: S101  # it was just added
+            assert known is not None  # noqa: S101  # the row was just added
         if known.checkpoint_id != point.id:
             raise Conflict(
                 f"{known.reference} already has the tag {name!r}. Remove it first: session.untag({name!r}), or "
@@ -332,7 +332,7 @@ class TagStore:
         return known
 
     def remove(self, connection: Connection, session_id: int, name: str, user_id: int) -> bool:
-        """Take a tag away; tell whether it was there."""
+        """Remove a tag. Return whether it existed."""
         gone = connection.execute(delete(TAG).where(*self._named(session_id, name)))
         if gone.rowcount:
             note(connection, self.tenant_id, "tag.deleted", session_id=session_id, user_id=user_id, name=name)
@@ -344,13 +344,13 @@ class TagStore:
         return _value(row) if row is not None else None
 
     def all(self, connection: Connection, session_id: int) -> list[Tag]:
-        """Read the tags of a session, the newest first."""
+        """Read the tags of a session, newest first."""
         query = _TAGS.where(TAG.c.tenant_id == self.tenant_id, TAG.c.external_session_id == session_id)
         rows = connection.execute(query.order_by(TAG.c.created_at.desc(), TAG.c.name))
         return [_value(row) for row in row_codes.authentic(connection, TAG, rows)]
 
     def of(self, connection: Connection, checkpoint_ids: Sequence[int]) -> dict[int, list[str]]:
-        """Return the names that some checkpoints have, those that have any."""
+        """Return the tag names of these checkpoints by checkpoint id; checkpoints without tags are left out."""
         found: dict[int, list[str]] = {}
         for part in slices(checkpoint_ids):
             for row in connection.execute(_OF, {"tenant": self.tenant_id, "ids": part}):
@@ -358,7 +358,7 @@ class TagStore:
         return {checkpoint_id: sorted(names) for checkpoint_id, names in found.items()}
 
     def names(self, connection: Connection, session_id: int) -> dict[int, list[str]]:
-        """Return the names that the checkpoints of a session have, those that have any."""
+        """Return the tag names of a session by checkpoint id; checkpoints without tags are left out."""
         found: dict[int, list[str]] = {}
         query = select(TAG.c.checkpoint_id, TAG.c.name).where(
             TAG.c.tenant_id == self.tenant_id, TAG.c.external_session_id == session_id

@@ -1,4 +1,4 @@
-"""Opening an encrypted database: all its keys must be there and be the right ones before anything is read."""
+"""Encryption keys of a database: before anything is read, all of them must be available and correct."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from agentgit.store.sql.tables import ENCRYPTION_KEY
 
 _PLACE, _PROOF = "encryption_key.proof", b"agentgit"
 _WHOLE = b"agentgit, nothing is in clear, and every row has its code"
-"""The contents of the proof of a key: that it is this key, and whether everything was encrypted at the time."""
+"""The plaintexts of a key's proof. It proves that the key is the same, and `_WHOLE` that everything is encrypted."""
 
 
 def unlock(database: Database, tenant_id: int) -> None:
-    """Check that the keys of a tenant are available, and register the one that is new.
+    """Check that the keys of a tenant are available, and register the current key if it is new.
 
     Args:
-        database: The database as it was opened, with keys or without.
-        tenant_id: The tenant whose values are read and written with it from now on.
+        database: The opened database, with or without keys.
+        tenant_id: The tenant whose values the database reads and writes from now on.
 
     Raises:
-        KeyMissing: A key that may seal values was not given.
-        InvalidInput: A key is not the same as before.
+        KeyMissing: A registered key was not given.
+        InvalidInput: A key differs from the registered key of the same name.
     """
     seal = database.seal
     if seal is not None:
@@ -44,31 +44,31 @@ def unlock(database: Database, tenant_id: int) -> None:
         if not seal.is_whole:
             with database.reading() as connection:
                 stored = counts(connection, tenant_id)
-            # What has a key that is not known had one: somebody took its row away, and with it what that said.
+            # Values sealed with an unregistered key mean that its row was deleted, and with it what its proof stated.
             seal.is_whole = "" not in stored or not stored.keys() <= {"", *known}
         database.write(lambda connection: _register(connection, tenant_id, seal), durable=True)
 
 
 def registered(connection: Connection, tenant_id: int) -> dict[str, bytes]:
-    """Return the keys that values of a tenant may be sealed with, each with its proof."""
+    """Return the names of the keys that may seal values of a tenant, each with its proof."""
     rows = connection.execute(
         select(ENCRYPTION_KEY.c.id, ENCRYPTION_KEY.c.proof)
         .where(ENCRYPTION_KEY.c.tenant_id == tenant_id)
         .order_by(ENCRYPTION_KEY.c.id)
     )
-    # SQLite keeps a text in a column of bytes, too: it is no proof.
+    # SQLite also stores text in a column of bytes; text is not a proof.
     return {row.id: b"" if isinstance(row.proof, str) else bytes(row.proof) for row in rows}
 
 
 def forget(connection: Connection, tenant_id: int, name: str) -> None:
-    """Forget a key that nothing is sealed with any more."""
+    """Delete the registration of a key that no longer seals any value."""
     connection.execute(
         delete(ENCRYPTION_KEY).where(ENCRYPTION_KEY.c.tenant_id == tenant_id, ENCRYPTION_KEY.c.id == name)
     )
 
 
 def prove(connection: Connection, tenant_id: int, seal: Seal, *, is_whole: bool) -> None:
-    """Write down whether all that a tenant has is sealed, in the proofs of its keys, where nobody can forge it."""
+    """Record whether all values of a tenant are sealed, in the proofs of its keys, which cannot be forged."""
     for name in registered(connection, tenant_id):
         if name in seal.keyring:
             same = (ENCRYPTION_KEY.c.tenant_id == tenant_id, ENCRYPTION_KEY.c.id == name)
@@ -88,15 +88,15 @@ def _register(connection: Connection, tenant_id: int, seal: Seal) -> None:
         "proof": _proof(seal, name, is_whole=seal.is_whole),
         "created_at": datetime.now(UTC),
     }
-    if not _ADD.count(connection, values):  # another process was faster; its key may be another one
+    if not _ADD.count(connection, values):  # another process registered this name first, perhaps for a different key
         seal.is_whole |= _says_whole(seal, name, registered(connection, tenant_id)[name])
 
 
 def _says_whole(seal: Seal, name: str, proof: bytes) -> bool:
-    """Return whether the proof of a key says that nothing is in clear.
+    """Return whether the proof of a key states that everything is encrypted.
 
     Raises:
-        InvalidInput: It is another key's.
+        InvalidInput: The proof belongs to a different key.
     """
     try:
         said = seal.open(_PLACE, proof) if key_of(proof) == name else b""

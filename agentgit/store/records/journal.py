@@ -1,11 +1,11 @@
-"""The journal of effects: every tool invocation, its status, and the order in which things happened in the world.
+"""The journal: every tool invocation with its status, and the order in which effects happened in the world.
 
     forward: intended → done | failed | unknown | paused        reverse: done → reversing → reversed | reverse_failed
 
-A call that waits for a person's answer is `paused`; answered, it runs again as a call of its own. A paused one has done
-nothing, so it has no place on the track and counts in no position; it is shown only while it waits.
+A call that waits for a person's answer is `paused`. Once answered, it runs again as a new call. A paused call has done
+nothing, so it has no place on the track and does not count in any position. It is shown only while it waits.
 
-Each step is its own compare-and-swap on `status`, so that no two processes take the same one.
+Each transition is a compare-and-swap on `status`, so that two processes cannot both make it.
 """
 
 from __future__ import annotations
@@ -48,25 +48,25 @@ from agentgit.store.sql.tables import (
 from agentgit.values import as_object, from_json, to_json
 
 LOGGED = frozenset({"done", "failed", "unknown", "reversed", "reverse_unknown"})
-"""The statuses after which something may be otherwise in the world."""
+"""The statuses after which the world may have changed. A change to one of them is written to the world log."""
 
 LAST_LOGGED = {status: (status,) for status in LOGGED} | dict.fromkeys(
     (REVERSING, REVERSE_FAILED), (DONE, REVERSE_UNKNOWN)
 )
-"""The last events in the world log of a call that has this status now. For other statuses it has none."""
+"""For each status, the possible last events of the call in the world log. With other statuses it has no event."""
 
 TOLD = LOGGED | {REVERSE_FAILED}
-"""The statuses that the audit trail tells of."""
+"""The statuses that are recorded in the audit trail."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackPart:
-    """The part of a track that one branch recorded itself.
+    """The part of a track that one branch recorded.
 
     Args:
         branch_id: The branch.
-        before: The number of invocations before its first one.
-        count: The number of its own invocations that belong to the track; None for all.
+        before: The number of invocations on the track before this part.
+        count: The number of invocations of the branch that belong to the track; None for all.
     """
 
     branch_id: int
@@ -80,23 +80,23 @@ class Intent:
 
     Args:
         session_id: The external session.
-        branch_id: The branch that calls.
-        batch: The calls of one AI message have the same, those of a later one a greater number.
-        batch_index: Its place in the AI message.
+        branch_id: The branch that makes the call.
+        batch: The number of the AI message: equal for the calls of one message, greater for those of a later one.
+        batch_index: The index of the call in the AI message.
         tool_name: The name of the tool.
-        tool_call_id: The id of the call in the AI message, if one asked for it.
+        tool_call_id: The id of the call in the AI message; None if no message requested it.
         effect: The effect of the tool on the world.
-        undo: The qualified name of its undo function.
+        undo: The qualified name of the undo function.
         args: The arguments, JSON-like.
-        idempotency_key: A key that is the same for every attempt.
-        owner: The turn that calls.
-        started_at: The start, in aware UTC.
-        verify: The qualified name of the function that looks whether it happened.
-        precheck: The qualified name of the function that looks whether it can be undone.
+        idempotency_key: The key that is the same for every attempt at the call.
+        owner: The turn that makes the call.
+        started_at: The start time, aware UTC.
+        verify: The qualified name of the function that checks whether the call happened.
+        precheck: The qualified name of the function that checks whether the call can be undone.
         kind: `call`, `replay` or `redo`.
-        identity: The hash of what makes two calls the same.
-        replay_of: The invocation that it stands for.
-        task: The task that makes it, if no AI message asked for it.
+        identity: The hash by which identical calls are recognized.
+        replay_of: The id of the invocation that it replays or runs again.
+        task: The task that makes the call; None if an AI message requested it.
     """
 
     session_id: int
@@ -125,10 +125,10 @@ class CallOutcome:
 
     Args:
         status: `done`, `failed`, `paused` or `unknown`.
-        result: The value that it returned, JSON-like.
-        error: The error that it raised, as text.
-        ended_at: The time at which it ended, aware UTC; None if that is not known.
-        answers: The answers of a person that it took, JSON-like; None if it asked nothing.
+        result: The returned value, JSON-like.
+        error: The raised error, as text.
+        ended_at: The end time, aware UTC; None if it is unknown.
+        answers: The answers of a person that the call used, JSON-like; None if it asked nothing.
     """
 
     status: str
@@ -151,14 +151,15 @@ class Journal:
     # -- forward
 
     def intend(self, connection: Connection, intent: Intent) -> int:
-        """Record that a call is about to run; give its id."""
+        """Record that a call is about to run, and return its id."""
         return self.add(connection, [(intent, None)])
 
     def add(self, connection: Connection, calls: Sequence[tuple[Intent, CallOutcome | None]]) -> int:
-        """Record calls of one branch, in their order; give the id of the last.
+        """Record calls of one branch in order, and return the id of the last one.
 
         Args:
-            calls: The calls, each with its outcome; None if it is about to run.
+            connection: A connection in a transaction that writes.
+            calls: The calls, each with its outcome, or None if it is about to run.
         """
         first = self.arrivals(connection, calls[0][0].branch_id)
         rows = [self._row(intent, outcome, first + index) for index, (intent, outcome) in enumerate(calls)]
@@ -194,7 +195,7 @@ class Journal:
         }
 
     def arrivals(self, connection: Connection, branch_id: int) -> int:
-        """Return the number that the next call of a branch has."""
+        """Return the arrival number of the next call of a branch."""
         last = _LAST_ARRIVAL.all(connection, self._key(branch_id))[0].arrival
         return 0 if last is None else int(last) + 1
 
@@ -205,10 +206,10 @@ class Journal:
             connection: A connection in a transaction that writes.
             invocation_id: The invocation.
             outcome: The outcome of the call.
-            is_past: True if it was made elsewhere long ago: then the trail does not tell of it.
+            is_past: True if the call was made earlier in another system. It is then not recorded in the audit trail.
 
         Raises:
-            Conflict: Its status is no longer one that can end so.
+            Conflict: The current status of the call does not allow this outcome.
         """
         row = self._move(connection, invocation_id, outcome.status, **_ended(outcome))
         if row.effect != READ_ONLY:
@@ -217,11 +218,11 @@ class Journal:
             self._log(connection, row, outcome.status, None)
 
     def abandon(self, connection: Connection, branch_id: int, owner: str | None) -> None:
-        """Mark the calls of a turn that ended without their outcome: nobody knows whether they happened."""
+        """Mark the calls that a turn left without an outcome as `unknown`."""
         self.abandoning(connection, branch_id, owner)()
 
     def abandoning(self, connection: Connection, branch_id: int, owner: str | None) -> Callable[[], None]:
-        """Ask which calls a turn has left; give what does as `abandon` when it is called."""
+        """Query the calls that a turn left without an outcome. Return a function that does what `abandon` does."""
         left = _RUNNING.ask(connection, {**self._key(branch_id), "by": owner})
 
         def abandon() -> None:
@@ -230,7 +231,7 @@ class Journal:
 
         return abandon
 
-    # -- reverse, and what a person decides
+    # -- reversal and decisions
 
     def move(
         self,
@@ -243,18 +244,19 @@ class Journal:
         error: str | None = None,
         result: Any = None,
     ) -> None:
-        """Move one invocation to another status, by the rules of the journal.
+        """Change the status of an invocation, if the journal allows this transition.
 
         Args:
+            connection: A connection in a transaction that writes.
             invocation_id: The invocation.
             status: The new status.
-            operation_id: The rollback that does it.
-            owner: The piece of work that does it.
-            error: The error that its undo raised.
+            operation_id: The rollback that makes the change.
+            owner: The piece of work that makes the change.
+            error: The error that the undo function raised.
             result: The result of the call, if it became known only now.
 
         Raises:
-            Conflict: It is not in a status from which that may follow.
+            Conflict: The current status does not allow the new one.
         """
         values = {"result": to_json(result)} if result is not None else {}
         row = self._move(connection, invocation_id, status, owner=owner, error_message=error, **values)
@@ -262,17 +264,17 @@ class Journal:
         self._log(connection, row, status, operation_id)
 
     def remark(self, connection: Connection, call: ToolInvocation, error: str | None) -> None:
-        """Write down what else is known of a call whose outcome nobody knows, if that is still so.
+        """Replace the error message of a call whose outcome is unknown. No-op if its status has changed meanwhile.
 
         Args:
             connection: A connection in a transaction that writes.
             call: The call, as it was last read.
-            error: Its new error message.
+            error: The new error message.
         """
         self.change(connection, call.id, TOOL_INVOCATION.c.status == call.status, error_message=error)
 
     def change(self, connection: Connection, invocation_id: int, *conditions: Any, **values: Any) -> None:
-        """Change an invocation if it meets some conditions, whatever its status."""
+        """Change columns of an invocation if it meets the conditions, without regard to its status."""
         this = (TOOL_INVOCATION.c.tenant_id == self.tenant_id, TOOL_INVOCATION.c.id == invocation_id)
         row_codes.change(connection, TOOL_INVOCATION, *this, *conditions, **values)
 
@@ -328,7 +330,7 @@ class Journal:
     # -- reading
 
     def tally(self, connection: Connection, branch_id: int) -> Callable[[], tuple[int, int]]:
-        """Ask for the count of calls that a branch made itself, and the number that its next batch has."""
+        """Query the number of calls that a branch made itself and the number of its next batch. Return a getter."""
         asked = _TALLY.ask(connection, self._key(branch_id))
 
         def told() -> tuple[int, int]:
@@ -338,24 +340,24 @@ class Journal:
         return told
 
     def count(self, connection: Connection, branch_id: int, *, before_batch: int | None) -> int:
-        """Count the calls that a branch made itself before one of its batches; None for all."""
+        """Count the calls that a branch made itself before a batch; `before_batch=None` counts all."""
         until = 2**31 - 1 if before_batch is None else before_batch
         return int(connection.execute(_COUNT, {**self._key(branch_id), "until": until}).scalar_one())
 
     def last_batch(self, connection: Connection, branch_id: int, tool_call_ids: Iterable[str]) -> int | None:
-        """Return the newest batch of a branch that one of these tool calls belongs to; None if none was recorded."""
+        """Return the newest batch of a branch that contains one of these tool calls; None if none was recorded."""
         called = TOOL_INVOCATION.c.tool_call_id.in_(bindparam("calls", expanding=True))
         query = select(func.max(TOOL_INVOCATION.c.batch)).where(self._of(branch_id), called)
         found = connection.execute(query, {"calls": list(tool_call_ids)}).scalar()
         return int(found) if found is not None else None
 
     def track(self, connection: Connection, parts: Sequence[TrackPart], skip: int = 0) -> list[ToolInvocation]:
-        """Read a track, in the order of the AI messages.
+        """Read a track in the order of the AI messages.
 
         Args:
             connection: Any open connection.
-            parts: The parts, root first. The last is the branch that is looked at.
-            skip: The number of calls to leave out at its beginning, up to the end of a batch.
+            parts: The parts of the track, root first. The last one is the branch whose track it is.
+            skip: The number of calls to skip at the start; it must end at the end of a batch.
         """
         track: list[ToolInvocation] = []
         for part in parts:
@@ -380,14 +382,14 @@ class Journal:
         Args:
             connection: Any open connection.
             branch_id: The branch.
-            position: The length of its track.
+            position: The length of its track, which is the position of the first returned call.
         """
         rows = self.authentic(connection, connection.execute(_PAUSED, self._key(branch_id)).all())
         runs = self._runs(connection, rows)
         return [_value(row, branch_id, position + n, runs.get(row.id, 1)) for n, row in enumerate(rows)]
 
     def _runs(self, connection: Connection, rows: Sequence[Row[Any]]) -> dict[int, int]:
-        """Count how often the tools of these calls have begun, of those that waited for a person on the way."""
+        """Return how often the tool of each call started; only for calls that received an answer of a person."""
         asked = [row.id for row in rows if row.answers is not None]
         found = [row for part in slices(asked) for row in connection.execute(_BEGUN, {**self._mine, "ids": part})]
         return {row.id: row.paused + 1 for row in found}
@@ -397,7 +399,7 @@ class Journal:
         return {"tenant": self.tenant_id}
 
     def last_of(self, connection: Connection, part: TrackPart) -> int:
-        """Return the arrival of the last call of a part of a track; -1 if it has none."""
+        """Return the arrival number of the last call of a track part; -1 if the part has no calls."""
         if part.count == 0:
             return -1
         if part.count is None:
@@ -407,15 +409,15 @@ class Journal:
         return int(found) if found is not None else 2**31 - 1
 
     def own_values(self, connection: Connection, rows: Sequence[Row[Any]]) -> list[ToolInvocation]:
-        """Make values of rows, each as the branch that recorded it sees it; positions are those of its track.
+        """Convert rows to values from the view of the branches that recorded them, with positions on those tracks.
 
         Args:
             connection: Any open connection.
-            rows: The rows, with the column `inherited` of their branch, as `WITH_BRANCH` returns them.
+            rows: The rows, each with the column `inherited` of its branch; see `WITH_BRANCH`.
         """
         of_branch: dict[int, list[int]] = {}
         for row in self.authentic(connection, rows):
-            if row.kind != REDO:  # that has no place of its own
+            if row.kind != REDO:  # a redo has no place of its own
                 of_branch.setdefault(row.internal_session_id, []).append(row.id)
         ranks: dict[int, int] = {}
         for branch_id, ids in of_branch.items():
@@ -429,15 +431,15 @@ class Journal:
         ]
 
     def authentic(self, connection: Connection, rows: Sequence[Row[Any]]) -> Sequence[Row[Any]]:
-        """Return rows of calls as they were read, if nobody without the key has changed one."""
+        """Verify the authentication codes of rows of calls, and return the rows."""
         return row_codes.authentic(connection, TOOL_INVOCATION, rows)
 
     def invocation(self, connection: Connection, invocation_id: int) -> ToolInvocation | None:
-        """Read one invocation, as the branch that recorded it sees it; None if there is none."""
+        """Read one invocation from the view of the branch that recorded it; None if it does not exist."""
         return self.invocations(connection, [invocation_id]).get(invocation_id)
 
     def invocations(self, connection: Connection, ids: Sequence[int]) -> dict[int, ToolInvocation]:
-        """Read several invocations, each as the branch that recorded it sees it, by their ids."""
+        """Read several invocations by id, each from the view of the branch that recorded it."""
         query = select(TOOL_INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH)
         mine = TOOL_INVOCATION.c.tenant_id == self.tenant_id
         rows = [
@@ -446,7 +448,7 @@ class Journal:
         return {call.id: call for call in self.own_values(connection, rows)}
 
     def in_reversal(self, connection: Connection, session_id: int, owner: str | None) -> list[int]:
-        """List the invocations of a session that this owner is, or was when it died, about to reverse."""
+        """Return the ids of the invocations of a session that this owner was reversing, even if it is dead."""
         query = select(TOOL_INVOCATION.c.id).where(
             TOOL_INVOCATION.c.tenant_id == self.tenant_id,
             TOOL_INVOCATION.c.external_session_id == session_id,
@@ -463,9 +465,9 @@ class Journal:
 
 
 HAS_PLACE = and_(TOOL_INVOCATION.c.status != PAUSED, TOOL_INVOCATION.c.kind != REDO)
-"""The calls with a place on the track: not a call that waits for an answer, nor one that ran again for another."""
+"""The condition for calls with a place on the track: not paused, and not run again in place of another call."""
 
-# The statements of every turn and call, built once: building one takes as long as running it.
+# The statements of every turn and call are built once, because building one takes as long as running it.
 _of_branch = (
     TOOL_INVOCATION.c.tenant_id == bindparam("tenant"),
     TOOL_INVOCATION.c.internal_session_id == bindparam("branch"),
@@ -530,7 +532,7 @@ IN_ORDER = (
     TOOL_INVOCATION.c.started_at,
     TOOL_INVOCATION.c.arrival,
 )
-"""The order of a branch's own calls, as `_order` sorts them."""
+"""The SQL order of a branch's own calls, the same as `_order`."""
 _ranked = (
     select(TOOL_INVOCATION.c.id, (func.row_number().over(order_by=IN_ORDER) - 1).label("rank"))
     .where(*_of_branch, HAS_PLACE)
@@ -557,7 +559,7 @@ NOT_ENDED = {"result": None, "error_message": None, "ended_at": None, "answers":
 
 @functools.cache
 def _moving(status: str, columns: tuple[str, ...]) -> CompiledStatement:
-    """Make the statement that moves an invocation to a status if that may follow the one it has, and gives the row."""
+    """Build the statement that sets the status of an invocation if the current one allows it, and returns the row."""
     before = [status_before for status_before, after in MOVES.items() if status in after]
     new: dict[str, Any] = {name: bindparam(f"new_{name}") for name in columns}
     return CompiledStatement(
@@ -578,12 +580,12 @@ def _ended(outcome: CallOutcome) -> dict[str, Any]:
 
 
 def _order(row: Row[Any]) -> tuple[Any, ...]:
-    """Sort by the order of the AI messages; what a tool itself called comes after it."""
+    """Return the sort key for the order of the AI messages; the calls that a tool makes come after it."""
     return row.batch, row.batch_index, row.started_at, row.arrival
 
 
 def _value(row: Row[Any], seen_by: int, position: int, runs: int) -> ToolInvocation:
-    """Make the value of a row; on another branch than its own it is a replay of itself."""
+    """Convert a row to a value. On a branch other than its own, the call appears as a replay of itself."""
     own = row.internal_session_id == seen_by
     return ToolInvocation(
         id=row.id,

@@ -1,7 +1,7 @@
-"""The log: checkpoints by page, the newest first, from columns and an index; no state is read.
+"""The log: pages of checkpoints, newest first, read from columns and an index without any state.
 
-A page is found branch by branch: each gives its newest ones, and a branch whose newest one is older than all that is
-wanted is not asked at all.
+A page is read branch by branch, each branch yielding its newest checkpoints. A branch is skipped if its newest
+checkpoint is older than the whole page.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT
 
 ALL = 2**31 - 1
-"""More checkpoints than a branch has."""
+"""A number greater than that of any checkpoint on a branch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogPart:
-    """The part of a log that lies on one branch.
+    """The part of a log on one branch.
 
     Args:
         branch_id: The branch.
-        until: The number of its last checkpoint that belongs to the log.
-        newest_id: The newest of them, if that is known.
-        beyond: The number of later checkpoints of the branch, as far as their texts can be found.
+        until: The number of the last checkpoint of the branch that belongs to the log.
+        newest_id: The id of the newest checkpoint of the part, if it is known.
+        beyond: The number of later checkpoints of the branch that are in the search index.
     """
 
     branch_id: int
@@ -42,11 +42,11 @@ class LogPart:
 
 
 def of_path(path: Sequence[Segment], *, points: bool = False) -> list[LogPart]:
-    """Return the parts of a path.
+    """Return the log parts of a path.
 
     Args:
         path: The path, root first.
-        points: True to have also the checkpoints where its branches left, for which their first ones stand.
+        points: True to include the branch points, which the first checkpoint of the next branch stands for.
     """
     ends = [segment.branch.branch_point_id for segment in path[1:]]
     newest = [*ends, path[-1].branch.head_id]
@@ -58,12 +58,12 @@ def of_path(path: Sequence[Segment], *, points: bool = False) -> list[LogPart]:
 
 
 def of_branches(branches: Iterable[Found]) -> list[LogPart]:
-    """Return the parts of a log of whole branches."""
+    """Return the log parts of whole branches."""
     return [LogPart(branch_id=row.id, newest_id=row.head_id) for row in branches if row.head_id is not None]
 
 
 class LogStore:
-    """The checkpoints of one tenant, in order of time.
+    """The checkpoints of one tenant in order of time.
 
     Args:
         tenant_id: The tenant.
@@ -81,15 +81,15 @@ class LogStore:
         after: Mark,
         limit: int,
     ) -> list[Found]:
-        """Read checkpoints, the newest first, each with its branch's name, thread and session.
+        """Read checkpoints, newest first, each with the name, thread and session of its branch.
 
         Args:
             connection: Any open connection.
             parts: The parts of branches to read.
             wanted: The filter for the checkpoints.
-            tagged: The id of the checkpoint that has the tag which is asked for.
-            after: Read only what comes after this.
-            limit: The greatest number of them.
+            tagged: The id of the checkpoint that has the tag of the filter; None if there is none.
+            after: The position after which the page starts.
+            limit: The maximum number of checkpoints.
         """
         prepared = _rows(_shape(wanted))
         found: list[Found] = []
@@ -102,12 +102,12 @@ class LogStore:
         return found
 
     def count(self, connection: Connection, parts: Sequence[LogPart], wanted: Filter, tagged: int | None) -> int:
-        """Count checkpoints, without reading one."""
+        """Count checkpoints without reading them."""
         prepared = _count(_shape(wanted))
         return sum(prepared.all(connection, self._given(part, wanted, tagged))[0].count for part in parts)
 
     def back(self, connection: Connection, path: Sequence[Segment], steps: int) -> Found | None:
-        """Read the checkpoint that is so many steps before the end of a path; None if it is shorter."""
+        """Read the checkpoint that is `steps` before the end of a path; None if the path is shorter."""
         for part in reversed(of_path(path)):
             given = {"tenant": self.tenant_id, "branch": part.branch_id, "end": part.until}
             rows = row_codes.authentic(connection, CHECKPOINT, _BACK.all(connection, {**given, "steps": steps}))
@@ -118,7 +118,7 @@ class LogStore:
         return None
 
     def _newest(self, connection: Connection, parts: Sequence[LogPart]) -> list[tuple[Mark, LogPart]]:
-        """Pair each part with the newest mark that its checkpoints can have."""
+        """Pair each part with an upper bound of the marks of its checkpoints."""
         ids = [part.newest_id for part in parts if part.newest_id is not None] if len(parts) > 1 else []
         known: dict[int, Mark] = {}
         for some in slices(ids):
@@ -129,7 +129,7 @@ class LogStore:
     def _given(self, part: LogPart, wanted: Filter, tagged: int | None) -> dict[str, Any]:
         asked = {name: value for name, value in asdict(wanted).items() if value is not None}
         if "tag" in asked:
-            asked["tag"] = tagged or 0  # no checkpoint has it
+            asked["tag"] = tagged or 0  # no checkpoint has id 0
         return {"tenant": self.tenant_id, "branch": part.branch_id, "end": part.until, **asked}
 
 
@@ -170,7 +170,7 @@ def _conditions(shape: tuple[str, ...]) -> list[Any]:
 
 @functools.cache
 def _rows(shape: tuple[str, ...]) -> CompiledStatement:
-    """Make the query of a page, one for each set of conditions."""
+    """Build the query of a page for a set of conditions."""
     order = (_C.created_at, _C.id)
     behind = tuple_(*order) < tuple_(bindparam("at", type_=_C.created_at.type), bindparam("last", type_=_C.id.type))
     query: Select[Any] = _WITH_BRANCH.where(*_conditions(shape), behind)

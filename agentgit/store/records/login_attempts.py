@@ -1,8 +1,8 @@
 """Limits on failed logins, counted in the database so that they hold across all processes.
 
-An attempt with a password counts before it is checked, so that a thousand at the same time count as a thousand. One
-that succeeds is taken off again. Keys and tokens, which nobody can guess, count only when they fail, so that a good
-one costs no write. The database stores a hash of the name or the address, and deletes it after a day.
+A password attempt is counted before the password is checked, so that a thousand concurrent attempts count as a
+thousand; a successful attempt is subtracted again. Keys and tokens cannot be guessed, so they are counted only when
+they fail, and a valid one costs no write. The database stores only a hash of the name or the address, for one day.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from agentgit.errors import TooManyAttempts
 from agentgit.store.sql.tables import LOGIN_FAILURE
 
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=2), timedelta(minutes=15)
-"""The pause between attempts after too many. It doubles each time."""
+"""The first and the longest pause after too many attempts. The pause doubles with each attempt."""
 
 FORGOTTEN = timedelta(days=1)
-"""The time after the last failure at which all failures are forgotten."""
+"""The time after the last failure when all failures of a subject are deleted."""
 
 
 class LoginSubject(NamedTuple):
@@ -31,7 +31,7 @@ class LoginSubject(NamedTuple):
 
     Args:
         hash: The hash of the name or the address.
-        free: The number of attempts that cost nothing.
+        free: The number of failures before pauses start.
     """
 
     hash: bytes
@@ -39,18 +39,18 @@ class LoginSubject(NamedTuple):
 
 
 def hidden(tenant_id: int, kind: str, value: str) -> bytes:
-    """Return what stands for a name or an address, so that neither is stored.
+    """Return the hash that is stored instead of a name or an address.
 
     Args:
-        tenant_id: The tenant. The same value is something else in another tenant.
-        kind: The kind of the value. What is kept of one kind says nothing of another.
+        tenant_id: The tenant. The same value has another hash in another tenant.
+        kind: The kind of the value. The same value has another hash for another kind.
         value: The name or the address.
     """
     return hashlib.sha256(f"{tenant_id}\0{kind}\0{value}".encode(errors="surrogatepass")).digest()
 
 
 class LoginAttempts:
-    """The failures of one tenant.
+    """The failed logins of one tenant.
 
     Args:
         tenant_id: The tenant.
@@ -60,14 +60,15 @@ class LoginAttempts:
         self.tenant_id = tenant_id
 
     def subjects(self, name: str | None, source: str | None, device: str | None = None) -> list[LoginSubject]:
-        """Return what an attempt counts for; first what is forgotten when it succeeds.
+        """Return the subjects for which an attempt counts. Success deletes the failures of the first one.
 
         Args:
-            name: The user that it was to be, also one who is not there; None of a key or a token.
-            source: The address that it came from, if that is known. Then a name is blocked for that address, and for
-                all only after many more: nobody can shut others out with a few wrong passwords.
-            device: The device on which this user has logged in before, if it is known. Then nothing else counts:
-                nobody can shut them out there with many wrong passwords, nor from the same address.
+            name: The given user name, even if no such user exists; None for a key or a token.
+            source: The address of the attempt, if it is known. The name is then blocked first for that address, and
+                for all addresses only after many more failures, so that a few wrong passwords cannot lock out others.
+            device: The device on which this user has logged in before, if it is known. The attempt then counts only
+                for the device, so that wrong passwords sent from elsewhere or from the same address cannot lock out
+                the user there.
         """
         if device is not None:
             return [self._subject("device", f"{name}\0{device}", 10)]
@@ -88,7 +89,7 @@ class LoginAttempts:
         """Check that an attempt may go ahead, without counting it.
 
         Raises:
-            TooManyAttempts: There were too many attempts before.
+            TooManyAttempts: There were too many attempts; the pause is not over.
         """
         hashes = [subject.hash for subject in subjects]
         mine = and_(LOGIN_FAILURE.c.tenant_id == self.tenant_id, LOGIN_FAILURE.c.subject.in_(hashes))
@@ -99,13 +100,13 @@ class LoginAttempts:
         """Count an attempt.
 
         Raises:
-            TooManyAttempts: There were too many before; this one is not to be looked at.
+            TooManyAttempts: There were too many attempts; do not check this one.
         """
         now = datetime.now(UTC)
         connection.execute(
             delete(LOGIN_FAILURE).where(LOGIN_FAILURE.c.tenant_id == self.tenant_id, LOGIN_FAILURE.c.forget_at <= now)
         )
-        for subject in sorted(subjects):  # always in one order, so that no two wait for each other
+        for subject in sorted(subjects):  # always in the same order, to prevent deadlocks
             row = connection.execute(select(LOGIN_FAILURE).where(self._this(subject)).with_for_update()).first()
             if row is not None:
                 _require_over(row.blocked_until, now)
@@ -123,7 +124,7 @@ class LoginAttempts:
                 connection.execute(update(LOGIN_FAILURE).where(self._this(subject)).values(**values))
 
     def succeeded(self, connection: Connection, subjects: Sequence[LoginSubject]) -> None:
-        """Forget the failures of a user from an address, and take the attempt off what others count for, too."""
+        """Delete the failures of the first subject, and subtract the attempt from the others and end their pause."""
         for place, subject in enumerate(subjects):
             one_less = {"failures": LOGIN_FAILURE.c.failures - 1, "blocked_until": datetime.now(UTC)}
             gone = delete(LOGIN_FAILURE).where(self._this(subject))
@@ -132,7 +133,7 @@ class LoginAttempts:
             )
 
     def forget(self, connection: Connection, name: str) -> None:
-        """Forget the failures of a name; those with an address go by themselves within a day."""
+        """Delete the failures of a name. Those for a name and an address expire within a day."""
         for value in (f"{name}\0", name):
             connection.execute(delete(LOGIN_FAILURE).where(self._this(self._subject("user", value, 0))))
 
@@ -141,14 +142,16 @@ class LoginAttempts:
 
 
 def _require_over(blocked_until: datetime, now: datetime) -> None:
-    """Refuse an attempt during a pause; one that is longer than any was set by a clock that has gone back since."""
+    """Refuse an attempt during a pause. Ignore an end too far ahead: it was set before the clock was put back."""
     if now < blocked_until <= now + LONGEST_PAUSE:
         left = max(1, ceil((blocked_until - now).total_seconds()))
         raise TooManyAttempts(f"Too many failed attempts. Try again in {left} s.", retry_after=left)
 
 
 def network_of(source: str) -> str:
-    """Return what counts as one caller: an IPv4 address, or the /64 of an IPv6 one, which one household has whole.
+    """Return the network that counts as one caller: an IPv4 address, or the /64 network of an IPv6 address.
+
+    One household usually has a whole /64 network.
 
     Example:
         >>> network_of("192.0.2.1"), network_of("::ffff:192.0.2.1"), network_of("2001:db8::1:2:3:4")
@@ -164,7 +167,7 @@ def network_of(source: str) -> str:
 
 
 def pause(too_many: int) -> timedelta:
-    """Return how long to wait after so many failures more than are free.
+    """Return the pause after this number of failures beyond the free ones.
 
     Example:
         >>> [pause(n).total_seconds() for n in (0, 1, 2, 3, 100)]

@@ -1,4 +1,4 @@
-"""Operations: rollbacks and forks, in progress, done or half done."""
+"""Operations in the database: rollbacks, forks and switches that are running, done or partial."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from agentgit.values import as_object, to_json
 
 @dataclass(frozen=True, kw_only=True)
 class Begun:
-    """An operation that is about to begin.
+    """An operation that is about to start.
 
     Args:
-        kind: `rollback` or `fork`.
+        kind: `rollback`, `switch` or `fork`.
         session_id: The external session.
-        user_id: The user who asked for it.
-        source_id: The branch that was left.
-        target_id: The checkpoint to go to.
-        branch_id: The new branch.
-        request_id: The caller's own name for it, unique in the session; None for any.
-        owner: The piece of work that does it.
+        user_id: The user who requested the operation.
+        source_id: The branch that it leaves.
+        target_id: The target checkpoint.
+        branch_id: The branch that it leads to.
+        request_id: An id that the caller chose, unique in the session; None for a generated one.
+        owner: The piece of work that performs the operation; empty if it starts and ends in one transaction.
         request: The request and its plan, JSON-like.
     """
 
@@ -53,7 +53,7 @@ class OperationStore:
 
     Args:
         tenant_id: The tenant.
-        leases: Renews those of whoever works on one; None where they need none.
+        leases: Renews the leases of running operations; None for a database without leases.
     """
 
     def __init__(self, tenant_id: int, leases: Leases | None = None) -> None:
@@ -61,7 +61,7 @@ class OperationStore:
         self.leases = leases
 
     def begin(self, connection: Connection, begun: Begun) -> int:
-        """Record that an operation begins; give its id."""
+        """Record the start of an operation, and return its id."""
         operation_id = new_id()
         row = {
             "tenant_id": self.tenant_id,
@@ -80,13 +80,13 @@ class OperationStore:
             "created_at": datetime.now(UTC),
         }
         row_codes.add(connection, OPERATION, row)
-        if begun.owner:  # what is done in the very transaction in which it begins, as a fork, is told when it is done
+        if begun.owner:  # one that ends in this transaction, such as a fork, only records its end
             self._take(connection, operation_id, begun.owner)
             self._tell(connection, operation_id, "begun")
         return operation_id
 
     def take(self, connection: Connection, operation_id: int, owner: str) -> None:
-        """Take up an operation that nobody is working on."""
+        """Resume an operation that nobody is working on, as its new owner."""
         row_codes.change(connection, OPERATION, self._is(operation_id), status=RUNNING)
         self._take(connection, operation_id, owner)
         self._tell(connection, operation_id, "resumed")
@@ -100,10 +100,10 @@ class OperationStore:
         self.leases.keep(owner, Held(OPERATION, self.tenant_id, operation_id))
 
     def hold(self, connection: Connection, operation_id: int, owner: str) -> None:
-        """Check that a piece of work still holds its operation, and keep it so until this transaction ends.
+        """Check that an owner still holds its operation, and lock the operation until this transaction ends.
 
         Raises:
-            Conflict: Somebody took the operation over, because they believed this piece of work was dead.
+            Conflict: Another process has taken over the operation, because it assumed that this owner was dead.
         """
         has = connection.execute(_HELD, {"tenant": self.tenant_id, "operation": operation_id}).first()
         if has is None:
@@ -115,11 +115,11 @@ class OperationStore:
             )
 
     def change(self, connection: Connection, operation_id: int, request: Mapping[str, Any]) -> None:
-        """Record that an operation has something else to do than was planned."""
+        """Replace the request of an operation whose plan has changed."""
         row_codes.change(connection, OPERATION, self._is(operation_id), request=to_json(request))
 
     def end(self, connection: Connection, operation_id: int, status: str, report: Mapping[str, Any]) -> None:
-        """Record how an operation ended, or that it stopped half way."""
+        """Record the end of an operation, or that it stopped halfway."""
         ended = {"report": to_json(report), "owner": None, "lease_until": None, "ended_at": datetime.now(UTC)}
         row_codes.change(connection, OPERATION, self._is(operation_id), status=status, **ended)
         self._tell(connection, operation_id, "done" if status == DONE else "incomplete", _counts(report))
@@ -127,7 +127,7 @@ class OperationStore:
     def _tell(
         self, connection: Connection, operation_id: int, how: str, counts: Mapping[str, int] | None = None
     ) -> None:
-        """Note for the trail what became of an operation."""
+        """Record an event of an operation in the audit trail."""
         row = connection.execute(_TOLD, {"tenant": self.tenant_id, "operation": operation_id}).first()
         if row is None:
             raise missing_row("operation", operation_id)
@@ -144,27 +144,27 @@ class OperationStore:
         )
 
     def find(self, connection: Connection, operation_id: int) -> Row[Any] | None:
-        """Read one operation."""
+        """Read one operation; None if it does not exist."""
         return row_codes.first(connection, OPERATION, select(OPERATION).where(self._is(operation_id)))
 
     def requested(self, connection: Connection, session_id: int, request_id: str) -> Row[Any] | None:
-        """Read the operation of a session that has this request id."""
+        """Read the operation of a session with this request id; None if there is none."""
         query = select(OPERATION).where(self._of(session_id), OPERATION.c.request_id == request_id)
         return row_codes.first(connection, OPERATION, query)
 
     def of_branches(self, connection: Connection, branch_ids: Sequence[int]) -> Sequence[Row[Any]]:
-        """Read the operations that made these branches or led to them, oldest first."""
+        """Read the operations that created these branches or led to them, oldest first."""
         made = OPERATION.c.internal_session_id.in_(bindparam("branches", expanding=True))
         query = select(OPERATION).where(OPERATION.c.tenant_id == self.tenant_id, made).order_by(OPERATION.c.id)
         return row_codes.authentic(connection, OPERATION, connection.execute(query, {"branches": list(branch_ids)}))
 
     def left_by_rollback(self, connection: Connection, branch_id: int, before: int) -> Row[Any] | None:
-        """Read the newest rollback that left a branch; None if an operation has led to the branch since.
+        """Read the newest rollback that left a branch; None if an operation has led back to the branch since.
 
         Args:
-            connection: A connection to the database.
+            connection: Any open connection.
             branch_id: The branch.
-            before: The id of the operation that leads to it now; only earlier ones count.
+            before: The id of the operation that leads to the branch now; only earlier operations count.
         """
         there = or_(OPERATION.c.source_id == branch_id, OPERATION.c.internal_session_id == branch_id)
         own = (OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.id < before, OPERATION.c.kind != "fork")
@@ -175,7 +175,7 @@ class OperationStore:
         return found if left else None
 
     def running(self, connection: Connection, session_id: int) -> PendingResult:
-        """Ask for the operations of a session that somebody works on, or worked on when his process died."""
+        """Query the running operations of a session, including those whose process has died."""
         return _RUNNING.ask(connection, {"tenant": self.tenant_id, "session": session_id})
 
     def all(self, connection: Connection, session_id: int) -> list[Operation]:
@@ -191,7 +191,7 @@ class OperationStore:
 
 
 def _counts(report: Mapping[str, Any]) -> dict[str, int]:
-    """Count what a report lists, where there is anything."""
+    """Return the lengths of the nonempty lists of a report."""
     return {group: len(items) for group, items in report.items() if isinstance(items, list) and items}
 
 
@@ -213,7 +213,7 @@ _RUNNING = CompiledStatement(
 
 
 def value(row: Row[Any]) -> Operation:
-    """Make the value of a row."""
+    """Convert a row to a value."""
     return Operation(
         id=row.id,
         kind=row.kind,

@@ -1,4 +1,4 @@
-"""Recorded calls: their marks in a tree, earlier attempts with standing effects, and the track of a new run."""
+"""Recorded calls: marks for the tree, lookup of earlier attempts and standing effects, and copies onto a new track."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from agentgit.values import as_object
 
 
 def marks(connection: Connection, tenant_id: int, session_id: int) -> dict[int, list[tuple[int, str]]]:
-    """Read the marks of the calls that each branch of a session made, with their places among its own calls.
+    """Read the marks of the calls of each branch in a session, with their indexes among the branch's own calls.
 
-    What was answered from a record, and what was made in another world, has none. A call that ran again has the mark
-    of the newest run.
+    Calls that were answered from the record or made in another world have no mark. A call that ran again has the mark
+    of its newest run.
 
     Args:
         connection: Any open connection.
@@ -64,7 +64,7 @@ def marked(branch: Branch, calls: Sequence[tuple[int, str]], inherited: int) -> 
 
     Args:
         branch: The branch with its points.
-        calls: The calls of the branch, as `marks` returned them.
+        calls: The indexes and marks of the branch's calls, as `marks` returned them.
         inherited: The number of calls before the first one of the branch.
     """
     ends = [point.position for point in branch.points]
@@ -109,16 +109,16 @@ _AGAIN = CompiledStatement(
 
 
 ANSWERS = frozenset({DONE, REVERSE_FAILED})
-"""The statuses of what stands and has a result."""
+"""The statuses of calls whose effect stands and that have a result."""
 
 
 class RecordedCalls:
-    """Looks up what a call is compared with.
+    """Looks up the recorded calls with which a new call is compared.
 
     Args:
         tenant_id: The tenant.
-        journal: The invocations.
-        world: The world log that they stand in.
+        journal: The store of the invocations.
+        world: The world log of the invocations.
     """
 
     def __init__(self, tenant_id: int, journal: Journal, world: WorldLog) -> None:
@@ -134,14 +134,14 @@ class RecordedCalls:
         tool_call_id: str | None,
         task: str | None,
     ) -> list[ToolInvocation]:
-        """Read the calls of a tool on a path that had this id, or that this task made, newest first.
+        """Read the earlier attempts at a call on a path: calls of the tool with this id or by this task, newest first.
 
         Args:
             connection: Any open connection.
             path: The path, root first.
             tool_name: The name of the tool.
             tool_call_id: The id of the call in the AI message; models may repeat an id.
-            task: The task; None if the id counts.
+            task: The task that makes the call; None to search by the id.
         """
         parts = {part.branch_id: part for part in path}
         place = TOOL_INVOCATION.c.tool_call_id == tool_call_id if task is None else TOOL_INVOCATION.c.task == task
@@ -156,12 +156,13 @@ class RecordedCalls:
         return self.journal.own_values(connection, [r for r in rows if r.arrival <= last[r.internal_session_id]][::-1])
 
     def shares(self, connection: Connection, path: Sequence[TrackPart], task: str) -> list[dict[str, Any]]:
-        """Read which of a person's answers the calls of a task took, later attempts and nearer branches last.
+        """Read which of a person's answers the calls of a task used, later attempts and nearer branches last.
 
         Args:
             connection: Any open connection.
-            path: The path, root first. What its branches did after they were left counts too: it is the same task.
-            task: Its name; a task that runs again has the same, on a fork too.
+            path: The path, root first. Calls that its branches made after the branch points are included, because the
+                task is the same.
+            task: The name of the task; it stays the same when the task runs again, also on a fork.
         """
         parts = [part.branch_id for part in path]
         rows = self._rows(
@@ -171,22 +172,22 @@ class RecordedCalls:
         return [share for row in rows if (share := as_object(row.answers))["task"] == task]
 
     def asked(self, connection: Connection, invocation_id: int) -> bool:
-        """Return whether a call took an answer of a person."""
+        """Return whether a call used an answer of a person."""
         answers = self.answers(connection, invocation_id)
         return answers is not None and bool(answers["taken"])
 
     def answers(self, connection: Connection, invocation_id: int) -> dict[str, Any] | None:
-        """Read which of a person's answers a call took, and which graphs it ran; None if none."""
+        """Read which of a person's answers a call used and which graphs it ran; None if there are none."""
         rows = self._rows(connection, TOOL_INVOCATION.c.id == invocation_id)
         return as_object(rows[0].answers) if rows and rows[0].answers is not None else None
 
     def standing(self, connection: Connection, session_id: int, identity: str) -> list[ToolInvocation]:
-        """Read what stands in the world of a session, or may stand there, and is the same call; oldest first.
+        """Read the identical calls whose effect is or may be in the world of a session, oldest first.
 
         Args:
             connection: Any open connection.
             session_id: The external session.
-            identity: The value that makes two calls the same.
+            identity: The hash by which identical calls are recognized.
         """
         rows = self._rows(
             connection,
@@ -201,13 +202,13 @@ class RecordedCalls:
     def inside(
         self, connection: Connection, call: ToolInvocation, statuses: Collection[str] = ANSWERS, *, reads: bool = False
     ) -> list[ToolInvocation]:
-        """Read what a call called in its turn, and what of that has one of these statuses; oldest first.
+        """Read the calls that a call made itself and that have one of these statuses, oldest first.
 
         Args:
             connection: Any open connection.
-            call: The call.
-            statuses: The statuses to look for.
-            reads: True for those that only read too.
+            call: The outer call.
+            statuses: The statuses to include.
+            reads: True to include calls that only read.
         """
         if call.ended_at is None or call.kind != CALL:
             return []
@@ -231,12 +232,12 @@ class RecordedCalls:
         return self.journal.own_values(connection, rows)
 
     def withdraw(self, connection: Connection, invocation_id: int, error: str) -> None:
-        """Record that an answer from the record was not taken: the call that it was for raised before.
+        """Mark a replay as failed, because its call raised before it used the recorded answer.
 
         Args:
             connection: A connection in a transaction that writes.
-            invocation_id: The replay; it never stood in the world.
-            error: The exception that was raised.
+            invocation_id: The replay. It never had an effect in the world.
+            error: The text of the raised exception.
         """
         is_replay = TOOL_INVOCATION.c.kind == REPLAY
         self.journal.change(connection, invocation_id, is_replay, status=FAILED, result=None, error_message=error)
@@ -253,14 +254,14 @@ def _branches(rows: Sequence[Row[Any]]) -> set[int]:
 
 
 SHOWN = {FAILED: FAILED, UNKNOWN: UNKNOWN, INTENDED: UNKNOWN, REVERSED: REVERSED}
-"""The status that a call has where it was taken over from the record; DONE for all others."""
+"""The status of a copied call, by the status of the original; `DONE` for statuses that are not listed."""
 
 
 class PlacedCall(NamedTuple):
-    """A place on the track.
+    """One position on a new track.
 
-    `row_id` is the call that has this place on the track of the parent, `original_id` the call that it stands for:
-    itself, or the one whose result answered it. `run_id` is the run that takes its place; None if the record answers.
+    `row_id` is the call at this position on the parent's track. `original_id` is that call, or the call whose result
+    answered it. `run_id` is the new run that takes the position; None if the record answers.
     """
 
     row_id: int
@@ -271,19 +272,19 @@ class PlacedCall(NamedTuple):
 def replace_track(
     connection: Connection, journal: Journal, sessions: SessionStore, branch_id: int, track: Sequence[PlacedCall]
 ) -> None:
-    """Write a branch's own track, in place of the one that it inherits.
+    """Replace the track that a branch inherits with a track of its own.
 
     Args:
         connection: A connection in a transaction that writes.
         journal: The store of the invocations.
         sessions: The store of the branches.
-        branch_id: A branch that has made no calls except those that ran again.
-        track: The calls of the track, in order.
+        branch_id: A branch whose only calls so far are those that ran again.
+        track: The positions of the new track, in order.
     """
     ids = [one.row_id for one in track]
     found = [row for part in slices(ids) for row in _rows(connection, journal, TOOL_INVOCATION.c.id.in_(part))]
     rows = {row.id: row for row in found}
-    # Past all arrivals that there were and will be, because no two of a branch may be equal at any moment.
+    # Move the existing calls past all old and new arrival numbers, which must be unique in the branch at any moment.
     behind = len(track) + journal.arrivals(connection, branch_id)
     for row in _rows(connection, journal, TOOL_INVOCATION.c.internal_session_id == branch_id):
         journal.change(connection, row.id, arrival=row.arrival + behind)
@@ -300,11 +301,11 @@ def replace_track(
 
 
 def copy_track(connection: Connection, journal: Journal, branch: Found, calls: Sequence[ToolInvocation]) -> None:
-    """Copy recorded calls to a branch of another session, as calls that were made in another world.
+    """Copy recorded calls to a branch of another session, marked as calls that were made in another world.
 
     Args:
         connection: A connection in a transaction that writes.
-        journal: The invocations.
+        journal: The store of the invocations.
         branch: The row of a branch without calls.
         calls: A track of the other session, in order.
     """
@@ -334,7 +335,7 @@ def _rows(connection: Connection, journal: Journal, condition: Any) -> Sequence[
 
 
 def _taken(row: Row[Any], branch_id: int, original_id: int) -> dict[str, Any]:
-    """Make the row of a call that is taken over from the record: it shows what that came to, and nothing ran."""
+    """Build the row of a replay, which has the outcome of the original although no tool ran."""
     status = SHOWN.get(row.status, DONE)
     nothing = dict.fromkeys(("undo", "verify", "precheck", "owner", "answers"))
     return {

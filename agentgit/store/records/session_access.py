@@ -1,4 +1,4 @@
-"""The sessions that a user sees: own ones, and those that others share as members or by links."""
+"""Access to sessions: the sessions that a user can see, their members and their share links."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _rank = case(*((SESSION_MEMBER.c.role == role, number) for number, role in enume
 
 
 class Visible:
-    """The sessions of one tenant, as its users see them.
+    """The sessions of one tenant from the view of a user.
 
     Args:
         tenant_id: The tenant.
@@ -39,7 +39,7 @@ class Visible:
     def own(
         self, connection: Connection, user_id: int, *conditions: Any, limit: int | None = None
     ) -> list[ExternalSession]:
-        """List a user's own sessions, the one that moved last first."""
+        """List a user's own sessions, most recently updated first."""
         query = self._query(literal(None).label("rank"), SESSION.outerjoin(USER, self._owner()))
         mine = query.where(SESSION.c.user_id == user_id, *conditions)
         return [
@@ -49,7 +49,7 @@ class Visible:
     def shared(
         self, connection: Connection, user_id: int, *conditions: Any, limit: int | None = None
     ) -> list[ExternalSession]:
-        """List those that others share with a user, the one that moved last first."""
+        """List the sessions that others share with a user, most recently updated first."""
         self._require_authentic(connection, user_id)
         roles = (
             select(SESSION_MEMBER.c.external_session_id, func.max(_rank).label("rank"))
@@ -68,7 +68,7 @@ class Visible:
         ]
 
     def _require_authentic(self, connection: Connection, user_id: int) -> None:
-        """Verify all shares of a user, because queries that join them do not read whole rows."""
+        """Verify the codes of all shares of a user, because queries that join them do not read whole rows."""
         if seal_of(connection) is not None:
             shares = select(SESSION_MEMBER).where(
                 SESSION_MEMBER.c.tenant_id == self.tenant_id, SESSION_MEMBER.c.user_id == user_id
@@ -85,15 +85,15 @@ class Visible:
         shared: bool,
         name: str | None,
     ) -> list[ExternalSession]:
-        """List the sessions that a user sees, the one that moved last first.
+        """List the sessions that a user can see, most recently updated first.
 
         Args:
             connection: Any open connection.
-            user_id: The user who looks.
-            limit: The greatest number of them; None for all.
-            after: The last one of the page before.
-            shared: False for own ones only.
-            name: Only sessions with this in their name.
+            user_id: The user.
+            limit: The maximum number of sessions; None for all.
+            after: The position of the last session of the previous page; None for the first page.
+            shared: False to list only the user's own sessions.
+            name: Only sessions whose name contains this text, ignoring case; None for all.
         """
         conditions: list[Any] = []
         if after is not None:
@@ -108,7 +108,7 @@ class Visible:
         return sorted([*found, *others], key=lambda one: (one.updated_at, one.id), reverse=True)[:limit]
 
     def find(self, connection: Connection, user_id: int, ref: str | int) -> list[ExternalSession]:
-        """Find the sessions that a name or an id may mean; own ones, and only if there is none, shared ones."""
+        """Find the sessions that match a name or an id: the user's own ones, or if there are none, shared ones."""
         by_id, name = [], str(ref)
         if isinstance(ref, int) and (one := self.by_id(connection, user_id, ref)) is not None:
             return [one]
@@ -116,12 +116,12 @@ class Visible:
             by_id.append(SESSION.c.id == int(name))
         found = self.own(connection, user_id, or_(SESSION.c.session_name == name, *by_id))
         full = USER.c.name.concat("/").concat(SESSION.c.session_name) == name
-        # `eve/plan` is eve's, and not what another one calls so.
+        # `eve/plan` is a session of eve; another user's session whose own name is `eve/plan` must not match.
         plain = [] if "/" in name else [SESSION.c.session_name == name]
         return found or self.shared(connection, user_id, or_(full, *plain, *by_id))
 
     def by_id(self, connection: Connection, user_id: int, session_id: int) -> ExternalSession | None:
-        """Find the session of that id; None if the user sees none."""
+        """Find the session with this id; None if the user cannot see it."""
         if not is_id(session_id):
             return None
         this = SESSION.c.id == session_id
@@ -129,7 +129,7 @@ class Visible:
         return found[0] if found else None
 
     def references(self, connection: Connection, user_id: int) -> list[str]:
-        """List how the sessions are called that a user sees."""
+        """List the references of the sessions that a user can see."""
         mine = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.user_id == user_id)
         own = connection.execute(select(SESSION.c.session_name).where(mine)).scalars()
         return [*own, *(one.reference for one in self.shared(connection, user_id))]
@@ -141,13 +141,13 @@ class Visible:
         return [row.external_session_id for row in rows]
 
     def owner(self, connection: Connection, session_id: int) -> int | None:
-        """Find whose a session is; None if it is not there."""
+        """Return the id of the owner of a session; None if the session does not exist."""
         asked = {"tenant": self.tenant_id, "session": session_id}
         rows = row_codes.authentic(connection, SESSION, _SESSION.all(connection, asked))
         return rows[0].user_id if rows else None
 
     def role(self, connection: Connection, user_id: int, session_id: int) -> tuple[Role | None, bool]:
-        """Return what a user may do with a session now, None if they do not see it; and whether it is their own."""
+        """Return the role of a user in a session (None if they cannot see it), and whether the user owns it."""
         if self.owner(connection, session_id) == user_id:
             return OWNER, True
         asked = {"tenant": self.tenant_id, "user": user_id, "session": session_id, "now": datetime.now(UTC)}
@@ -212,11 +212,11 @@ _ROLES = CompiledStatement(
 
 
 BY_NAME = 0
-"""The link of a right that no link gave."""
+"""The link id of a role that was granted by user name and not through a link."""
 
 
 class MemberStore:
-    """Whom the sessions of one tenant are shared with.
+    """The members and share links of the sessions of one tenant.
 
     Args:
         tenant_id: The tenant.
@@ -228,7 +228,7 @@ class MemberStore:
     def share(
         self, connection: Connection, session_id: int, user: User, role: Role, expires_at: datetime | None, by: int
     ) -> Member:
-        """Grant a user a role in a session, in place of one that was granted by name before."""
+        """Grant a user a role in a session. It replaces an earlier role that was granted by name."""
         since = self._put(connection, session_id, user.id, BY_NAME, role, expires_at)
         note(
             connection,
@@ -251,7 +251,7 @@ class MemberStore:
         role: Role,
         expires_at: datetime | None,
     ) -> datetime:
-        """Write a right down; give since when it holds."""
+        """Store a role, and return the time from which it is valid."""
         now = datetime.now(UTC)
         connection.execute(
             delete(SESSION_MEMBER).where(*self._of(session_id, user_id), SESSION_MEMBER.c.link_id == link_id)
@@ -269,8 +269,8 @@ class MemberStore:
         return now
 
     def remove(self, connection: Connection, session_id: int, user_id: int, by: int) -> Sequence[int]:
-        """Take all roles of somebody in a session away; give the links that they came by, `BY_NAME` among them."""
-        # In one statement: nobody comes in between, by a link that is not given then.
+        """Remove all roles of a user in a session. Return the ids of the links that gave them, including `BY_NAME`."""
+        # One statement, so that the user cannot join in between through a link that would not be returned.
         taken = delete(SESSION_MEMBER).where(*self._of(session_id, user_id)).returning(SESSION_MEMBER.c.link_id)
         links = connection.execute(taken).scalars().all()
         if links:
@@ -278,7 +278,7 @@ class MemberStore:
         return links
 
     def all(self, connection: Connection, session_id: int) -> list[Member]:
-        """List the roles in a session that hold now, by the name of the user."""
+        """List the valid roles in a session, sorted by user name."""
         query = (
             select(SESSION_MEMBER, USER.c.name)
             .select_from(
@@ -310,7 +310,7 @@ class MemberStore:
     def add_link(
         self, connection: Connection, session_id: int, role: Role, expires_at: datetime | None, by: int
     ) -> ShareLink:
-        """Make a link; its token is only in what this gives."""
+        """Create a share link. Its token is only in the returned value and cannot be read again."""
         link_id, secret, now = new_id(), new_secret(), datetime.now(UTC)
         row = {
             "tenant_id": self.tenant_id,
@@ -327,18 +327,18 @@ class MemberStore:
         return replace(made, token=link_token(link_id, secret))
 
     def links(self, connection: Connection, session_id: int) -> list[ShareLink]:
-        """List the links of a session, also those that hold no more, the oldest first."""
+        """List the links of a session, including expired and revoked ones, oldest first."""
         of = and_(SESSION_LINK.c.tenant_id == self.tenant_id, SESSION_LINK.c.external_session_id == session_id)
         rows = connection.execute(select(SESSION_LINK).where(of).order_by(SESSION_LINK.c.id))
         return [_link(row) for row in row_codes.authentic(connection, SESSION_LINK, rows)]
 
     def link(self, connection: Connection, link_id: int) -> ShareLink | None:
-        """Find a link by its id; None if there is none."""
+        """Find a link by its id; None if it does not exist."""
         row = row_codes.first(connection, SESSION_LINK, select(SESSION_LINK).where(*self._link(link_id)))
         return _link(row) if row is not None else None
 
     def revoke_link(self, connection: Connection, session_id: int, link_id: int, by: int) -> None:
-        """End a link, and the right of all who joined by it."""
+        """Revoke a link and the roles of all users who joined through it. No-op if it is already revoked."""
         this = (*self._link(link_id), SESSION_LINK.c.revoked_at.is_(None))
         if row_codes.change(connection, SESSION_LINK, *this, revoked_at=datetime.now(UTC)):
             of = (SESSION_MEMBER.c.tenant_id == self.tenant_id, SESSION_MEMBER.c.external_session_id == session_id)
@@ -346,7 +346,7 @@ class MemberStore:
             note(connection, self.tenant_id, "link.revoked", session_id=session_id, user_id=by, link=link_id)
 
     def accept(self, connection: Connection, token: str, user_id: int) -> int | None:
-        """Join a session by the token of a link; give the session, or None if no link that holds has this token."""
+        """Join a session through a link. Return the session id, or None if no valid link has this token."""
         link_id, secret = link_parts(token)
         row = row_codes.first(
             connection, SESSION_LINK, select(SESSION_LINK).where(*self._link(link_id)).with_for_update()

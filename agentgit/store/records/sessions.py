@@ -1,4 +1,4 @@
-"""Sessions and branches in the database. Every query is bound to one tenant."""
+"""Sessions and branches in the database. Every query is restricted to one tenant."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from agentgit.store.threads.lifecycle import OF_SESSIONS
 from agentgit.values import as_object, to_json
 
 Found = Row[Any]
-"""A row as SQLAlchemy or `Prepared` gives it; the rooms above read its columns, and users get values."""
+"""A row that SQLAlchemy or a `CompiledStatement` returned. Other packages read its columns; users get values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """The part of a path that lies on one branch.
+    """The part of a path on one branch.
 
     Args:
-        branch: The branch.
-        checkpoints: The number of its last checkpoint on the path; None for all.
-        track: The part of the tool track that belongs to it.
+        branch: The row of the branch.
+        checkpoints: The number of the last checkpoint of the branch on the path; None for all.
+        track: The part of the tool track on the branch.
     """
 
     branch: Found
@@ -56,7 +56,7 @@ class SessionStore:
 
     Args:
         tenant_id: The tenant.
-        leases: Renews those of runs; None where they need none.
+        leases: Renews the leases of runs; None for a database without leases.
     """
 
     def __init__(self, tenant_id: int, leases: Leases | None = None) -> None:
@@ -67,7 +67,7 @@ class SessionStore:
     # -- external sessions
 
     def create(self, connection: Connection, user_id: int, name: str) -> int:
-        """Make a session with its first branch, `main`; give its id.
+        """Create a session with its first branch, `main`, and return its id.
 
         Raises:
             NotAllowed: The user was deleted.
@@ -94,7 +94,7 @@ class SessionStore:
         """Read the row of one session that must exist.
 
         Raises:
-            NotFound: It does not.
+            NotFound: The session does not exist.
         """
         where = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
         row = row_codes.first(connection, SESSION, select(SESSION).where(where))
@@ -108,18 +108,18 @@ class SessionStore:
         return list(connection.execute(select(SESSION.c.session_name).where(where)).scalars())
 
     def current(self, connection: Connection, session_id: int) -> int | None:
-        """Return the id of the branch that a session continues on; None if the session is gone or not seen."""
+        """Return the id of a session's current branch; None if the session was deleted or is not visible."""
         this = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
         return connection.execute(select(SESSION.c.current_branch_id).where(this)).scalar()
 
     def set_current(self, connection: Connection, session_id: int, branch_id: int, user_id: int | None = None) -> None:
-        """Make the session continue on that branch.
+        """Set the current branch of a session.
 
         Args:
             connection: A connection in a transaction that writes.
             session_id: The session.
             branch_id: One of its branches.
-            user_id: The user who switches to it; None if it is part of something else that is reported.
+            user_id: The user who switches; None if the change belongs to something that is audited by itself.
 
         Raises:
             NotFound: The session was deleted.
@@ -132,24 +132,24 @@ class SessionStore:
             raise missing_row("session", session_id)
 
     def keep(self, connection: Connection, session_id: int) -> None:
-        """Let nobody erase a session until the transaction ends; others may change it."""
+        """Prevent the erasure of a session until this transaction ends. Other changes remain possible."""
         this = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
         connection.execute(select(SESSION.c.id).where(this).with_for_update(read=True, key_share=True))
 
     def lock(self, connection: Connection, session_id: int) -> None:
-        """Let nobody else begin a turn, an operation or a fenced call in a session until this transaction ends.
+        """Lock a session: until this transaction ends, no other turn, operation or fenced call can start in it.
 
-        On SQLite there is only one writer anyway.
+        No-op on SQLite, which has only one writer.
         """
         if connection.dialect.name != "sqlite":
             _LOCK.run(connection, {"tenant": self.tenant_id, "session": session_id})
 
     def touch(self, connection: Connection, session_id: int) -> bytes:
-        """Note that a session moved, and lock it, as `lock`; give its metadata as stored."""
+        """Set the update time of a session, lock it as `lock` does, and return its metadata as stored."""
         return self.touching(connection, session_id)()
 
     def touching(self, connection: Connection, session_id: int) -> Callable[[], bytes]:
-        """Do as `touch`, together with what is asked for next; give what tells the metadata."""
+        """Do what `touch` does, together with the next queries. Return a function that returns the metadata."""
         moved = {"tenant": self.tenant_id, "session": session_id, "now": datetime.now(UTC)}
         asked = _TOUCH.ask(connection, moved)
 
@@ -174,15 +174,16 @@ class SessionStore:
         branch_point_id: int | None = None,
         inherited: int = 0,
     ) -> int:
-        """Make a branch; give its id.
+        """Create a branch and return its id.
 
         Args:
-            session_id: The session that it belongs to.
+            connection: A connection in a transaction that writes.
+            session_id: The session of the branch.
             name: A name that is unique in the session.
-            status: The status, see `InternalSession`.
-            parent_id: The branch it leaves from.
-            branch_point_id: The checkpoint where it leaves.
-            inherited: The number of invocations that its track begins with.
+            status: The status; see `InternalSession`.
+            parent_id: The id of the parent branch.
+            branch_point_id: The id of the checkpoint at which the branch leaves its parent.
+            inherited: The number of invocations that its track inherits.
         """
         branch_id = new_id()
         row = {
@@ -206,13 +207,14 @@ class SessionStore:
         """Choose the name of a new branch.
 
         Args:
-            session_id: The session that it belongs to.
-            wanted: The name that a person asked for; None for the next one like `main-2`.
-            source: The branch that it is named after.
+            connection: Any open connection.
+            session_id: The session of the branch.
+            wanted: The requested name; None for the next free one, such as `main-2`.
+            source: The name of the branch from which the new name is derived.
 
         Raises:
-            InvalidInput: No branch can be called so.
-            Conflict: There is a branch or a tag of that name.
+            InvalidInput: The requested name is not a valid branch name.
+            Conflict: A branch or tag of that name already exists.
         """
         taken = {row.name for row in self.branches(connection, session_id)}
         of_session = and_(TAG.c.tenant_id == self.tenant_id, TAG.c.external_session_id == session_id)
@@ -232,12 +234,12 @@ class SessionStore:
 
         Args:
             connection: A connection in a transaction that writes.
-            session: The session as it is now.
-            name: The new name, unique for the owner.
+            session: The current value of the session.
+            name: The new name, unique among the sessions of the owner.
             user_id: The user who renames it.
 
         Raises:
-            Conflict: The owner has another session of that name.
+            Conflict: The owner already has another session of that name.
         """
         if name != session.session_name and name in self.names(connection, session.user_id):
             raise Conflict(f"Session {name} already exists. Choose another name.")
@@ -256,14 +258,14 @@ class SessionStore:
         """Rename a branch.
 
         Args:
-            connection: A connection in a transaction that writes, which has locked the session.
-            branch: The row of the branch as it is now.
+            connection: A connection in a transaction that writes and has locked the session.
+            branch: The current row of the branch.
             name: The new name, unique in the session.
             user_id: The user who renames it.
 
         Raises:
-            InvalidInput: No branch can have that name.
-            Conflict: There is a branch or a tag of that name.
+            InvalidInput: The name is not a valid branch name.
+            Conflict: A branch or tag of that name already exists.
         """
         if name != branch.name:
             self.free_name(connection, branch.external_session_id, name, branch.name)
@@ -271,7 +273,7 @@ class SessionStore:
         note(connection, self.tenant_id, "branch.renamed", branch_id=branch.id, user_id=user_id, before=branch.name)
 
     def branches(self, connection: Connection, session_id: int) -> Sequence[Found]:
-        """Read the branches of a session in the order they were made."""
+        """Read the branches of a session in order of creation."""
         query = select(BRANCH).where(BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.external_session_id == session_id)
         return row_codes.authentic(connection, BRANCH, connection.execute(query.order_by(BRANCH.c.id)))
 
@@ -279,7 +281,7 @@ class SessionStore:
         """Read one branch.
 
         Raises:
-            NotFound: It was deleted.
+            NotFound: The branch was deleted.
         """
         rows = row_codes.authentic(connection, BRANCH, _BRANCH.all(connection, self._key(branch_id)))
         if not rows:
@@ -288,10 +290,10 @@ class SessionStore:
         return row
 
     def acquire(self, connection: Connection, branch_id: int, owner: str) -> Found:
-        """Take a branch for one run, if it is open; give its row as it is then, by which the run holds it.
+        """Acquire an open branch for one run. Return its new row, which identifies the run in `hold` and `holds`.
 
         Raises:
-            Conflict: Somebody else is running it, or its rollback was not finished.
+            Conflict: Another run has the branch, or its rollback was not finished.
         """
         lease = self.leases.given if self.leases is not None else {}
         statement = _ACQUIRE[self.leases is not None]
@@ -303,7 +305,7 @@ class SessionStore:
             return row
         row = self.branch(connection, branch_id)
         require_whole(row)
-        raise Conflict(  # also if it was given back at this very moment
+        raise Conflict(  # also if the branch was released at this very moment
             f"Another agent is running branch {row.name}. Wait for its turn to end, or work on a branch of your own: "
             "agent.fork().",
             head=row.head_id,
@@ -317,12 +319,12 @@ class SessionStore:
             taken: The row that `acquire` returned.
 
         Raises:
-            Conflict: Somebody took the branch over, because they believed this run was dead.
+            Conflict: Another process has taken over the branch, because it assumed that this run was dead.
         """
         self.holding(connection, taken)()
 
     def holding(self, connection: Connection, taken: Found) -> Callable[[], None]:
-        """Ask whether a run still has its branch; give what raises as `hold` when it is called."""
+        """Query whether a run still holds its branch. Return a function that raises as `hold` does."""
         asked = _HOLD.ask(connection, self._key(taken.id))
 
         def expect() -> None:
@@ -335,64 +337,65 @@ class SessionStore:
         return expect
 
     def holds(self, connection: Connection, taken: Found) -> bool:
-        """Return whether a run still has the branch it took, as `hold`."""
+        """Return whether a run still holds the branch that it acquired."""
         return _is_held(_HOLD.first(connection, self._key(taken.id)), taken)
 
     def running(self, connection: Connection, session_id: int) -> PendingResult:
-        """Ask for the id, owner and lease of each branch of a session that a turn holds, or held when it died."""
+        """Query the id, owner and lease of each running branch of a session, including those whose run has died."""
         return _HELD_BRANCHES.ask(connection, {"tenant": self.tenant_id, "session": session_id})
 
     def is_abandoned(self, connection: Connection, row: Any) -> bool:
-        """Return whether nobody works on a branch or an operation any more, by its owner and its lease."""
+        """Return whether the owner of a branch or an operation is dead, or its lease has ended."""
         return not process.is_alive(row.owner) or is_over(connection, row.lease_until)
 
     def see(self, connection: Connection, branch: Found, seq: int) -> None:
-        """Note that a branch is up to date with the world.
+        """Record that a branch is up to date with the world.
 
         Args:
+            connection: A connection in a transaction that writes.
             branch: The row of the branch.
-            seq: The end of the world log.
+            seq: The length of the world log.
         """
         if branch.world_seen != seq:
             _SEE.run(connection, {"tenant_id": self.tenant_id, "id": branch.id}, world_seen=seq)
 
     def release(self, connection: Connection, branch_id: int, owner: str | None) -> None:
-        """Release a branch after a run. No-op if somebody else has taken it over."""
+        """Release a branch after a run. No-op if another run has taken it over."""
         _RELEASE.run(connection, {**self._key(branch_id), "by": owner})
 
     def set_status(self, connection: Connection, branch_id: int, status: str) -> None:
-        """Set what a branch is in the middle of."""
+        """Set the status of a branch, and remove its owner and lease."""
         connection.execute(_SET_STATUS, {**self._key(branch_id), "now": status})
 
     def count_turn(self, connection: Connection, branch_id: int) -> int:
-        """Count one more turn of a branch; tell how many it had."""
+        """Increment the turn counter of a branch, and return the new count."""
         meta = self._meta(connection, branch_id)
         meta["turns"] = meta.get("turns", 0) + 1
         connection.execute(_SET_META, {**self._key(branch_id), "now": to_json(meta)})
         return int(meta["turns"])
 
     def inherit_nothing(self, connection: Connection, branch_id: int) -> None:
-        """Record that a branch has the whole of its track for itself, because the calls of its path ran again."""
+        """Record that a branch inherits no calls, because it has recorded its whole track itself."""
         this = (BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.id == branch_id)
         row_codes.change(connection, BRANCH, *this, inherited=0)
 
     def note(self, connection: Connection, branch_id: int, facts: Mapping[str, Any]) -> None:
-        """Add facts to the metadata of a branch; those of the same names are replaced."""
+        """Add entries to the metadata of a branch; existing keys are replaced."""
         meta = {**self._meta(connection, branch_id), **facts}
         connection.execute(_SET_META, {**self._key(branch_id), "now": to_json(meta)})
 
     def _meta(self, connection: Connection, branch_id: int) -> dict[str, Any]:
-        """Read the metadata of a branch, which nobody else may change until this transaction ends."""
+        """Read the metadata of a branch, and lock the branch until this transaction ends."""
         row = connection.execute(_META, self._key(branch_id)).first()
         if row is None:
             raise missing_row("branch", branch_id)
         return as_object(row.meta)
 
     def lineage(self, connection: Connection, branch: Found) -> list[Segment]:
-        """Follow a branch to the root; give the parts of its path, root first.
+        """Follow a branch to the root, and return the segments of its path, root first.
 
         Raises:
-            NotFound: It was deleted since its row was read.
+            NotFound: The branch or an ancestor was deleted after the row was read.
         """
         try:
             return self._lineage(connection, branch)
@@ -406,9 +409,9 @@ class SessionStore:
         while line[-1].parent_id is not None:
             line.append(others[line[-1].parent_id])
         points = self._points(connection, [row.branch_point_id for row in line[:-1]])
-        # A branch begins with a checkpoint that stands for its branch point, so its parent's part ends before that.
+        # The first checkpoint of a branch stands for its branch point, so the parent's segment ends before that point.
         ends = [None, *(points[row.branch_point_id] - 1 for row in line[:-1])]
-        # What a branch has a track of its own for, it does not have from any of its ancestors.
+        # A branch that recorded part of the track itself takes that part from no ancestor.
         inherited = [None, *accumulate((row.inherited for row in line[:-1]), min)]
         parts = [
             Segment(
@@ -425,7 +428,7 @@ class SessionStore:
         return parts[::-1]
 
     def _points(self, connection: Connection, ids: list[int]) -> dict[int, int]:
-        """Read the numbers of some checkpoints on their branches."""
+        """Read the numbers of checkpoints on their branches, by checkpoint id."""
         query = select(*row_codes.columns(connection, CHECKPOINT, "id", "number")).where(
             CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id.in_(bindparam("ids", expanding=True))
         )
@@ -436,7 +439,7 @@ class SessionStore:
         return {"tenant": self.tenant_id, "branch": branch_id}
 
 
-# The statements of every turn, built once: building one takes as long as running it.
+# The statements of every turn are built once, because building one takes as long as running it.
 _this_branch = (BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
 _BRANCH = CompiledStatement(select(BRANCH).where(*_this_branch))
 
@@ -457,9 +460,9 @@ _TAKE = (
     .returning(BRANCH)
 )
 _ACQUIRE = {False: CompiledStatement(_TAKE), True: CompiledStatement(_TAKE.values(lease_until=UNTIL))}
-"""By whether it has a lease."""
+"""The statement that acquires a branch, by whether runs have a lease."""
 
-# Without a lock: parallel calls of one turn would each hold a share of it, and wait for the others to change the row.
+# Without a lock, because parallel calls of one turn would each hold a shared lock and block changes of the row.
 _HOLD = CompiledStatement(select(BRANCH.c.status, BRANCH.c.epoch, BRANCH.c.owner).where(*_this_branch))
 _HELD_BRANCHES = CompiledStatement(
     select(BRANCH.c.id, BRANCH.c.owner, BRANCH.c.lease_until).where(
@@ -471,7 +474,7 @@ _HELD_BRANCHES = CompiledStatement(
 _LOCK = CompiledStatement(
     select(SESSION.c.id)
     .where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
-    .with_for_update(key_share=True)  # others may still add rows that refer to it
+    .with_for_update(key_share=True)  # other transactions may still add rows that refer to the session
 )
 _SEE = row_codes.SignedUpdate(BRANCH, "world_seen")
 _RELEASE = CompiledStatement(
@@ -491,15 +494,15 @@ _TOUCH = CompiledStatement(
 
 
 def _is_held(row: Any, taken: Found) -> bool:
-    """Return whether a branch is held by who took it; also a server that went back in time may give an epoch again."""
+    """Return whether a run holds a branch. The epoch alone is not enough: a server that is restored may repeat it."""
     return row is not None and (row.status, row.epoch, row.owner) == (RUNNING, taken.epoch, taken.owner)
 
 
 def require_whole(branch: Found) -> None:
-    """Check that the rollback of a branch is not half done.
+    """Check that no rollback of a branch is unfinished.
 
     Raises:
-        Conflict: The rollback is half done.
+        Conflict: The rollback was not finished.
     """
     if branch.status not in (OPEN, RUNNING):
         raise Conflict(

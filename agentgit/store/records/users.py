@@ -32,7 +32,7 @@ class UserStore:
         self.tenant_id = tenant_id
 
     def find(self, connection: Connection, ref: User | str | int) -> User | None:
-        """Find a user by name or id; None if there is none."""
+        """Find a user by name or id; None if there is no such user."""
         if isinstance(ref, User):
             ref = ref.id
         if isinstance(ref, int) and not is_id(ref):
@@ -41,25 +41,26 @@ class UserStore:
         if isinstance(ref, int) or (ref.isascii() and ref.isdigit() and len(ref) < 17):
             named = USER.c.id == int(ref) if isinstance(ref, int) else or_(named, USER.c.id == int(ref))
         mine = and_(USER.c.tenant_id == self.tenant_id, named)
-        # A name wins over an id that reads the same.
+        # A name takes precedence over an id with the same text.
         return self._one(connection, select(USER).where(mine).order_by(USER.c.name != str(ref)))
 
     def named(self, connection: Connection, name: str) -> User | None:
-        """Find the user of exactly that name."""
+        """Find the user with exactly this name; None if there is none."""
         query = select(USER).where(USER.c.tenant_id == self.tenant_id, USER.c.name == name)
         return self._one(connection, query)
 
     def opening(self, connection: Connection, name: str) -> User | None:
-        """Find the user of exactly that name who opens the database.
+        """Find the user with exactly this name, to open the database; None if there is none.
 
-        Whoever has it and its keys can be anybody. So a row that was changed is not refused here: `fsck` has to open.
+        The authentication code of the row is not verified. Whoever has the database and its keys can act as any user,
+        and `fsck` must be able to open a database whose rows were modified.
         """
         query = select(USER).where(USER.c.tenant_id == self.tenant_id, USER.c.name == name)
         row = connection.execute(query).first()
         return _value(row) if row is not None else None
 
     def all(self, connection: Connection) -> list[User]:
-        """List them by name."""
+        """List the users by name."""
         query = select(USER).where(USER.c.tenant_id == self.tenant_id).order_by(USER.c.name, USER.c.id)
         return [_value(row) for row in row_codes.authentic(connection, USER, connection.execute(query))]
 
@@ -68,13 +69,13 @@ class UserStore:
         return _value(row) if row is not None else None
 
     def add(self, connection: Connection, name: str, *, is_admin: bool = False, by: int | None = None) -> User:
-        """Make a user.
+        """Create a user.
 
         Args:
             connection: A connection in a transaction that writes.
-            name: A free name.
+            name: A name that is not taken.
             is_admin: True for an admin.
-            by: The user who makes it; None if the database was opened for a user that was not there.
+            by: The user who creates it; None if it is created by opening the database.
         """
         user = User(id=new_id(), name=name, created_at=datetime.now(UTC), is_admin=is_admin)
         row_codes.add(connection, USER, {"tenant_id": self.tenant_id, **vars(user)})
@@ -83,19 +84,19 @@ class UserStore:
         return user
 
     def hold(self, connection: Connection, user_id: int, *, admins: bool = False) -> None:
-        """Let nobody make anything for a user until the transaction ends.
+        """Lock a user: until this transaction ends, nothing can be created for the user.
 
         Args:
             connection: A connection in a transaction that writes.
             user_id: The user.
-            admins: True to hold all admins, too; in one order, so that no two wait for each other.
+            admins: True to lock all admins too. Users are locked in a fixed order, to prevent deadlocks.
         """
         held = or_(USER.c.id == user_id, USER.c.is_admin) if admins else USER.c.id == user_id
         query = select(USER.c.id).where(USER.c.tenant_id == self.tenant_id, held).order_by(USER.c.id)
         connection.execute(query.with_for_update())
 
     def expect(self, connection: Connection, user_id: int) -> None:
-        """Check that a user exists, and keep the user until the transaction ends.
+        """Check that a user exists, and prevent their deletion until this transaction ends.
 
         Raises:
             NotAllowed: The user was deleted.
@@ -112,43 +113,45 @@ class UserStore:
         row_codes.change(connection, USER, this, **values)
 
     def password(self, connection: Connection, user_id: int) -> str | None:
-        """Read the hash of a user's password; None if there is none."""
+        """Read the hash of a user's password; None if the user has no password."""
         this = and_(USER.c.tenant_id == self.tenant_id, USER.c.id == user_id)
         row = row_codes.first(connection, USER, select(USER).where(this))
         return row.password if row is not None else None
 
     def revoke_tokens(self, connection: Connection, user_id: int | None, but: int | None = None) -> None:
-        """End the logins and tokens that were given before now, and the keys of browsers.
+        """Revoke the logins and tokens that were issued before now, and the keys of browsers.
 
         Args:
             connection: A connection in a transaction that writes.
             user_id: The user; None for the whole tenant.
-            but: The key of a browser that stays in.
+            but: The id of a browser key that remains valid.
         """
-        now = datetime.now(UTC)
         browsers = [API_KEY.c.tenant_id == self.tenant_id, API_KEY.c.name == BROWSER, API_KEY.c.revoked_at.is_(None)]
-        if user_id is not None:
-            self.hold(connection, user_id)  # who logs in now does so before this moment, or after the end of all this
+        if user_id is None:
+            now = datetime.now(UTC)
+            connection.execute(update(TENANT).where(TENANT.c.id == self.tenant_id).values(tokens_revoked_at=now))
+        else:
+            self.hold(connection, user_id)
+            # After the lock: a concurrent login has either ended, and is revoked, or waits for this transaction.
+            now = datetime.now(UTC)
             self.change(connection, user_id, {"tokens_revoked_at": now})
             browsers.append(API_KEY.c.user_id == user_id)
-        else:
-            connection.execute(update(TENANT).where(TENANT.c.id == self.tenant_id).values(tokens_revoked_at=now))
         row_codes.change(connection, API_KEY, *browsers, API_KEY.c.id != (but or 0), revoked_at=now)
 
     def set_password(self, connection: Connection, user_id: int, stored: str | None, but: int | None = None) -> None:
-        """Change a user's password, and revoke what `revoke_tokens` revokes."""
+        """Change the stored password of a user, and revoke their tokens as `revoke_tokens` does."""
         self.revoke_tokens(connection, user_id, but)
         self.change(connection, user_id, {"password": stored})
 
     def note_erased_name(self, connection: Connection, name: str) -> None:
-        """Write down, by a hash, that a user of this name was erased now."""
+        """Record that a user of this name is erased now. Only a hash of the name is stored."""
         this, now = self._erased(name), datetime.now(UTC)
         if connection.execute(update(ERASED_NAME).where(*this).values(erased_at=now)).rowcount == 0:
             row = {"tenant_id": self.tenant_id, "hash": self._hash(name), "erased_at": now}
             connection.execute(insert(ERASED_NAME), row)
 
     def is_of_erased(self, connection: Connection, name: str, issued_at: datetime) -> bool:
-        """Return whether what was issued for this name then was for a user who was erased since."""
+        """Return whether a token issued for this name at this time belongs to a user who has since been erased."""
         at = connection.execute(select(ERASED_NAME.c.erased_at).where(*self._erased(name))).scalar()
         return at is not None and issued_at <= at
 
@@ -159,7 +162,10 @@ class UserStore:
         return hidden(self.tenant_id, "erased", name)
 
     def is_valid(self, connection: Connection, principal: Principal) -> bool:
-        """Return whether what a principal acts by still holds: one statement by primary keys, and one for who acts."""
+        """Return whether a principal's access is still valid.
+
+        Takes one query by primary keys, and a second one if an admin acts as the user.
+        """
         if principal.since is None:
             return True
         if principal.by is not None and not self.is_valid(connection, principal.by):
@@ -208,7 +214,7 @@ _STANDING = CompiledStatement(
 
 
 USE_IS_NOTED = timedelta(minutes=1)
-"""The shortest interval at which the last use of a key is recorded."""
+"""The minimum interval at which the last use of a key is recorded."""
 
 
 class ApiKeyStore:
@@ -230,7 +236,7 @@ class ApiKeyStore:
         expires_at: datetime | None,
         by: int,
     ) -> NewKey:
-        """Make a key; its text is only in what this gives."""
+        """Create a key. Its text is only in the returned value and cannot be read again."""
         key_id, secret, now = new_id(), new_secret(), datetime.now(UTC)
         row = {
             "tenant_id": self.tenant_id,
@@ -257,13 +263,13 @@ class ApiKeyStore:
         return NewKey(made, key_text(self.tenant_id, key_id, secret))
 
     def all(self, connection: Connection, user_id: int) -> list[ApiKey]:
-        """List the keys of a user, also those that hold no more, the oldest first."""
+        """List the keys of a user, including expired and revoked ones, oldest first."""
         mine = and_(API_KEY.c.tenant_id == self.tenant_id, API_KEY.c.user_id == user_id)
         rows = connection.execute(select(API_KEY).where(mine).order_by(API_KEY.c.id))
         return [_key(row) for row in row_codes.authentic(connection, API_KEY, rows)]
 
     def find(self, connection: Connection, key_id: int) -> ApiKey | None:
-        """Find a key by its id; None if there is none."""
+        """Find a key by its id; None if it does not exist."""
         row = self._row(connection, key_id)
         return _key(row) if row is not None else None
 
@@ -271,24 +277,24 @@ class ApiKeyStore:
         return row_codes.first(connection, API_KEY, select(API_KEY).where(*self._this(key_id)))
 
     def shown(self, connection: Connection, key_id: int, secret: str) -> ApiKey | None:
-        """Find the key that has this secret, if it holds now; None otherwise."""
+        """Find a key by its id and secret; None if the secret is wrong or the key is not valid."""
         row = self._row(connection, key_id)
         if row is None or not is_secret_of(secret, bytes(row.hash)) or row.revoked_at is not None:
             return None
         return _key(row) if row.expires_at is None or row.expires_at > datetime.now(UTC) else None
 
     def is_use_due(self, key: ApiKey) -> bool:
-        """Return whether the last use of a key is to be written down."""
+        """Return whether the last use of a key is due to be recorded."""
         return key.last_used_at is None or key.last_used_at < datetime.now(UTC) - USE_IS_NOTED
 
     def use(self, connection: Connection, key_id: int) -> None:
-        """Write down that a key is used, unless somebody just did."""
+        """Record the use of a key, unless a use was recorded within the last minute."""
         now = datetime.now(UTC)
         due = or_(API_KEY.c.last_used_at.is_(None), API_KEY.c.last_used_at < now - USE_IS_NOTED)
         connection.execute(update(API_KEY).where(*self._this(key_id), due).values(last_used_at=now))
 
     def revoke(self, connection: Connection, key_id: int, by: int) -> None:
-        """End a key at once; again, nothing happens."""
+        """Revoke a key immediately. No-op if it is already revoked."""
         this = (*self._this(key_id), API_KEY.c.revoked_at.is_(None))
         if row_codes.change(connection, API_KEY, *this, revoked_at=datetime.now(UTC)):
             note(connection, self.tenant_id, "key.revoked", user_id=by, key=key_id)

@@ -1,4 +1,4 @@
-"""References to the workspace snapshots of a branch's files. The database does not hold the contents."""
+"""References to workspace snapshots. The database does not hold the files themselves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentgit.values import as_object, to_json
 
 
 class Snapshots:
-    """The snapshots of one tenant.
+    """The references to workspace snapshots of one tenant.
 
     Args:
         tenant_id: The tenant.
@@ -28,7 +28,10 @@ class Snapshots:
         self.tenant_id = tenant_id
 
     def see(self, connection: Connection, branch: Found, files: FilesAt) -> int:
-        """Record that a branch has these files; give the id of the row, which is the last one if they are the same."""
+        """Record the files of a branch, and return the id of the row.
+
+        The newest row of the session is reused if it belongs to the branch and has the same files.
+        """
         last = self.last(connection, branch.external_session_id)
         if last is not None and last.internal_session_id == branch.id:
             known = files_of(last)
@@ -48,7 +51,7 @@ class Snapshots:
         return row_id
 
     def one(self, connection: Connection, snapshot_id: int) -> FilesAt | None:
-        """Read one; None if it is not there."""
+        """Read one snapshot reference; None if it does not exist."""
         row = row_codes.first(
             connection,
             WORKSPACE_SNAPSHOT,
@@ -57,20 +60,20 @@ class Snapshots:
         return None if row is None else files_of(row)
 
     def of_checkpoint(self, connection: Connection, point: Found) -> FilesAt | None:
-        """Read what the files were at a checkpoint; None if it has none."""
+        """Return the files of a checkpoint; None if it has none."""
         return self.one(connection, point.workspace_snapshot_id) if point.workspace_snapshot_id is not None else None
 
     def last(self, connection: Connection, session_id: int) -> Found | None:
-        """Read what the files of a session were when one of its branches last looked."""
+        """Read the newest row of a session; None if it has none."""
         return self._newest(connection, WORKSPACE_SNAPSHOT.c.external_session_id == session_id)
 
     def of_branch(self, connection: Connection, branch: Found) -> Found | None:
-        """Read what the files were when a branch last looked."""
+        """Read the newest row of a branch; None if it has none."""
         session = WORKSPACE_SNAPSHOT.c.external_session_id == branch.external_session_id
         return self._newest(connection, and_(session, WORKSPACE_SNAPSHOT.c.internal_session_id == branch.id))
 
     def names(self, connection: Connection, ids: Iterable[int | None]) -> dict[int, str]:
-        """Return the snapshots of several rows, by their ids."""
+        """Return the snapshot ids of several rows by row id."""
         wanted, found = sorted({one for one in ids if one is not None}), dict[int, str]()
         for part in slices(wanted):
             query = select(WORKSPACE_SNAPSHOT.c.id, WORKSPACE_SNAPSHOT.c.snapshot).where(
@@ -80,7 +83,7 @@ class Snapshots:
         return found
 
     def rows(self, connection: Connection, ids: Iterable[int]) -> list[Found]:
-        """Read several rows, oldest first; one that is gone is left out."""
+        """Read several rows, oldest first; deleted rows are left out."""
         found: list[Found] = []
         for part in slices(sorted(ids)):
             query = (
@@ -92,7 +95,7 @@ class Snapshots:
         return found
 
     def only_of(self, connection: Connection, sessions: Select[int]) -> list[FilesAt]:
-        """List the snapshots that these sessions have and no others, each once."""
+        """List the distinct snapshots that only these sessions use."""
         other = WORKSPACE_SNAPSHOT.alias("other")
         elsewhere = exists().where(
             other.c.tenant_id == self.tenant_id,
@@ -106,7 +109,7 @@ class Snapshots:
         return list({(row.snapshot, row.settings): files_of(row) for row in rows}.values())
 
     def held(self, connection: Connection, snapshots: Collection[str]) -> set[str]:
-        """Return which of these snapshots any row has."""
+        """Return the snapshots that at least one row uses."""
         found = set[str]()
         for part in slices(list(snapshots)):
             query = select(WORKSPACE_SNAPSHOT.c.snapshot).where(self._mine(), WORKSPACE_SNAPSHOT.c.snapshot.in_(part))
@@ -114,13 +117,14 @@ class Snapshots:
         return found
 
     def free(self, connection: Connection, without: Container[int] = ()) -> list[tuple[int, FilesAt]]:
-        """List the rows that no checkpoint has and after which their branch has looked again, with their snapshots.
+        """List the rows that can be deleted, each with its snapshot.
 
-        A snapshot that another row needs is not among them.
+        These are the rows that no checkpoint refers to, that are not the newest of their branch, and whose snapshot no
+        other row uses.
 
         Args:
             connection: Any open connection.
-            without: Checkpoints that are taken as gone already.
+            without: The ids of checkpoints to treat as deleted.
         """
         later, other = WORKSPACE_SNAPSHOT.alias("later"), WORKSPACE_SNAPSHOT.alias("other")
         mine = CHECKPOINT.c.tenant_id == self.tenant_id
@@ -145,7 +149,7 @@ class Snapshots:
         return [(row.id, files_of(row)) for row in rows if row.id not in still]
 
     def delete(self, connection: Connection, ids: Sequence[int]) -> None:
-        """Forget rows that are free."""
+        """Delete rows that `free` returned."""
         for part in slices(ids):
             connection.execute(delete(WORKSPACE_SNAPSHOT).where(self._mine(), WORKSPACE_SNAPSHOT.c.id.in_(part)))
 
@@ -158,5 +162,5 @@ class Snapshots:
 
 
 def files_of(row: Found) -> FilesAt:
-    """Return the value of a row."""
+    """Convert a row to a value."""
     return FilesAt(snapshot=row.snapshot, settings=as_object(row.settings))

@@ -1,7 +1,7 @@
-"""The world of a session: what its tools have left there, in which order, and what another branch has changed since.
+"""The world of a session: the effects of its tools, their order, and the changes that other branches made.
 
-There is one world per session, and many branches. On the path of a branch are the invocations of its track, those that
-it took over from the record (`replay`), and those that ran again in place of one of them (`redo`).
+A session has one world and many branches. The path of a branch contains the invocations of its track, those that it
+took over from the record (`replay`), and those that ran again in place of one of them (`redo`).
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ class WorldLog:
     # -- the log
 
     def last(self, connection: Connection, session_id: int) -> int:
-        """Return how long the log of a session is."""
+        """Return the last sequence number in the log of a session; 0 if the log is empty."""
         return self.lasting(connection, session_id)()
 
     def lasting(self, connection: Connection, session_id: int) -> Callable[[], int]:
-        """Ask how long the log of a session is."""
+        """Request the last sequence number in the log of a session, and return a function that returns it."""
         asked = LAST_SEQ.ask(connection, {"tenant": self.tenant_id, "session": session_id})
         return lambda: int(asked.all()[0].seq or 0)
 
     def foreign(self, connection: Connection, branch: Row[Any]) -> set[int]:
-        """Find the declared effects that others than this branch have changed since it last saw the world.
+        """Return the calls with a declared effect that others changed since this branch last saw the world.
 
-        Of a call that ran again also the one that it repeats is told.
+        The result has the ids of the calls. For a call that ran again, it also has the id of the call that it repeats.
 
         Args:
             connection: Any open connection.
-            branch: The row of the branch. `world_seen` is its place in the log.
+            branch: The row of the branch. `world_seen` is its position in the log.
         """
         since = {
             "tenant": self.tenant_id,
@@ -75,12 +75,14 @@ class WorldLog:
         return {row.invocation_id for row in rows} | {row.replay_of for row in rows if row.kind == REDO}
 
     def then(self, connection: Connection, branch: Row[Any], ids: Sequence[int]) -> dict[int, str]:
-        """Return what the log last told of these calls when a branch looked, counting what ran again in their place.
+        """Return the last logged action of each of these calls at the time when a branch last saw the world.
+
+        The actions of a call that ran again count as actions of the call that it repeats.
 
         Args:
             connection: Any open connection.
-            branch: The row of the branch. `world_seen` is its place in the log.
-            ids: The calls, by their `first_id`.
+            branch: The row of the branch. `world_seen` is its position in the log.
+            ids: The `first_id` of each call.
         """
         found: dict[int, tuple[int, str]] = {}
         for part in slices(ids):
@@ -94,10 +96,10 @@ class WorldLog:
                 found[row.first_id] = max(found.get(row.first_id, (0, "")), (row.seq, row.action))
         return {first_id: action for first_id, (_, action) in found.items()}
 
-    # -- what stands
+    # -- calls in effect
 
     def standing(self, connection: Connection, session_id: int, path: Sequence[TrackPart] = ()) -> list[ToolInvocation]:
-        """Read the invocations of a session that may have left something in its world, newest first in world order.
+        """Read the invocations of a session that may have an effect in its world, newest first in world order.
 
         Args:
             connection: Any open connection.
@@ -105,7 +107,7 @@ class WorldLog:
             path: The track whose invocations are left out.
 
         Raises:
-            Corrupt: In an encrypted database, somebody without the key has changed a call or the log of the session.
+            Corrupt: In an encrypted database, a call or the log of the session was changed without the key.
         """
         self._require_authentic(connection, session_id)
         happened = (
@@ -131,12 +133,12 @@ class WorldLog:
         rows = connection.execute(query).all()
         own = self.on_path(connection, path, map(_stands_for, rows))
         rows = [row for row in rows if _stands_for(row) not in own]
-        now = float("inf")  # what runs at this moment is the newest of all
+        now = float("inf")  # a call that is still running sorts as the newest
         newest = sorted(rows, key=lambda row: (row.seq if row.seq is not None else now, row.id), reverse=True)
         return self.journal.own_values(connection, newest)
 
     def _require_authentic(self, connection: Connection, session_id: int) -> None:
-        """Verify all rows, because other queries would miss a row that was given another status or session."""
+        """Verify all rows, because other queries would miss a row whose status or session was changed."""
         if seal_of(connection) is None:
             return
         of_session, of_log = (
@@ -159,7 +161,7 @@ class WorldLog:
             )
 
     def gone(self, connection: Connection, path: Sequence[TrackPart]) -> list[ToolInvocation]:
-        """Read the invocations on a path that were reversed, also where they had run again; oldest first."""
+        """Read the invocations on a path that were reversed and have no redo in effect, oldest first."""
         on_path = and_(self._recorded_on(connection, path), TOOL_INVOCATION.c.tenant_id == self.tenant_id)
         taken = self._taken(connection, on_path)
         recorded = and_(on_path, TOOL_INVOCATION.c.kind != REPLAY)
@@ -177,7 +179,7 @@ class WorldLog:
         return self.journal.own_values(connection, [row for row in rows if row.id not in again])
 
     def doubted(self, connection: Connection, session_id: int, path: Sequence[TrackPart]) -> list[ToolInvocation]:
-        """Read the invocations on a path of which nobody knows whether they were reversed, or ran again.
+        """Read the invocations on a path for which it is unknown whether they were reversed or ran again.
 
         Args:
             connection: Any open connection.
@@ -200,12 +202,12 @@ class WorldLog:
         return self.journal.own_values(connection, [row for row in rows if _stands_for(row) in own])
 
     def redone(self, connection: Connection, invocation_id: int, branch_id: int | None = None) -> list[ToolInvocation]:
-        """Read what ran again in place of an invocation, newest first.
+        """Read the invocations that ran again in place of an invocation, newest first.
 
         Args:
             connection: Any open connection.
-            invocation_id: The first invocation.
-            branch_id: The branch for which it ran; None for any.
+            invocation_id: The invocation that ran first.
+            branch_id: The branch for which they ran; None for any.
         """
         its_session = select(_first.c.external_session_id).where(
             _first.c.tenant_id == self.tenant_id, _first.c.id == invocation_id
@@ -227,12 +229,12 @@ class WorldLog:
         )
 
     def may_be_in_world(self, connection: Connection, call: ToolInvocation) -> bool:
-        """Return whether something of a call may be in the world: itself, or what ran again in its place."""
+        """Return whether a call, or one that ran again in its place, may have an effect in the world."""
         again = [one for one in self.redone(connection, call.id) if one.status != FAILED]
         return any(one.status in STANDING for one in (again or [call]) if one.status != FAILED)
 
     def firsts(self, connection: Connection, ids: Iterable[int]) -> set[int]:
-        """Return the ids of these invocations, and those of the calls that they repeat."""
+        """Return the ids of these invocations, and the ids of the calls that they repeat."""
         wanted = sorted(set(ids))
         found = set(wanted)
         for part in slices(wanted):
@@ -245,7 +247,7 @@ class WorldLog:
         return found
 
     def _redone(self, connection: Connection, ids: Sequence[int]) -> set[int]:
-        """Find those of these invocations for which another one stands."""
+        """Return those of these invocations whose redo may be in effect."""
         found: set[int] = set()
         for part in slices(ids):
             query = select(TOOL_INVOCATION.c.replay_of).where(
@@ -261,7 +263,7 @@ class WorldLog:
     def has_standing(
         self, connection: Connection, session_id: int, path: Sequence[TrackPart], keys: Sequence[str]
     ) -> bool:
-        """Return whether calls are on a path, and none of them was reversed, or may have been.
+        """Return whether all these calls are on a path and none of them was, or may have been, reversed.
 
         Args:
             connection: Any open connection.
@@ -305,7 +307,7 @@ class WorldLog:
     # -- the path
 
     def on_path(self, connection: Connection, path: Sequence[TrackPart], ids: Iterable[int]) -> set[int]:
-        """Find those of these invocations that a path recorded, or took over from the record."""
+        """Return those of these invocations that a path recorded or took over from the record."""
         wanted, found = sorted(set(ids)), set[int]()
         for part in slices(wanted if path else ()):
             on_path = and_(TOOL_INVOCATION.c.tenant_id == self.tenant_id, self._recorded_on(connection, path))
@@ -318,7 +320,7 @@ class WorldLog:
         return found
 
     def _taken(self, connection: Connection, *conditions: Any) -> list[int]:
-        """Find the calls that others stand for by an answer from the record."""
+        """Return the calls that were replayed from the record by invocations that meet these conditions."""
         query = select(*row_codes.columns(connection, TOOL_INVOCATION, "replay_of")).where(*conditions, *_TAKEN)
         return [row.replay_of for row in self.journal.authentic(connection, connection.execute(query).all())]
 
@@ -338,22 +340,22 @@ class WorldLog:
 
 
 def _stands_for(row: Row[Any]) -> int:
-    """Return the id of the call that a row is about: a redo is about the one that it repeats."""
+    """Return the id of the call of a row; for a redo, the id of the call that it repeats."""
     return int(row.replay_of if row.kind == REDO else row.id)
 
 
 _TAKEN = (
     TOOL_INVOCATION.c.kind == REPLAY,
     TOOL_INVOCATION.c.status != FAILED,
-)  # failed, it was an answer that nobody took
+)  # the answer of a failed replay was never used
 
 MAY_BE_REPEATED = and_(
     TOOL_INVOCATION.c.status == UNKNOWN, TOOL_INVOCATION.c.effect == REVERSIBLE, TOOL_INVOCATION.c.ended_at.is_not(None)
 )
-"""As `ToolInvocation.may_be_repeated`."""
+"""The SQL condition for `ToolInvocation.may_be_repeated`."""
 
 _again = TOOL_INVOCATION.alias("again")
-# What ran again speaks for the call that it repeats: that one was reversed, or is not in the fresh world.
+# A redo replaces the call that it repeats, because that call was reversed or never ran in the fresh world.
 SUPERSEDED = exists().where(
     _again.c.tenant_id == TOOL_INVOCATION.c.tenant_id,
     _again.c.external_session_id == TOOL_INVOCATION.c.external_session_id,
@@ -361,7 +363,7 @@ SUPERSEDED = exists().where(
     _again.c.kind == REDO,
     _again.c.status != FAILED,
 )
-# A call that came from another world was made again in this one, on the track of a branch: it speaks for both.
+# A call that was imported from another world, and that a branch made again here. The new call represents both.
 MADE_HERE = and_(
     TOOL_INVOCATION.c.made_on.is_not(None),
     exists().where(
@@ -398,7 +400,7 @@ _FOREIGN = CompiledStatement(
         WORLD_LOG.c.external_session_id == bindparam("session"),
         WORLD_LOG.c.seq > bindparam("seen"),
         and_(TOOL_INVOCATION.c.effect != READ_ONLY, TOOL_INVOCATION.c.effect != UNDECLARED),
-        # A call is ours if this branch made it; a reversal, if the rollback or switch was to this branch.
+        # A call is ours if this branch made it. A reversal is ours if the rollback or switch was to this branch.
         case(
             (
                 or_(WORLD_LOG.c.action == REVERSED, WORLD_LOG.c.action == REVERSE_UNKNOWN),

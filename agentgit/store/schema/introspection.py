@@ -14,18 +14,18 @@ from agentgit.store.schema import migrations
 from agentgit.store.sql.tables import METADATA
 
 WORDS = "search_words"
-"""SQLite's index of words; FTS5 keeps it in tables whose names begin so."""
+"""The name of SQLite's full-text index. FTS5 stores it in tables whose names begin with this name."""
 
 OURS = frozenset({*METADATA.tables, WORDS, migrations.VERSION_TABLE})
-"""The names of all tables that agentgit makes."""
+"""The names of all tables that agentgit creates."""
 
 Shape = dict[str, dict[str, str]]
-"""By table: what it has, and what that is."""
+"""For each table, the name and the definition of each of its parts."""
 
 _TRIGGERS = {
     "sqlite": "SELECT tbl_name, name, 'on', sql, NULL, NULL FROM sqlite_master WHERE type = 'trigger' "
     "AND :place IS NOT NULL",
-    # One that is only for replicas fires as little as one that is off.
+    # A trigger that is enabled only for replicas does not fire either.
     "postgresql": "SELECT c.relname, t.tgname, CASE WHEN t.tgenabled IN ('D', 'R') THEN 'off' ELSE 'on' END, "
     "replace(pg_get_triggerdef(t.oid), quote_ident(:place) || '.', ''), p.proname, "
     "concat_ws(' ', p.prosrc, array_to_string(p.proconfig, ', '), p.prosecdef) "
@@ -38,7 +38,7 @@ _WALLS = (
     "UNION ALL SELECT tablename, 'policy ' || policyname, permissive || ' ' || cmd || ' to ' || "
     "array_to_string(roles, ', ') || ': ' || coalesce(qual, 'any') || ', of new rows ' || "
     "coalesce(with_check, qual, 'any') FROM pg_policies WHERE schemaname = :place "
-    # What a policy asks is also in the functions that it calls.
+    # A policy also depends on the functions that it calls.
     "UNION ALL SELECT c.relname, 'function ' || f.proname, "
     "concat_ws(' ', f.prosrc, array_to_string(f.proconfig, ', '), f.prosecdef) FROM pg_policy p "
     "JOIN pg_class c ON c.oid = p.polrelid JOIN pg_depend d ON d.classid = 'pg_policy'::regclass AND d.objid = p.oid "
@@ -74,13 +74,13 @@ def shape_of(connection: Connection, schema: str | None = None) -> Shape:
 
     Args:
         connection: Any open connection.
-        schema: The schema of PostgreSQL; None is the one that is looked in first.
+        schema: The PostgreSQL schema; None for the first one in the search path.
     """
     inspector = inspect(connection)
     place = schema or inspector.default_schema_name
     found: Shape = {name: {} for name in inspector.get_table_names(schema=place) if name in OURS}
     found.pop(migrations.VERSION_TABLE, None)
-    # What FTS5 keeps its words in has columns without a type, and is made by SQLite alone.
+    # The parts of the FTS5 table are not read: its columns have no type, and SQLite itself creates them.
     for name, parts in _parts(inspector, connection, place, [name for name in found if name != WORDS]):
         if name in found:
             found[name] |= parts
@@ -131,7 +131,7 @@ def _target(one: Any) -> str:
 
 
 def shape_at(connection: Connection, revision: str) -> Shape:
-    """Return which shape the migrations give, by running them: on SQLite in memory, on a server in a schema that goes.
+    """Return the shape that the migrations create, by running them in memory or, on a server, in a temporary schema.
 
     Args:
         connection: A connection in a transaction that writes.
@@ -155,11 +155,11 @@ def shape_at(connection: Connection, revision: str) -> Shape:
 
 
 def differences(found: Shape, wanted: Shape) -> list[str]:
-    """List the differences between a shape and the one that it should be. Added indexes are no difference.
+    """List the differences between a shape and the expected one. Additional indexes are allowed.
 
     Args:
-        found: The shape that exists.
-        wanted: The shape that should exist.
+        found: The actual shape.
+        wanted: The expected shape.
 
     Example:
         >>> differences({"tag": {"column name": "TEXT"}}, {"tag": {"column name": "TEXT NOT NULL"}, "blob": {}})

@@ -1,4 +1,4 @@
-"""Access to the migrations, and ways to run them with Alembic. `schema` decides what to run."""
+"""The migrations, and functions that run them with Alembic. `schema` decides which ones to run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ BASE = "base"
 VERSION_TABLE = "agentgit_version"
 
 ADVISORY_LOCK = 0x61676974
-"""PostgreSQL's lock for one migration at a time across processes ("agit")."""
+"""The key ("agit") of the PostgreSQL advisory lock that allows only one process at a time to migrate."""
 
 one_at_a_time = threading.RLock()
-"""Alembic's context is a module global: two migrations in one process would mix."""
+"""A lock for one migration at a time in this process, because Alembic's context is a module global."""
 
 _FORCED = text(
     "SELECT quote_ident(relname) FROM pg_class "
@@ -29,14 +29,14 @@ _FORCED = text(
 
 
 def folder() -> Path:
-    """Find the migrations: inside the installed package, else beside it in a checkout."""
+    """Return the folder of the migrations: inside the installed package or, in a checkout, beside it."""
     package = Path(__file__).parents[2]
     shipped = package / "migrations"
     return shipped if shipped.is_dir() else package.parent / "alembic"
 
 
 def revisions() -> list[str]:
-    """List the revisions that this library knows, the oldest first.
+    """List the revisions of this library, oldest first.
 
     Example:
         >>> revisions()[0]
@@ -46,7 +46,7 @@ def revisions() -> list[str]:
 
 
 def known(revision: str) -> str:
-    """Return a revision if there is one of that name.
+    """Check that a revision exists, and return it.
 
     Raises:
         InvalidInput: There is no such revision.
@@ -63,19 +63,19 @@ def run(connection: Connection, verb: str, revision: str, *, schema: str | None 
         connection: A connection in a transaction that writes.
         verb: `upgrade`, `downgrade` or `stamp`.
         revision: The revision to reach.
-        schema: The schema of PostgreSQL that holds the tables, if it is not the one that is looked in first.
+        schema: The PostgreSQL schema of the tables, if it is not the first one in the search path.
     """
     from alembic import command
 
     with one_at_a_time:
         forced = _forced(connection)
-        _force(connection, forced, "NO FORCE")  # a migration moves rows of all tenants
+        _force(connection, forced, "NO FORCE")  # a migration changes rows of all tenants
         getattr(command, verb)(_config(connection=connection, schema=schema), revision)
         _force(connection, [name for name in forced if name in _forced(connection, all_tables=True)], "FORCE")
 
 
 def _forced(connection: Connection, *, all_tables: bool = False) -> list[str]:
-    """List the tables whose owner is behind the wall of row-level security, too."""
+    """List the tables whose row-level security also applies to their owner."""
     if connection.dialect.name != "postgresql":
         return []
     query = text(str(_FORCED).replace("AND relforcerowsecurity", "")) if all_tables else _FORCED
@@ -88,15 +88,15 @@ def _force(connection: Connection, names: list[str], how: str) -> None:
 
 
 def script(kind: str, start: str, end: str) -> str:
-    """Write down the SQL that brings a database from one revision to a later one, in one transaction.
+    """Return the SQL that upgrades a database from one revision to a later one, in one transaction.
 
     Args:
         kind: `postgresql` or `sqlite`.
-        start: The revision that it has; `base` if it has no tables.
-        end: The revision that it is to have.
+        start: The revision of the database; `base` if it has no tables.
+        end: The revision to reach.
 
     Raises:
-        InvalidInput: There is no such revision, or the first is not older than the second.
+        InvalidInput: There is no such revision, or `start` is not older than `end`.
     """
     from alembic import command
 

@@ -1,4 +1,4 @@
-"""Partitioning by tenant on PostgreSQL, and the SQL that spreads the tables over several machines."""
+"""Partitioning by tenant on PostgreSQL, and the SQL that distributes the tables over several machines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from agentgit.store.schema import schema
 from agentgit.store.sql.tables import METADATA
 
 MOST = 1024
-"""Parts of a table; each is files of its own, and each statement without a tenant looks at all of them."""
+"""The maximum number of partitions of a table.
+
+Each partition has its own files, and a statement without a tenant reads all of them.
+"""
 
 _CATALOG = {
     "keys": "SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint "
@@ -31,13 +34,13 @@ _CATALOG = {
     "grants": "SELECT a.grantee::regrole::text, string_agg(a.privilege_type, ', ') FROM pg_class c, "
     "aclexplode(c.relacl) a WHERE c.oid = to_regclass(:name) AND a.grantee NOT IN (0, c.relowner) GROUP BY 1",
 }
-"""The queries that list the parts of a table, each part by its name."""
+"""The queries that list the parts of a table: the name and the definition of each."""
 
 _IS_PLAIN = text("SELECT relkind = 'r' FROM pg_class WHERE oid = to_regclass(:name)")
 
 
 class _Table(NamedTuple):
-    """The parts of a table, as PostgreSQL itself writes them down."""
+    """The definitions of the parts of a table, as PostgreSQL returns them."""
 
     name: str
     keys: list[Any]
@@ -49,21 +52,21 @@ class _Table(NamedTuple):
 
 
 def partition(database: Database, count: int) -> int:
-    """Divide each table by its tenants, with all that is in it, in one transaction; nobody else can work meanwhile.
+    """Partition each table by tenant, with its rows, in one transaction. Nobody else can use the database meanwhile.
 
-    Tables that are divided already stay as they are, so it can be run again after an upgrade that brought new ones.
+    Tables that are already partitioned stay as they are, so you can run it again after an upgrade that added tables.
 
     Args:
-        database: The database; on PostgreSQL, opened as the owner of its tables.
-        count: The number of parts of each table.
+        database: The database, opened as the owner of its tables.
+        count: The number of partitions of each table.
 
     Returns:
-        How many tables were divided.
+        The number of tables that were partitioned.
 
     Raises:
-        InvalidInput: It is SQLite, or the count is none.
-        NotAllowed: The tables are another role's.
-        SchemaMismatch: The schema is not this library's.
+        InvalidInput: The database is SQLite, or `count` is not from 2 to `MOST`.
+        NotAllowed: Another role owns the tables.
+        SchemaMismatch: The schema is not the one of this library.
     """
     if database.is_sqlite:
         raise InvalidInput("SQLite has no partitions. Move the sessions to PostgreSQL with export and import.")
@@ -87,7 +90,7 @@ def _divide(connection: Connection, count: int) -> int:
     for table in tables:
         for reference, _ in table.references:
             _do(connection, f"ALTER TABLE {table.name} DROP CONSTRAINT {reference}")
-        for policy, _ in table.walls:  # those of one table look into another one
+        for policy, _ in table.walls:  # a policy may read another table
             _do(connection, f"DROP POLICY {policy} ON {table.name}")
     copied = [table for table in tables if table.name in plain]
     for table in copied:
@@ -113,9 +116,9 @@ def _read(connection: Connection, name: str) -> _Table:
 
 
 def _copy(connection: Connection, table: _Table, parts: list[str]) -> None:
-    """Make the divided table in the place of the plain one."""
+    """Replace a plain table with a partitioned one that has the same rows."""
     name = table.name
-    _do(connection, f"ALTER TABLE {name} DISABLE ROW LEVEL SECURITY")  # else its owner would copy nothing
+    _do(connection, f"ALTER TABLE {name} DISABLE ROW LEVEL SECURITY")  # otherwise its owner sees no rows to copy
     _do(connection, f"ALTER TABLE {name} RENAME TO agentgit_old")
     for key, _ in table.keys:
         _do(connection, f"ALTER TABLE agentgit_old DROP CONSTRAINT {key}")
@@ -135,9 +138,9 @@ def _copy(connection: Connection, table: _Table, parts: list[str]) -> None:
 
 
 def _guard(connection: Connection, table: _Table, parts: list[str]) -> None:
-    """Protect a table and its parts: nobody can see or change a part except through its table."""
+    """Protect a table and its partitions: nobody can read or change a partition except through its table."""
     for _, written in table.triggers:
-        # One for each row comes to the parts by itself.
+        # PostgreSQL itself copies a row-level trigger to the partitions.
         for place in (table.name, *(parts if "FOR EACH STATEMENT" in written else ())):
             _do(connection, re.sub(r" ON \S+ FOR EACH ", f" ON {place} FOR EACH ", written))
     for place in (table.name, *parts):
@@ -152,22 +155,25 @@ def _do(connection: Connection, statement: str) -> None:
 
 
 KINDS = ("citus", "cockroach", "yugabyte")
-"""The servers that there is a script for; none of them has run it here."""
+"""The servers for which there is a script. The scripts have not been run on these servers."""
 
 _UNKNOWN = ("FUNCTION agentgit_", "TRIGGER ", "POLICY ", "ROW LEVEL SECURITY")
-"""The statements that Citus cannot run on distributed tables, nor CockroachDB as they are: trail trigger, walls."""
+"""Parts of statements that Citus cannot run on distributed tables, and CockroachDB cannot run unchanged.
+
+These are the triggers of the audit trail, and row-level security.
+"""
 
 _GIN = "USING gin (words) WITH (gin_pending_list_limit=256)"
 
 
 def spread(kind: str) -> str:
-    """Write the SQL for an empty database of a kind of server.
+    """Return the SQL that creates the tables in an empty database on a distributed server.
 
     Args:
         kind: `citus`, `cockroach` or `yugabyte`.
 
     Raises:
-        InvalidInput: There is no script for it.
+        InvalidInput: There is no script for this kind.
 
     Example:
         >>> "SELECT create_reference_table('tenant');" in spread("citus")
@@ -184,7 +190,7 @@ def spread(kind: str) -> str:
 
 
 def _distributed() -> str:
-    """Write the SQL that distributes the tables by tenant, all in the same way, with referenced tables first."""
+    """Return the SQL that distributes the tables by tenant, co-located, with referenced tables first."""
     names = [table.name for table in METADATA.sorted_tables if table.name != "tenant"]
     lines = ["SELECT create_reference_table('tenant');"]
     for name in names:

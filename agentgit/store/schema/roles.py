@@ -1,4 +1,4 @@
-"""Rights of a PostgreSQL role that does not own the tables: it works, but neither changes them nor edits the trail."""
+"""Rights of a PostgreSQL role that does not own the tables. It cannot change tables or edit the audit trail."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ONLY = {
     "erasure": "SELECT, INSERT",
     "tenant": "SELECT, INSERT, UPDATE",
 }
-"""The tables with fewer rights than `WORK`. A trigger allows only events erased with their session to be deleted."""
+"""The tables with fewer rights than `WORK`. A trigger allows DELETE only for the events of an erased session."""
 
-# A member of a role becomes that role by SET ROLE.
+# A member of a role can become that role with SET ROLE.
 _ROLE = text(
     "SELECT EXISTS (SELECT FROM pg_roles past WHERE (past.rolsuper OR past.rolbypassrls) "
     "AND pg_has_role(own.oid, past.oid, 'MEMBER')) AS past FROM pg_roles own WHERE own.rolname = :role"
@@ -34,20 +34,20 @@ _OWNS = text(
 
 
 def grant(database: Database, role: str) -> int:
-    """Grant a role what agentgit needs at work; what it had before on the tables is revoked first.
+    """Grant a role the rights that agentgit needs. Its earlier rights on the tables are revoked first.
 
     Args:
         database: The database, opened as the owner of its tables.
-        role: The role that is to work on it.
+        role: The role that gets the rights.
 
     Returns:
-        On how many tables.
+        The number of tables.
 
     Raises:
-        InvalidInput: It is SQLite, which has no roles.
+        InvalidInput: The database is SQLite, which has no roles.
         NotFound: The server has no such role.
-        NotAllowed: The tables are another role's; or the role owns them, or row-level security does not hold for it.
-        SchemaMismatch: The schema is not this library's.
+        NotAllowed: Another role owns the tables; or `role` owns them, or row-level security does not apply to it.
+        SchemaMismatch: The schema is not the one of this library.
     """
     if database.is_sqlite:
         raise InvalidInput("SQLite has no roles: anyone who can write the file can do everything in it.")
@@ -55,7 +55,7 @@ def grant(database: Database, role: str) -> int:
 
     def work(connection: Connection) -> int:
         schema.require_owner(connection, database, f"grant {shlex.quote(role)}")
-        schema.alone(connection)  # two who change the rights of one table at once would fail
+        schema.alone(connection)  # concurrent changes to the rights of one table fail
         return _grant(connection, role)
 
     return database.write(work, durable=True)
@@ -72,7 +72,7 @@ def _grant(connection: Connection, role: str) -> int:
             "membership in roles that have either."
         )
     if connection.execute(_OWNS, {"names": names, "role": role}).scalar_one():
-        raise NotAllowed(f"{role!r} owns the tables, so row-level grants do not limit it. Use another role.")
+        raise NotAllowed(f"{role!r} owns the tables, so grants do not limit it. Use another role.")
     quote = connection.dialect.identifier_preparer.quote_identifier
     place = quote(str(connection.execute(text("SELECT current_schema()")).scalar_one()))
     connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {place} TO {quote(role)}")

@@ -1,4 +1,4 @@
-"""The schema of a database: what it is, what this library needs, and the one road from one to the other (Alembic)."""
+"""The schema of a database: checks, and the upgrade to the schema that this library needs (Alembic)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentgit.store.schema.migrations import ADVISORY_LOCK, BASE, VERSION_TABLE
 from agentgit.store.sql.url import shown
 
 REVISION = "0001"
-"""The newest migration; a test holds it against the folder."""
+"""The newest migration. A test compares it with the folder."""
 
 UNRELEASED = frozenset(f"{number:04}" for number in range(2, 17))
 """Schemas from before the first release. No migration takes one of these numbers: the one after 0001 is 0017."""
@@ -46,16 +46,16 @@ def _names(connection: Connection) -> set[str]:
 
 
 def check(database: Database, *, deep: bool = False) -> None:
-    """Check that this library can work with the database as it is.
+    """Check that this library can use the database without an upgrade.
 
     Args:
         database: Any open database.
-        deep: True to compare every table, column, key, index, trigger and policy with what the migrations make. On a
-            server this needs the right to make a schema, which is gone again at the end.
+        deep: True to compare every table, column, key, index, trigger and policy with what the migrations create. On
+            a server this needs the right to create a schema. That schema is temporary.
 
     Raises:
-        SchemaMismatch: The schema is older, newer, empty or not agentgit's, or differs. The message says which, and
-            what to do.
+        SchemaMismatch: The schema is older, newer, empty or not agentgit's, or differs. The message names the problem
+            and what to do.
     """
     found = current(database)
     _require_known(database, found)
@@ -98,12 +98,12 @@ def _wrong(connection: Connection, revision: str) -> list[str]:
 
 
 def _command(verb: str, database: Database, owner: str | None = None) -> str:
-    """Write a command that can be pasted, but for a password, which is not shown.
+    """Return a command that can be pasted, except for the password, which is not shown.
 
     Args:
-        verb: The command of `agentgit db`.
+        verb: The subcommand of `agentgit db`.
         database: The database.
-        owner: The owner of the tables that it changes; None is the one who opened the database.
+        owner: The owner of the tables that the command changes; None for the user in the database's URL.
     """
     name = database.name if owner is None else shown(database.url.set(username=owner))
     command = f"agentgit db {verb} --db {shlex.quote(name)}"
@@ -111,7 +111,7 @@ def _command(verb: str, database: Database, owner: str | None = None) -> str:
 
 
 def _road(database: Database) -> str:
-    """Write the commands that bring a database to this library's schema; of others' tables they are its owner's."""
+    """Return the commands that upgrade a database. If another role owns the tables, that role must run them."""
     with database.reading() as connection:
         others = _others(connection)
     if others is None:
@@ -128,15 +128,15 @@ def _others(connection: Connection) -> Any:
 
 
 def require_owner(connection: Connection, database: Database, verb: str) -> None:
-    """Refuse what changes tables to a role that does not own them.
+    """Check that the current role owns the tables, so that it can change them.
 
     Args:
         connection: The connection of the transaction that would change them.
         database: The database.
-        verb: The command of `agentgit db`.
+        verb: The subcommand of `agentgit db`.
 
     Raises:
-        NotAllowed: They are another role's; the text has the command for that one.
+        NotAllowed: Another role owns the tables. The message has the command for that role.
     """
     if (others := _others(connection)) is not None:
         raise NotAllowed(
@@ -146,22 +146,26 @@ def require_owner(connection: Connection, database: Database, verb: str) -> None
 
 
 def upgrade(database: Database, revision: str | None = None) -> str:
-    """Bring the schema to this library's revision, and tell the revision that is there then.
+    """Upgrade the schema to a revision, and return that revision.
 
-    Tables of another application in the same database are left alone.
+    Tables of another application in the same database are not changed.
 
     Args:
         database: Any open database.
-        revision: A revision on the way; None is this library's.
+        revision: The revision to reach; None for this library's.
 
     Raises:
-        SchemaMismatch: The database is newer than the library, or a name of ours is taken; it was not touched.
+        SchemaMismatch: The database is newer than the library, or another application uses the name of one of its
+            tables. Nothing was changed.
         InvalidInput: There is no such revision, or the database is newer than it.
+        NotAllowed: Another role owns the tables.
     """
     wanted = migrations.known(revision or REVISION)
     found = current(database)
     _require_known(database, found)
-    if found is not None and found > wanted:
+    if wanted == migrations.BASE and found is None:
+        raise InvalidInput(f"{database.name} has no schema to remove. Run: {_command('upgrade', database)}")
+    if found is not None and (found > wanted or wanted == migrations.BASE):
         raise InvalidInput(f"{database.name} has schema {found}. Run: {_command(f'downgrade {wanted}', database)}")
     if found is None and database.is_sqlite and not database.in_memory:
         database.use_wal()
@@ -173,7 +177,7 @@ def upgrade(database: Database, revision: str | None = None) -> str:
 def _upgrade(connection: Connection, database: Database, revision: str) -> None:
     alone(connection)
     found = _current(connection)
-    _require_known(database, found)  # another process was faster, perhaps one with a newer library
+    _require_known(database, found)  # another process may have upgraded it meanwhile, perhaps with a newer library
     if found is None:
         _require_room(connection, database)
     require_owner(connection, database, "upgrade")
@@ -182,7 +186,7 @@ def _upgrade(connection: Connection, database: Database, revision: str) -> None:
 
 
 def alone(connection: Connection) -> None:
-    """Wait until no other process migrates; on SQLite a transaction that writes is alone."""
+    """Wait until no other process migrates. On SQLite a transaction that writes is exclusive anyway."""
     if connection.dialect.name != "sqlite":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_LOCK})
 
@@ -207,17 +211,17 @@ def _require_room(connection: Connection, database: Database) -> None:
 
 
 def downgrade(database: Database, revision: str, *, lose: bool = False) -> list[str]:
-    """Bring the schema back to an earlier revision, in one transaction; tell what was lost with it.
+    """Downgrade the schema to an earlier revision in one transaction, and return a list of the lost data.
 
     Args:
         database: A database that has tables.
-        revision: The revision. `base` removes all tables.
-        lose: True if data may go.
+        revision: The revision to reach. `base` removes all tables.
+        lose: True to allow the loss of data.
 
     Raises:
         InvalidInput: There is no such revision, or the database is older than it.
-        NotAllowed: Data would go; the text says what. Nothing was changed.
-        SchemaMismatch: The database is empty, or newer than the library.
+        NotAllowed: Data would be lost, and the message lists it; or another role owns the tables. Nothing was changed.
+        SchemaMismatch: The database has no agentgit tables, or is newer than the library.
     """
     migrations.known(revision)
 
@@ -243,13 +247,13 @@ def downgrade(database: Database, revision: str, *, lose: bool = False) -> list[
 
 
 def _goes(connection: Connection, found: Shape, kept: Shape) -> list[str]:
-    """List the rows and values that one shape holds and the other has no place for."""
+    """List the rows and values that would be lost, because `kept` has no table or column for them."""
     tables = MetaData()
     tables.reflect(connection, only=[name for name in found if name != WORDS])
     said = []
     for name, table in sorted(tables.tables.items()):
         if name not in found:
-            continue  # what ours refers to
+            continue  # reflected only because one of our tables references it
         gone = [column for column in table.c if f"column {column.name}" not in kept.get(name, {})]
         if name not in kept:
             said += _counted(connection, f"of {name}", select(text("1")).select_from(table))
@@ -268,15 +272,18 @@ def _counted(connection: Connection, what: str, query: Any) -> list[str]:
 
 
 def stamp(database: Database, revision: str) -> None:
-    """Note that the tables are those of a revision, after a look that they are; for one who made them by `script`.
+    """Record that the tables have a revision, after a check that they match it.
+
+    This is for databases whose tables were created with the SQL of `script`.
 
     Args:
         database: A database that has the tables.
-        revision: The revision.
+        revision: The revision of the tables.
 
     Raises:
         InvalidInput: There is no such revision.
-        SchemaMismatch: The tables are others; the text says in what. Or they are from before the first release.
+        SchemaMismatch: The tables differ, and the message lists how; or they are from before the first release.
+        NotAllowed: Another role owns the tables.
     """
     migrations.known(revision)
 
@@ -292,15 +299,15 @@ def stamp(database: Database, revision: str) -> None:
 
 
 def script(kind: str, start: str | None = None, end: str | None = None) -> str:
-    """Write down the SQL of an upgrade, for an administrator who runs it by hand.
+    """Return the SQL of an upgrade, for an administrator who runs it by hand.
 
     Args:
         kind: `postgresql` or `sqlite`.
-        start: The revision that the database has; None if it has no tables.
-        end: The revision that it is to have; None is this library's.
+        start: The revision of the database; None if it has no tables.
+        end: The revision to reach; None for this library's.
 
     Raises:
-        InvalidInput: There is no such revision or kind, or the first is not older than the second.
+        InvalidInput: There is no such revision or kind, or `start` is not older than `end`.
     """
     if kind not in ("postgresql", "sqlite"):
         raise InvalidInput(f"agentgit supports sqlite and postgresql, not {kind!r}.")
@@ -308,10 +315,11 @@ def script(kind: str, start: str | None = None, end: str | None = None) -> str:
 
 
 def ready(database: Database) -> None:
-    """Make a database usable: SQLite is upgraded at once; a server is left to its administrator.
+    """Prepare a database for use: upgrade SQLite, but only check a server, which its administrator upgrades.
 
     Raises:
-        SchemaMismatch: With the command to run; or it is a file of something else, which is not touched.
+        SchemaMismatch: An upgrade is needed, and the message has the command; or the file belongs to another
+            application, and was not changed.
     """
     if not database.is_sqlite:
         check(database)

@@ -1,4 +1,4 @@
-"""Tenants: an embedded database has one; each is made when it is first used."""
+"""Tenants: an embedded database has one; each is created when it is first used."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ FIRST_NAME = "local"
 
 
 def ensure_tenant(database: Database, name: str | None = None, *, create: bool = True) -> int:
-    """Return the id of a tenant, making it if there is none.
+    """Return the id of a tenant, and create the tenant if it does not exist.
 
     Args:
         database: A database that has its tables.
-        name: The name of the tenant; None is the first one, `local`.
-        create: False to make none but the first one.
+        name: The name of the tenant; None for the first one, `local`.
+        create: False to create no tenant except the first one.
 
     Raises:
-        InvalidInput: No tenant can be called so.
-        NotFound: There is none, and none is to be made; near names are told.
+        InvalidInput: The name is not valid for a tenant.
+        NotFound: The tenant does not exist and is not created. The error has similar names.
 
     Example:
         >>> from agentgit.store.schema import schema
@@ -40,7 +40,7 @@ def ensure_tenant(database: Database, name: str | None = None, *, create: bool =
     """
     called = FIRST_NAME if name is None else require_name(name, "tenant")
     wanted = select(TENANT.c.id).where(TENANT.c.name == called)
-    looking = database.bound(tenant_name=called)  # all that one sees before one knows which tenant it is
+    looking = database.bound(tenant_name=called)  # the only visible row as long as the tenant's id is not known
     with looking.reading() as connection:
         found = connection.execute(wanted).scalar()
         if found is None and not create and called != FIRST_NAME:
@@ -54,7 +54,7 @@ def ensure_tenant(database: Database, name: str | None = None, *, create: bool =
 
 def _ensure(connection: Connection, wanted: Select[Any], name: str) -> int:
     if connection.dialect.name == "postgresql":
-        # Nothing to lock by row when there is none; a whole-table lock is short and rare.
+        # There is no row to lock yet. The lock on the whole table is short and rare.
         connection.exec_driver_sql("LOCK TABLE tenant IN SHARE ROW EXCLUSIVE MODE")
     found = connection.execute(wanted).scalar()
     if found is not None:

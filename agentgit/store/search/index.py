@@ -1,8 +1,8 @@
-"""The texts that can be found, and their words: filled at the end of each turn, and before a search where need be.
+"""The search index: texts and their words, updated at the end of each turn and, if necessary, before a search.
 
-A branch remembers the number of its last checkpoint whose texts are in. What follows it is put in once: the messages
-that the checkpoint before did not have, the calls since then, and the checkpoint's own name. A fork has nothing of its
-own, so it costs nothing; and what came in any other way (an import, a restored copy) is put in by the next search.
+Each branch stores the number of its last indexed checkpoint. Later checkpoints are indexed once: the messages that the
+previous checkpoint did not have, the calls since then, and the checkpoint's own name. A fork has no texts of its own,
+so it costs nothing. Texts that arrive in any other way (an import, a restored copy) are indexed by the next search.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from agentgit.values import from_json
 MESSAGE, CALL, NAMED = "message", "call", "checkpoint"
 
 NAMES = "§n"
-"""The word that all texts have which people wrote at checkpoints; no text has a word with such a sign."""
+"""The marker word of all texts that people wrote at checkpoints. No word of a text contains `§`."""
 
 CHECKPOINTS_AT_ONCE = 200
-"""The number of checkpoints indexed in one transaction, so that other writers need not wait for long."""
+"""The maximum number of checkpoints that one transaction indexes, so that other writers do not wait long."""
 
 
 class Fresh(NamedTuple):
-    """A text that is put in: what it is of, and the first checkpoint that holds it."""
+    """A text to index: its source, and the number of the first checkpoint that holds it."""
 
     number: int
     kind: str
@@ -48,13 +48,13 @@ class Fresh(NamedTuple):
 
 
 class Texts:
-    """The texts of one tenant.
+    """The search index of one tenant.
 
     Args:
         tenant_id: The tenant.
         sessions: The store of the branches.
         graphs: The store of the messages.
-        names_only: True to put in only the names of checkpoints: words of what is encrypted would lie in clear.
+        names_only: True to index only the names of checkpoints, because the index stores words unencrypted.
     """
 
     def __init__(self, tenant_id: int, sessions: SessionStore, graphs: GraphStore, *, names_only: bool = False) -> None:
@@ -64,25 +64,25 @@ class Texts:
         self.graphs = graphs
 
     def behind(self, connection: Connection, session_id: int) -> dict[int, int]:
-        """Return the branches of a session that have checkpoints whose texts are not in, and at most how many."""
+        """Return the branches of a session that have checkpoints to index, each with an upper limit of their number."""
         rows = _BEHIND.all(connection, {"tenant": self.tenant_id, "session": session_id})
         return {row.id: row.number - row.searched for row in rows}
 
     def follow(self, connection: Connection, branch_id: int) -> bool:
-        """Put in the texts of a branch's next checkpoints; tell whether there may be more.
+        """Index the texts of a branch's next checkpoints, and return whether there may be more.
 
         Args:
             connection: A connection in a transaction that writes.
             branch_id: The branch.
 
         Raises:
-            Corrupt: One of them cannot be read; nothing was written.
+            Corrupt: One of the texts cannot be read. Nothing was written.
         """
         found = _NEXT.all(connection, {"tenant": self.tenant_id, "branch": branch_id})
         rows = [row for row in found if row.number > row.searched]
         if not rows:
             return False
-        fresh = list(self._fresh(connection, found, rows))  # before anything is written: what is damaged raises here
+        fresh = list(self._fresh(connection, found, rows))  # first, because damaged data raises here
         _MOVE.run(connection, {"tenant": self.tenant_id, "branch": branch_id, "now": rows[-1].number})
         self._add(connection, rows[0], fresh)
         return len(found) == CHECKPOINTS_AT_ONCE
@@ -94,7 +94,7 @@ class Texts:
             yield from (Fresh(row.number, NAMED, row.name, row_id=row.id) for row in rows if row.name)
             return
         branch, before = rows[0], self._before(connection, found[0])
-        # Its last one that is in may have been deleted: then it is asked what of it is in.
+        # The last indexed checkpoint may have been deleted. Then new texts are compared with those in the index.
         known = self._known(connection, branch) if branch.searched and before is None else set()
         messages = self._messages(connection, [row for row in (before, *rows) if row is not None])
         held, at = messages[_state(before)], _state(before)
@@ -117,7 +117,7 @@ class Texts:
                 yield Fresh(number, MESSAGE, text_of_message(leaves[key]).text, hash=key)
 
     def _before(self, connection: Connection, first: Found) -> Found | None:
-        """Return the checkpoint that came before those to be put in, also on the branch that this one left.
+        """Return the checkpoint before those to index, which may be the branch point; None if it is unknown.
 
         Args:
             connection: Any open connection.
@@ -130,12 +130,12 @@ class Texts:
         return _BY_ID.first(connection, {"tenant": self.tenant_id, "checkpoint": first.branch_point_id})
 
     def _known(self, connection: Connection, branch: Found) -> set[bytes | int]:
-        """Return what of a branch is in already."""
+        """Return the hashes and row ids of the indexed texts of a branch."""
         given = {"tenant": self.tenant_id, "branch": branch.internal_session_id}
         return {row.hash or row.row_id for row in _OF_BRANCH.all(connection, given)}
 
     def _messages(self, connection: Connection, rows: Iterable[Found]) -> dict[str | None, Sequence[bytes]]:
-        """List the hashes of the messages of checkpoints by their graph checkpoints; none if that is gone."""
+        """Return the message hashes of checkpoints by graph checkpoint id; empty if the graph checkpoint is gone."""
         asked = {
             row.graph_checkpoint_id: self.graphs.finding(
                 connection, GraphKey(row.thread_id, "", row.graph_checkpoint_id)
@@ -152,7 +152,7 @@ class Texts:
     def _calls(
         self, connection: Connection, branch: Found, first: int, made: Sequence[tuple[int, int]], known: set[Any]
     ) -> Iterator[Fresh]:
-        """Return the calls that a branch made itself, each with the first checkpoint that is behind it."""
+        """Yield the calls that a branch made itself, each with the first checkpoint made after it."""
         last = max(count for count, _ in made)
         if last <= first:
             return
@@ -168,7 +168,7 @@ class Texts:
         scope = [scope_of_session(branch.external_session_id), scope_of_branch(branch.internal_session_id)]
         is_sqlite = connection.dialect.name == "sqlite"
         rows = []
-        # In the order of their checkpoints, so that what a branch has until one of them can be told by the ids.
+        # In the order of their checkpoints, so that a later checkpoint's texts have greater ids.
         for one in sorted(fresh, key=lambda one: one.number):
             marks = [*scope, NAMES] if one.kind == NAMED else scope
             found = [*marks, *(word.text for word in words(composed(one.text)))]
@@ -191,12 +191,12 @@ class Texts:
 
 
 def _state(row: Found | None) -> str | None:
-    """Return which graph checkpoint a checkpoint stands for: those after and before a turn often have the same."""
+    """Return the graph checkpoint id of a checkpoint. Those after a turn and before the next one often share it."""
     return row.graph_checkpoint_id if row is not None else None
 
 
 def _added(before: Sequence[bytes], now: Sequence[bytes]) -> list[bytes]:
-    """List what one list of hashes has that another has not."""
+    """List the hashes in `now` that are not in `before`."""
     kept = shared_prefix(before, now)
     if kept == len(before):
         return list(now[kept:])
@@ -205,17 +205,17 @@ def _added(before: Sequence[bytes], now: Sequence[bytes]) -> list[bytes]:
 
 
 def scope_of_session(session_id: int) -> str:
-    """Return the word that all texts of a session have."""
+    """Return the marker word of all texts of a session."""
     return f"§s{session_id}"
 
 
 def scope_of_branch(branch_id: int) -> str:
-    """Return the word that all texts of a branch have."""
+    """Return the marker word of all texts of a branch."""
     return f"§b{branch_id}"
 
 
 def vector(found: Sequence[str]) -> str:
-    """Write words as PostgreSQL's tsvector: each with the places where it stands.
+    """Format words as a PostgreSQL tsvector: each word with its positions.
 
     Example:
         >>> vector(["a", "b", "a"])
@@ -228,9 +228,9 @@ def vector(found: Sequence[str]) -> str:
 
 
 def forget_words(connection: Connection, tenant_id: int) -> None:
-    """Forget all words of a tenant, so that the next search of each session puts in what may lie there now.
+    """Delete all words of a tenant, so that the next search of each session indexes only what may be indexed now.
 
-    On SQLite those of every tenant: an FTS5 table that keeps no texts cannot forget a part of them.
+    On SQLite this deletes the words of every tenant, because an FTS5 table without stored texts cannot delete a part.
     """
     texts, branches = delete(SEARCH_TEXT), update(BRANCH).where(BRANCH.c.searched != 0)
     if connection.dialect.name == "sqlite":
@@ -242,11 +242,11 @@ def forget_words(connection: Connection, tenant_id: int) -> None:
     connection.execute(branches.values(searched=0))
 
 
-# -- the text of each kind, as it is put in and as it is shown
+# -- the text of each kind, as it is indexed and as it is shown
 
 
 def text_of_message(value: Leaf) -> Text:
-    """Return the text by which a message is found: its own text, after the tool's name if it is a tool's answer."""
+    """Return the searchable text of a message. For the answer of a tool, it begins with the tool's name."""
     stored = show_message(value)
     shown = from_stored(stored)
     name = stored["data"].get("name") if shown["role"] == "tool" else None
@@ -255,7 +255,7 @@ def text_of_message(value: Leaf) -> Text:
 
 
 def text_of_call(row: Found) -> Text:
-    """Return the text by which a call is found: tool and arguments, its error, and its result if no message has it."""
+    """Return the searchable text of a call: tool, arguments, its result if no message has it, and its error."""
     text = f"{row.tool_name}({plain(from_json(row.args))})"
     if row.tool_call_id is None and row.result is not None:
         text += f" → {plain(from_json(row.result))}"
@@ -265,7 +265,7 @@ def text_of_call(row: Found) -> Text:
 
 
 def text_of_checkpoint(row: Found) -> Text:
-    """Return the text by which a checkpoint is found: its name, and what a person wrote about it."""
+    """Return the searchable text of a checkpoint: its name, and the description that a person wrote."""
     own = None if row.is_auto else row.description
     return Text(" - ".join(filter(None, (row.name, own))), name=row.name)
 
@@ -278,7 +278,7 @@ _OF_BRANCH_TOO = ("thread_id", "searched", "inherited", "external_session_id", "
 _WITH_BRANCH = select(CHECKPOINT, *(BRANCH.c[name] for name in _OF_BRANCH_TOO)).join_from(
     CHECKPOINT, BRANCH, and_(BRANCH.c.tenant_id == _C.tenant_id, BRANCH.c.id == _C.internal_session_id)
 )
-# The last one that is in, and those that come next. Who reads them moves the number: others wait until then.
+# The last indexed checkpoint and the next ones. The branch is locked, because its reader then updates `searched`.
 _NEXT = CompiledStatement(
     _WITH_BRANCH.where(*_of_branch, _C.number >= BRANCH.c.searched)
     .order_by(_C.number)

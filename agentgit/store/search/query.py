@@ -1,7 +1,7 @@
-"""Search: texts by their words, from SQLite's FTS5 or PostgreSQL's GIN index.
+"""Search for texts by their words, with SQLite's FTS5 or PostgreSQL's GIN index.
 
-What people wrote at checkpoints comes first, then the rest, each the newest first. A text that was found is shown only
-with a checkpoint that is there and holds it.
+Texts that people wrote at checkpoints come first, then the rest, each newest first. A text is returned only if an
+existing checkpoint holds it.
 """
 
 from __future__ import annotations
@@ -39,20 +39,23 @@ from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.store.threads.graph_store import GraphStore
 
 MOST_SCOPES = 50
-"""The greatest number of branches in one query."""
+"""The maximum number of branches in one query."""
 
 AT_ONCE = 200
-"""The number of texts that are examined together."""
+"""The maximum number of texts that one query returns."""
 
 FAR = 500
-"""Past so many checkpoints behind the end of a part, its branch is asked by itself, for what it had until there."""
+"""The maximum number of checkpoints after the end of a part for which its branch shares a query with others.
+
+If a branch has more, its own query begins at the newest text of the part.
+"""
 
 NEAR_THE_END = 1_000
-"""The number of texts before the end of a part that are examined to find the newest one."""
+"""The number of last texts of a part that are examined to find the newest one."""
 
 
 class Search:
-    """The search over the data of one tenant.
+    """Search in the data of one tenant.
 
     Args:
         tenant_id: The tenant.
@@ -74,27 +77,27 @@ class Search:
         whole: bool,
         at_once: int = AT_ONCE,
     ) -> Iterator[tuple[Rank, Hit]]:
-        """Return what was found, best first, each with its rank.
+        """Yield the hits, best first, each with its rank.
 
         Args:
             connection: Any open connection.
             session_id: The session.
-            parts: The branches that count, each until where.
+            parts: The branches to search, each up to a checkpoint.
             wanted: The query.
-            after: Read only what comes after this.
+            after: The rank after which to continue.
             whole: True if the parts are the whole session.
-            at_once: The number of texts that are read together, about as many as are wanted.
+            at_once: The number of texts to read together, about as many as the caller wants.
         """
         ends = {part.branch_id: part.until for part in parts}
         scopes = [scope_of_session(session_id)] if whole else None
         if connection.dialect.name != "sqlite":
-            # How many texts have a word is all that matters, and a plan for any word does not know it: half a second.
+            # The plan must depend on how many texts have the word. A generic plan ignores that and takes half a second.
             connection.exec_driver_sql("SET LOCAL plan_cache_mode = force_custom_plan")
         for named in (True, False) if after.named else (False,):
             before = after.id if named is after.named else TOP.id
             rows = self._found(connection, parts, scopes, wanted, Rank(named, before))
             inside = (row for row in rows if row.number <= ends.get(row.internal_session_id, 0))
-            if seal_of(connection) is not None:  # who put others in wants to read what is encrypted
+            if seal_of(connection) is not None:  # other texts were planted, to show encrypted values
                 inside = (row for row in inside if row.kind == NAMED)
             while some := list(islice(inside, min(at_once, AT_ONCE))):
                 for row, hit in self._hits(connection, some, ends, wanted):
@@ -110,7 +113,7 @@ class Search:
         wanted: Query,
         after: Rank,
     ) -> Iterator[Found]:
-        """Return the texts that have all words, the newest first; of a branch perhaps also some that come too late."""
+        """Yield the texts that have all words, newest first. Some may lie after the end of their part."""
         if session is not None:
             return self._texts(connection, parts, session, wanted, after)
         near = [scope_of_branch(part.branch_id) for part in parts if part.beyond <= FAR]
@@ -124,14 +127,14 @@ class Search:
         return heapq.merge(*streams, key=lambda row: row.id, reverse=True)
 
     def _newest(self, connection: Connection, part: LogPart) -> int:
-        """Return the greatest id that a text of a part has."""
+        """Return the greatest id of the texts of a part."""
         given = {"tenant": self.tenant_id, "branch": part.branch_id, "end": part.until}
         return max((row.id for row in _UNTIL.all(connection, given)), default=0)
 
     def _texts(
         self, connection: Connection, parts: Sequence[LogPart], scopes: Sequence[str], wanted: Query, after: Rank
     ) -> Iterator[Found]:
-        # Behind row-level security PostgreSQL may not ask the index of words first; it has the branches' then.
+        # With row-level security, PostgreSQL may not use the index of words first, but it can use the one of branches.
         branches = [part.branch_id for part in parts]
         is_sqlite = connection.dialect.name == "sqlite"
         asked = (fts_query if is_sqlite else ts_query)(scopes, wanted, named=after.named)
@@ -146,7 +149,7 @@ class Search:
                 return
             last = ids[-1]
 
-    # -- what they are, and where
+    # -- the texts, and the checkpoints that hold them
 
     def _hits(
         self, connection: Connection, rows: Sequence[Found], ends: dict[int, int], wanted: Query
@@ -161,7 +164,7 @@ class Search:
                 yield row, text.hit(row.kind, snippet(text.text, wanted), reference, at.id, at.created_at)
 
     def _holders(self, connection: Connection, rows: Sequence[Found], ends: dict[int, int]) -> dict[int, Found]:
-        """Find the first checkpoint that holds each text: that which it came with, or if it is gone a later one."""
+        """Return the first checkpoint that holds each text: its own or, if that was deleted, a later one."""
         places = list({(row.internal_session_id, row.number) for row in rows})
         with_them: Sequence[Any] = connection.execute(_WITH, {"tenant": self.tenant_id, "places": places}).all()
         at = {(one.internal_session_id, one.number): one for one in with_them}
@@ -173,7 +176,7 @@ class Search:
         return {text_id: holder for text_id, holder in found.items() if holder is not None}
 
     def _later(self, connection: Connection, row: Found, end: int) -> Found | None:
-        """Find a later checkpoint that holds a text, whose own is gone."""
+        """Return a later checkpoint that holds a text whose own checkpoint was deleted; None if there is none."""
         if row.kind == NAMED:
             return None
         given = {"tenant": self.tenant_id, "branch": row.internal_session_id, "number": row.number, "end": end}
@@ -190,7 +193,7 @@ class Search:
         return {row.id: row for row in rows}
 
     def _leaves(self, connection: Connection, held: Sequence[tuple[Found, Found]]) -> dict[bytes, Leaf]:
-        """Read the messages together; where one is damaged none, so that each is read by itself."""
+        """Read the messages together. If one is damaged, return none, so that each is then read separately."""
         try:
             return self.graphs.content.blobs.get_many(connection, [row.hash for row, _ in held if row.kind == MESSAGE])
         except Corrupt:
@@ -199,10 +202,10 @@ class Search:
     def _text(
         self, connection: Connection, row: Found, at: Found, calls: dict[int, Found], leaves: dict[bytes, Leaf]
     ) -> Text | None:
-        """Return a text; None if it is gone.
+        """Return a text; None if it no longer exists.
 
         Raises:
-            Corrupt: It is damaged.
+            Corrupt: The text is damaged.
         """
         if row.kind == NAMED:
             return text_of_checkpoint(at)
@@ -215,11 +218,11 @@ class Search:
         except Corrupt:
             if self._messages(connection, at):
                 raise
-            return None  # a saver's `prune` or `delete_for_runs` took the checkpoint's state
+            return None  # a saver's `prune` or `delete_for_runs` deleted the checkpoint's state
 
 
 def fts_query(scopes: Sequence[str], wanted: Query, *, named: bool) -> str:
-    """Write a query as FTS5 reads it; each word is quoted, and none holds a quote.
+    """Format a query for FTS5. Each word is quoted, and no word contains a quote.
 
     Example:
         >>> print(fts_query(["§s1"], Query((("two", "chairs"), ("or",))), named=False))
@@ -231,7 +234,7 @@ def fts_query(scopes: Sequence[str], wanted: Query, *, named: bool) -> str:
 
 
 def ts_query(scopes: Sequence[str], wanted: Query, *, named: bool) -> str:
-    """Write a query as PostgreSQL's tsquery; each word is quoted, and none holds a quote.
+    """Format a query as a PostgreSQL tsquery. Each word is quoted, and no word contains a quote.
 
     Example:
         >>> print(ts_query(["§s1"], Query((("two", "chairs"), ("or",))), named=True))

@@ -1,1 +1,1 @@
-"""SQL: tables, column types, engines and pools, transactions, encryption, and what drivers' errors mean."""
+"""SQL: tables, column types, engines and pools, transactions, encryption, and the meaning of driver errors."""

@@ -1,4 +1,4 @@
-"""Sync code on an async driver: the same functions, without a thread, on the event loop of the caller."""
+"""Sync code on an async driver: the same functions run on the event loop of the caller, without a thread."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _now: ContextVar[tuple[int, Engine] | None] = ContextVar("agentgit_engine", defa
 
 
 class Loops:
-    """One pool of async connections for each event loop that uses a database; a connection cannot change its loop.
+    """A pool of async connections for each event loop that uses a database. A connection cannot change its loop.
 
     Args:
-        url: A database whose driver is async too.
-        pool_size: The greatest number of connections on each loop.
+        url: A database whose driver also has an async mode.
+        pool_size: The maximum number of connections on each loop.
         seal: The seal of the database, if it has keys.
     """
 
@@ -35,12 +35,12 @@ class Loops:
         self._pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
 
     def engine(self) -> Engine | None:
-        """Return the engine of the call that runs now through `run`; None outside of one."""
+        """Return the engine of the current `run` call; None outside of `run`."""
         found = _now.get()
         return found[1] if found is not None and found[0] == id(self) else None
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a sync function in a greenlet: where it waits for the database, the event loop goes on."""
+        """Run a sync function in a greenlet. While it waits for the database, the event loop runs other tasks."""
         engine = self._pool().engine.sync_engine
 
         def work() -> T:
@@ -53,7 +53,7 @@ class Loops:
         return await greenlet_spawn(work)
 
     def sleep(self, seconds: float) -> None:
-        """Wait inside of `run` without holding up the event loop."""
+        """Sleep inside of `run` without blocking the event loop."""
         await_only(asyncio.sleep(seconds))
 
     def _pool(self) -> _Pool:
@@ -69,7 +69,7 @@ class Loops:
         self._pools = {}
 
     def close(self) -> None:
-        """Close all connections, also those of loops that have ended."""
+        """Close all connections, including those of loops that have ended."""
         while self._pools:
             self._pools.popitem()[1].close()
 
@@ -83,6 +83,6 @@ class _Pool:
         event.listen(self.engine.sync_engine, "connect", lambda raw, _: self._raw.add(raw.driver_connection))
 
     def close(self) -> None:
-        # Not `dispose`: it would have to wait for each connection on a loop that may have ended.
+        # Not `dispose`, which would await each connection on a loop that may have ended.
         for connection in list(self._raw):
             connection.pgconn.finish()

@@ -1,9 +1,8 @@
-"""Statements on their way to a server: what nobody needs at once waits, and goes along with the next one.
+"""Batches of statements that are sent to a server together.
 
-Statements on their way to a server: what nobody needs at once waits, and goes along with what somebody does. The way
-to a server and back takes as long as several small statements. So in a transaction on PostgreSQL a statement is sent
-only when its answer, or that of a later one, is asked for, or with the commit; all that wait then go in one pipeline.
-Their order stays, and a failure of one of them is that of the transaction.
+A round trip to a server takes as long as several small statements. Inside a transaction on PostgreSQL, a statement is
+therefore queued until its result, or the result of a later statement, is needed, or until the commit. All queued
+statements are then sent in one pipeline, in order. If one of them fails, the transaction fails.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from sqlalchemy.util import await_only
 T = TypeVar("T")
 
 AT_ONCE = 500
-"""The greatest number of parameters in one statement. SQLite allows 999 in old builds."""
+"""The maximum number of parameters in one statement. Old builds of SQLite allow 999."""
 
 
 def slices(many: Sequence[T], most: int = AT_ONCE) -> Iterator[Sequence[T]]:
-    """Return a sequence in pieces, in order.
+    """Yield slices of a sequence, in order.
 
     Args:
         many: The sequence.
-        most: The greatest number of items in a piece.
+        most: The maximum number of items in a slice.
 
     Example:
         >>> list(slices([1, 2, 3, 4, 5], 2))
@@ -42,13 +41,13 @@ _BATCH = "agentgit_batch"
 
 
 class Statement(NamedTuple):
-    """A statement as the driver takes it.
+    """A statement in the form that the driver takes.
 
     Args:
         sql: The text of the statement.
-        rows: The parameters, once for each time that it runs.
-        answer: The receiver of the count of rows it touched and those that it read; None if nobody wants them.
-        prepare: False if it must never be prepared; None leaves it to the driver.
+        rows: The parameters of each run.
+        answer: A callback for the number of affected rows and the rows read; None if the result is not needed.
+        prepare: False if the statement must never be prepared; None to let the driver decide.
     """
 
     sql: str
@@ -62,13 +61,13 @@ BEGIN_OF_ONE_MOMENT = Statement("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONL
 
 
 class Batch:
-    """The statements of one transaction that are not sent yet.
+    """The statements of one transaction that have not been sent yet.
 
     Args:
-        connection: A connection that has begun for SQLAlchemy; the server is told with the first statement.
-        settings: The settings of the transaction.
-        only_reads: True if each way to the server may be a transaction of its own.
-        one_moment: True if everything must be seen as it was at the first statement.
+        connection: A connection whose transaction has begun in SQLAlchemy. BEGIN is sent with the first statement.
+        settings: The statements that apply the settings of the transaction.
+        only_reads: True if each round trip may be a separate transaction.
+        one_moment: True if all statements must read the snapshot of the first one.
     """
 
     def __init__(
@@ -88,29 +87,29 @@ class Batch:
         self._has_begun = False
         self._waiting: list[Statement] = []
         self.foreseen: dict[tuple[Any, ...], Any] = {}
-        """The answers that were asked for before they are needed."""
+        """The pending results of prefetched queries, by statement and parameters."""
         self._info = connection.info
         self._info[_BATCH] = self
 
     def add(self, statement: Statement) -> None:
-        """Let a statement wait for the next one whose answer is asked for."""
+        """Queue a statement."""
         self._waiting.append(statement)
 
     def send(self) -> None:
-        """Send what waits, and take the answers."""
+        """Send the queued statements and read their results."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             self._send([*self._before(), *waiting])
 
     def begin(self) -> None:
-        """Send what waits, and let the transaction have begun: what comes next does not come this way."""
+        """Begin the transaction and send the queued statements, before statements that bypass the batch."""
         self._only_reads = False
         waiting, self._waiting = self._waiting, []
         if sent := [*self._before(), *waiting]:
             self._send(sent)
 
     def commit(self) -> None:
-        """Send what waits, and the commit with it."""
+        """Send the queued statements together with the commit."""
         waiting, self._waiting = self._waiting, []
         if self._has_begun:
             self._send([*waiting, COMMIT])
@@ -118,11 +117,11 @@ class Batch:
             self._send([*self._settings, *waiting])  # one pipeline is one transaction
 
     def end(self) -> None:
-        """Forget what was not sent: the transaction is over."""
+        """Detach the batch from its connection. Statements that were not sent are dropped."""
         self._info.pop(_BATCH, None)
 
     def _before(self) -> Sequence[Statement]:
-        """Return what must come before the next statements."""
+        """Return the statements that must precede the next ones."""
         if self._has_begun:
             return ()
         if self._only_reads:
@@ -137,18 +136,18 @@ class Batch:
             else:
                 _send(self._driver, statements)
         except BaseException:
-            # What the server passed over behind a failure, psycopg takes for prepared: it would fail ever after.
+            # psycopg regards statements that the server skipped after a failure as prepared, so they would always fail.
             self._connection.invalidate()
             raise
 
 
 def batch_of(connection: Connection) -> Batch | None:
-    """Return the batch of a connection's transaction; None where statements do not wait."""
+    """Return the batch of a connection's transaction; None if statements are not queued."""
     return connection.info.get(_BATCH)
 
 
 def catch_up(connection: Connection, *_: Any) -> None:
-    """Send what waits before a statement that goes by another way."""
+    """Send the queued statements before a statement that bypasses the batch."""
     batch = batch_of(connection)
     if batch is not None:
         batch.begin()
@@ -156,7 +155,7 @@ def catch_up(connection: Connection, *_: Any) -> None:
 
 @contextmanager
 def _held_back(failures: list[Exception]) -> Iterator[None]:
-    """Keep a failure until its pipeline has ended; psycopg would log a warning that the end fails then, too."""
+    """Keep a failure until its pipeline has ended. Otherwise psycopg logs a warning, because the end fails too."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  # `_raised` raises it
@@ -165,21 +164,21 @@ def _held_back(failures: list[Exception]) -> Iterator[None]:
 
 @contextmanager
 def _raised(failures: list[Exception]) -> Iterator[None]:
-    """Raise what was held back, in the place of what the end of the pipeline says."""
+    """Raise the failure that was held back instead of the one from the end of the pipeline."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  # it is raised below
-        # Where the commit itself failed, psycopg cannot leave the pipeline, and says that in the place of why.
+        # If the commit itself failed, psycopg cannot leave the pipeline and reports that instead of the cause.
         failures.append(_commit_failure(error))
     if failures:
         raise failures[0]
 
 
 def _commit_failure(error: Exception) -> Exception:
-    """Return why a pipeline could not commit.
+    """Return the reason why a pipeline could not commit.
 
-    The server's answer to a failed commit belongs to no statement. psycopg gives it as the context of its own failure,
-    or runs out of statements to match answers with: then the reason is lost, but nothing was committed.
+    The server's answer to a failed commit belongs to no statement. psycopg sets it as the context of its own exception,
+    or runs out of statements to match answers with. In the second case the reason is lost, but nothing was committed.
     """
     first = error.__context__
     if isinstance(first, Exception) and getattr(first, "sqlstate", None):
@@ -200,7 +199,7 @@ def _send(driver: Any, statements: Sequence[Statement]) -> None:
                 cursors.append((cursor, answer))
             if len(rows) > 1:
                 cursor.executemany(sql, rows)
-                silent = driver.cursor() if cursor is silent else silent  # it is for one statement only
+                silent = driver.cursor() if cursor is silent else silent  # not reused after executemany
             else:
                 cursor.execute(sql, *rows, prepare=prepare)
     for cursor, answer in cursors:
@@ -219,7 +218,7 @@ async def _asend(driver: Any, statements: Sequence[Statement]) -> None:
                         cursors.append((cursor, answer))
                     if len(rows) > 1:
                         await cursor.executemany(sql, rows)
-                        silent = driver.cursor() if cursor is silent else silent  # it is for one statement only
+                        silent = driver.cursor() if cursor is silent else silent  # not reused after executemany
                     else:
                         await cursor.execute(sql, *rows, prepare=prepare)
     for cursor, answer in cursors:

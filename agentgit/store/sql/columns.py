@@ -1,4 +1,4 @@
-"""Building blocks of the tables: their MetaData, kinds of columns, and the base of all rows."""
+"""Building blocks of the tables: their MetaData, the column types, and the base class of all rows."""
 
 from datetime import UTC, datetime
 from typing import Any, ClassVar
@@ -35,7 +35,7 @@ METADATA = MetaData(
 
 
 class UTCDateTime(TypeDecorator[datetime]):
-    """An aware UTC time, also where the database itself knows no zones."""
+    """An aware UTC time, also on databases that do not store time zones."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -53,7 +53,7 @@ class UTCDateTime(TypeDecorator[datetime]):
 class SafeText(TypeDecorator[str]):
     """Text that survives U+0000 and lone surrogates, which PostgreSQL and UTF-8 refuse.
 
-    A code point that cannot be stored is written as backslash, `u`, four hex digits; a backslash is doubled.
+    A code point that cannot be stored is written as a backslash, `u` and four hex digits. A backslash is doubled.
     """
 
     impl = Text
@@ -84,12 +84,12 @@ class SafeText(TypeDecorator[str]):
 
 
 class Payload(TypeDecorator[bytes]):
-    """Bytes that are sealed in a database that has keys, see `agentgit.store.sql.encryption`.
+    """Bytes that are encrypted in a database with keys. See `agentgit.store.sql.encryption`.
 
     Args:
         place: The table and the column, like `blob.data`.
-        is_hashed: True if whoever reads it compares it with a hash: then that is what names a row that does not open.
-            What must not be in clear comes as `Clear`.
+        is_hashed: True if readers compare the value with a hash, and so can name a damaged row themselves. A value
+            that does not decrypt is then returned as it is stored, and one that is wrongly unencrypted as `Clear`.
     """
 
     impl = LargeBinary
@@ -117,7 +117,7 @@ class Payload(TypeDecorator[bytes]):
 
 
 class SealedText(SafeText):
-    """Text that is sealed in a database that has keys.
+    """Text that is encrypted in a database with keys.
 
     Args:
         place: The table and the column.
@@ -171,7 +171,7 @@ def sealed_words(place: str, *, nullable: bool = False) -> Any:
 
 
 def mac() -> Any:
-    """Hold the message authentication code of the row, see `agentgit.store.sql.row_codes`."""
+    """Return a column for the message authentication code of the row. See `agentgit.store.sql.row_codes`."""
     return binary(nullable=True)
 
 
@@ -180,16 +180,16 @@ def number(*, small: bool = False, **kwargs: Any) -> Any:
 
 
 def same_tenant(column: str, table: str) -> ForeignKeyConstraint:
-    """Refer to a row of the same tenant, and of no other."""
+    """Return a foreign key to a row of the same tenant."""
     return ForeignKeyConstraint(["tenant_id", column], [f"{table}.tenant_id", f"{table}.id"])
 
 
 def where(condition: str) -> dict[str, Any]:
-    """Index only the rows that meet a condition."""
+    """Return the arguments for an index of only the rows that meet a condition."""
     return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
 
 
 class TableRow(SQLModel, registry=registry(metadata=METADATA)):
-    """The base of all tables."""
+    """The base class of all tables."""
 
     metadata: ClassVar[MetaData] = METADATA

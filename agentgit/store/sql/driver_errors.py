@@ -1,4 +1,4 @@
-"""Meanings of the failures of a database driver, and what to do next."""
+"""Translation of database driver errors into errors that say what to do next."""
 
 from __future__ import annotations
 
@@ -8,72 +8,72 @@ from agentgit.errors import AgentGitError, Corrupt, InvalidInput, NotAllowed, No
 from agentgit.store.sql.sqlite import BUSY_SECONDS
 
 AGAIN = {"40001", "40P01", "55P03", "CR000"}
-"""States for "run the transaction again": it was not serializable, in a deadlock, or waited too long for a lock.
+"""SQLSTATEs of a transaction to run again: it was not serializable, in a deadlock, or waited too long for a lock.
 
-CockroachDB and YugabyteDB say 40001 too; CR000 was CockroachDB's own.
+CockroachDB and YugabyteDB use 40001 too. CR000 was specific to CockroachDB.
 """
 
 BROKEN = {"57P01", "57P02", "57P03", "25P03", "40003"}
-"""States of a connection that the server has ended; so are those of class 08, and failures without any state."""
+"""SQLSTATEs of a connection that the server ended. Class 08 and errors without a state mean the same."""
 
 RACES = {"23505", "23503", "23P01"}
-"""States of a row that a unique key, a foreign key or an exclusion refused: another transaction may have come first.
+"""SQLSTATEs of a unique, foreign key or exclusion violation, which another transaction may have caused.
 
-On SQLite writers take turns, so there only a unique key can be somebody else's: of an id that two processes made.
+On SQLite writers take turns, so only a unique violation can be a race: two processes made the same id.
 """
 
 TAKEN = "UNIQUE constraint failed"
-"""SQLite's message for a unique key, and that of the triggers that keep REPLACE from the trail."""
+"""SQLite's message for a unique violation, also used by the triggers that block REPLACE in the audit trail."""
 
 UNKNOWN_NAMES = {"42P01", "42703", "3F000"}
-"""States for a table, a column or a schema that does not exist."""
+"""SQLSTATEs of a table, a column or a schema that does not exist."""
 
 BAD_VALUES = {"22", "54"}
-"""Classes of states for a value that the database cannot store, like a text with a NUL or one beyond its limits."""
+"""SQLSTATE classes of a value that the database cannot store, like text with a NUL or a value over its limits."""
 
 DAMAGED = {"XX001", "XX002"}
-"""States of a table or an index that the server cannot read."""
+"""SQLSTATEs of a table or an index that the server cannot read."""
 
 FULL = {"53100", "53200"}
-"""States of a server that has no disk space or memory left."""
+"""SQLSTATEs of a server that has no disk space or memory left."""
 
 READ_ONLY = "25006"
-"""The state of a write to a standby, or in a database that was made read-only."""
+"""The SQLSTATE of a write to a standby or a read-only database."""
 
 TOO_SLOW = "57014"
-"""The state of a statement that the server has broken off."""
+"""The SQLSTATE of a statement that the server canceled."""
 
 DENIED = "42501"
-"""The state of what a role may not do, and of what row-level security keeps out."""
+"""The SQLSTATE of a missing privilege, and of a row that row-level security refuses."""
 
 SHOWN = {"08", "25", "28", "3D", "40", "53", "55", "57", "58", "XX"}
-"""Classes of states whose messages are the server's own words, without values and without SQL."""
+"""SQLSTATE classes whose messages contain no values and no SQL."""
 
 _NAMES_ONLY = re.compile(r"[A-Z ]+ constraint failed(: [\w., ]+)?|no such (table|column): [\w.]+")
-"""SQLite's messages that name tables and columns, and nothing of their contents."""
+"""SQLite's messages that contain names of tables and columns, but no values."""
 
 REFUSED = "The audit trail cannot be changed"
 """The message of the triggers of the audit trail."""
 
 
 class Again(Unavailable):
-    """Another transaction was in the way; the same work may succeed now."""
+    """Another transaction interfered. The same work may succeed on the next attempt."""
 
 
 class Broken(Again):
-    """The connection broke before the commit, so that nothing was stored; on another one the same work may succeed."""
+    """The connection broke before the commit. Nothing was stored, and the work may succeed on another connection."""
 
 
 class Raced(Again):
-    """A key refused a row, so another transaction may have come first.
+    """A constraint refused a row, perhaps because another transaction came first.
 
-    The next attempt sees what that one stored. If it is refused for the same row, nobody was in the way: `refused`
-    says so.
+    The next attempt sees what the other transaction stored. If the same row is refused again, it was no race, and
+    `refused` is the error to raise.
 
     Args:
         where: The database.
-        text: The text that everybody may read.
-        words: All of the driver's words, which name the row.
+        text: The part of the driver's message that every user may see.
+        words: The whole message of the driver, which identifies the row.
     """
 
     def __init__(self, where: str, text: str, words: str) -> None:
@@ -83,13 +83,13 @@ class Raced(Again):
 
 
 def meaning(error: Exception, where: str, *, committing: bool | None = None) -> AgentGitError:
-    """Return what a driver's failure means.
+    """Return the error that a driver's error means.
 
     Args:
         error: The driver's own error.
         where: The database, without its password.
-        committing: True if the commit was on its way, False if a transaction that writes had not come so far; None if
-            nothing was to be written.
+        committing: True if the commit had started, False if a transaction that writes had not reached its commit;
+            None if there was nothing to write.
     """
     full = str(error).strip()
     state: str | None = getattr(error, "sqlstate", None)
@@ -121,9 +121,9 @@ def meaning(error: Exception, where: str, *, committing: bool | None = None) -> 
 
 
 def _shown(error: Exception, text: str, state: str | None) -> str:
-    """Return what everybody may read of a driver's words; all of them are those of the failure's `__cause__`.
+    """Return the part of a driver's message that every user may see. The `__cause__` has the whole message.
 
-    They can hold the statement, its parameters and the row that a constraint refused, which may be another user's.
+    The message can contain the statement, its parameters, and the refused row, which may belong to another user.
     """
     kind = type(error).__name__
     if (name := getattr(error, "sqlite_errorname", None)) is not None:
@@ -140,7 +140,7 @@ def _shown(error: Exception, text: str, state: str | None) -> str:
 
 
 def _refused(where: str, text: str) -> AgentGitError:
-    """Return the error for a statement that fails each time, because of what it says."""
+    """Return the error for a statement that fails every time."""
     return AgentGitError(
         f"{where} refused a statement of agentgit: {text}. Retrying does not help. Run agentgit fsck; if it finds "
         "nothing, this is a bug: please report it."
@@ -148,7 +148,7 @@ def _refused(where: str, text: str) -> AgentGitError:
 
 
 def _by_state(state: str, text: str, where: str) -> AgentGitError | None:
-    """Return what a server's state means; None if that depends on the connection."""
+    """Return the error for an SQLSTATE; None if its meaning depends on the connection."""
     if state == DENIED:
         return NotAllowed(f"{where} denied permission: {text}. Ask its owner to run: agentgit db grant ROLE")
     if state == TOO_SLOW:
@@ -175,10 +175,10 @@ def _other_schema(where: str, text: str) -> AgentGitError:
 
 
 def _of_a_file(error: Exception, text: str, where: str) -> AgentGitError | None:
-    """Return what a failure of SQLite means; None if it is none of SQLite itself."""
+    """Return the error for an error of SQLite; None if there is no specific one."""
     name = getattr(error, "sqlite_errorname", None) or ""
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        # Not again: SQLite has waited for that long already.
+        # Not `Again`, because SQLite has already waited that long.
         return Unavailable(f"{where} was locked for {BUSY_SECONDS} s. Close the program that uses it, then try again.")
     if name.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")):
         return Unavailable(f"{where} cannot be written. Give this user write permission for the file and its folder.")
@@ -200,10 +200,10 @@ def _of_a_file(error: Exception, text: str, where: str) -> AgentGitError | None:
 
 
 def missing_row(kind: str, row_id: object) -> NotFound:
-    """Return the error for a row that other rows name, or that a caller still holds, and that does not exist.
+    """Return the error for a row that does not exist although other rows refer to it or a caller has its id.
 
     Args:
-        kind: The kind of the row, in a user's words.
+        kind: The kind of the row, in a word that users know.
         row_id: The id of the row.
     """
     return NotFound(
@@ -213,11 +213,11 @@ def missing_row(kind: str, row_id: object) -> NotFound:
 
 
 def is_broken(error: Exception) -> bool:
-    """Return whether a failure of a server's driver ended its connection."""
+    """Return whether an error of a server's driver means that the connection has ended."""
     state: str | None = getattr(error, "sqlstate", None)
     return is_a(error, "OperationalError") and (state is None or state[:2] == "08" or state in BROKEN)
 
 
 def is_a(error: Exception, name: str) -> bool:
-    """Return whether a driver's error is of a class that PEP 249 names; psycopg has subclasses of them."""
+    """Return whether a driver's error is of a PEP 249 class or, as in psycopg, of a subclass."""
     return any(kind.__name__ == name for kind in type(error).__mro__)

@@ -1,4 +1,4 @@
-"""Contents of the sealed columns: the tables as they are stored, and the key of each value."""
+"""The encrypted columns: their values as they are stored, and the key of each value."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from agentgit.store.sql.encryption import TEXT_MARK, key_of, sealed_text
 from agentgit.store.sql.tables import BLOB, LIST, METADATA
 
 SHOWN = 40
-"""So many bytes from the beginning of a sealed value tell its key; in base64 a third more."""
+"""The number of bytes of an encrypted value that contain the name of its key. In base64 it is a third more."""
 
 
 @cache
 def raw(name: str) -> Table:
-    """Return a table whose values come as they are stored."""
+    """Return a table whose values are read as they are stored."""
     kinds = {Payload: LargeBinary, SealedText: Text}
     columns = [
         Column(c.name, kinds.get(type(c.type), lambda c=c: c.type)(), primary_key=c.primary_key)
@@ -32,7 +32,7 @@ def raw(name: str) -> Table:
 
 @cache
 def sealed_columns() -> Mapping[str, Sequence[str]]:
-    """Name the columns that are sealed, by their tables."""
+    """Return the names of the encrypted columns of each table."""
     found = {
         table.name: [c.name for c in table.c if isinstance(c.type, Payload | SealedText)]
         for table in METADATA.sorted_tables
@@ -41,13 +41,13 @@ def sealed_columns() -> Mapping[str, Sequence[str]]:
 
 
 def of_tenant(table: Table, tenant_id: int) -> list[Any]:
-    """Return the conditions for the rows of a tenant. Lists are left out: the database itself follows their hashes."""
+    """Return the conditions for a tenant's rows. Lists are excluded: the database itself follows their hashes."""
     mine = [table.c.tenant_id == tenant_id]
     return [*mine, table.c.type != LIST] if table.name == BLOB.name else mine
 
 
 def counts(connection: Connection, tenant_id: int) -> dict[str, int]:
-    """Count the values and rows of a tenant that each key has sealed; the others are under the empty name."""
+    """Count the values and rows of a tenant by the key that sealed them. The empty name is for those without a key."""
     found: Counter[str] = Counter()
     for name, columns in sealed_columns().items():
         table = raw(name)
@@ -64,11 +64,11 @@ def counts(connection: Connection, tenant_id: int) -> dict[str, int]:
 
 
 def key_in(stored: Any) -> str:
-    """Return which key a stored value has, also from its beginning; the empty text if none."""
+    """Return the name of the key of a stored value, or of its beginning; empty if it has none."""
     if not isinstance(stored, str | bytes | memoryview):
         return ""
     if isinstance(stored, str):
-        # Whole groups of four: the beginning of a text may end anywhere.
+        # base64 has groups of four characters, and the beginning of a text may end within one.
         rest = len(stored) - (len(stored) - len(TEXT_MARK)) % 4
         stored = sealed_text(stored[:rest])
     return key_of(bytes(stored)) or ""

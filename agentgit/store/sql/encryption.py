@@ -1,9 +1,9 @@
-"""Encryption at rest: what the columns of type `Payload` and `SealedText` hold, in a database that has keys.
+"""Encryption at rest: the stored form of `Payload` and `SealedText` columns in a database with keys.
 
-A sealed value is `MAGIC`, 1, the length of the key's name, the name, a random nonce of 12 bytes, and what AES-256-GCM
-made of the value, with its tag. Tenant, table and column are authenticated with it, so that a value opens only where it
-was sealed; which row it belongs to is told by its hash, where it has one. What is plain is stored as it is; only if it
-happens to begin with `MAGIC` it gets `MAGIC`, 0 in front.
+A sealed value consists of `MAGIC`, the byte 1, the length of the key's name, the name, a random nonce of 12 bytes, and
+the AES-256-GCM ciphertext with its tag. The tenant, the table and the column are authenticated with it, so a value
+decrypts only where it was sealed. If the value has a hash, the hash verifies its row. A plain value is stored as it is,
+but one that begins with `MAGIC` gets the prefix `MAGIC`, 0.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ NONCE_BYTES = 12
 HEAD = len(MAGIC) + 2
 
 TEXT_MARK = "\\!agit:"
-"""Before the base64 of a sealed text; no text is stored with a backslash before a `!`, see `SafeText`."""
+"""The prefix of the base64 of a sealed text. No plain text is stored with a backslash before `!`; see `SafeText`."""
 
 ENVIRONMENT = "AGENTGIT_ENCRYPTION_KEYS"
 _SEAL = "agentgit_seal"
 
 
 class Clear(bytes):
-    """Bytes that stay as they are in an encrypted database: hashes, by which the database itself follows a list.
+    """Bytes that are not encrypted in an encrypted database: lists of hashes, which the database itself follows.
 
-    What else is read as such was put there by somebody without the key.
+    Any other value that is read as `Clear` was written by somebody without the key.
     """
 
 
 class InClear(Corrupt):
-    """A value is in clear in a database in which everything is encrypted."""
+    """A value is unencrypted in a database in which every value must be encrypted."""
 
 
 class Seal:
-    """Seals and opens the values of one tenant in one open database.
+    """Encrypts and decrypts the values of one tenant in one open database.
 
     Args:
         keyring: The keys.
 
     Raises:
-        Unavailable: Cryptography is not installed.
+        Unavailable: The package `cryptography` is not installed.
     """
 
     def __init__(self, keyring: Keyring) -> None:
         self.keyring = keyring
         self.tenant_id: int | None = None
         self.is_whole = False
-        """True where nothing is in clear: what is all the same, somebody without the key has put there."""
+        """True if every value is encrypted. An unencrypted value was then written by somebody without the key."""
         self.compiled: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-        """The statements that were compiled for this database, see `agentgit.store.sql.compiled_statement`."""
+        """The statements compiled for this database; see `agentgit.store.sql.compiled_statement`."""
         self._ciphers: dict[str, Any] = {}
         self._associated: dict[str, bytes] = {}
         _ = self._library
@@ -73,7 +73,7 @@ class Seal:
             raise Unavailable('Encryption needs an extra package. Run: pip install "agentgit[encryption]"') from error
 
     def seal(self, place: str, value: bytes | memoryview, key: str | None = None) -> bytes:
-        """Seal a value.
+        """Encrypt a value.
 
         Args:
             place: The table and the column, like `blob.data`.
@@ -85,11 +85,11 @@ class Seal:
         return _head(name) + nonce + closed
 
     def open(self, place: str, data: bytes) -> bytes:
-        """Open what `seal` made.
+        """Decrypt a sealed value.
 
         Raises:
-            KeyMissing: Its key is not in the ring.
-            Corrupt: It was changed or moved, or its key is another one of that name.
+            KeyMissing: The value's key is not in the keyring.
+            Corrupt: The value was changed or moved, or the keyring has another key of that name.
         """
         name = key_of(data) or ""
         if name not in self.keyring:
@@ -112,9 +112,9 @@ class Seal:
         return found
 
     def code(self, place: str, message: bytes, key: str | None = None) -> bytes:
-        """Make the message authentication code of a row: HMAC-SHA256, behind the head of a sealed value.
+        """Return the message authentication code of a row: HMAC-SHA256, after the head of a sealed value.
 
-        Its key is derived from that of the values as in HKDF-Expand (RFC 5869), for this use and place.
+        The HMAC key is derived from the encryption key as in HKDF-Expand (RFC 5869), for this use and place.
 
         Args:
             place: The table.
@@ -126,7 +126,7 @@ class Seal:
         return _head(name) + hmac.digest(own, message, "sha256")
 
     def is_code(self, place: str, message: bytes, found: bytes) -> bool:
-        """Return whether `code` gives this for a message, with any key of the ring."""
+        """Return whether `found` is the code of a message, made with a key of the keyring."""
         name = key_of(found)
         if name is None or name not in self.keyring:
             return False
@@ -150,7 +150,7 @@ def _head(name: str) -> bytes:
 
 
 def missing(name: str) -> KeyMissing:
-    """Make the failure that says which key is needed."""
+    """Return the error for a missing key."""
     return KeyMissing(
         f"This database is encrypted with the key {name}, which is missing. Pass it: "
         f"agentgit.open(..., keyring=Keyring({{{name!r}: ...}})), or ${ENVIRONMENT}=NAME:BASE64,...",
@@ -159,7 +159,7 @@ def missing(name: str) -> KeyMissing:
 
 
 def key_of(data: bytes) -> str | None:
-    """Return the name of the key that seals a value, also from its first 40 bytes; None if the value is plain.
+    """Return the name of a sealed value's key; None if the value is plain. The first 40 bytes are enough.
 
     Example:
         >>> key_of(b"{}") is None
@@ -171,19 +171,19 @@ def key_of(data: bytes) -> str | None:
 
 
 def as_stored(seal: Seal | None, place: str, value: bytes | memoryview) -> bytes | memoryview:
-    """Return what is stored for a value."""
+    """Return the stored form of a value."""
     if seal is not None and not isinstance(value, Clear):
         return seal.seal(place, value)
     return MAGIC + bytes([PLAIN]) + value if value[: len(MAGIC)] == MAGIC else value
 
 
 def as_given(seal: Seal | None, place: str, data: bytes) -> bytes:
-    """Return the value of what is stored.
+    """Return the value of a stored form.
 
     Raises:
-        KeyMissing: Its key is not there.
-        Corrupt: It does not open.
-        InClear: It is in clear where everything is encrypted.
+        KeyMissing: The value's key is missing.
+        Corrupt: The value does not decrypt.
+        InClear: The value is unencrypted, but every value must be encrypted.
     """
     if is_refused(seal, data):
         raise in_clear(place)
@@ -198,12 +198,12 @@ def as_given(seal: Seal | None, place: str, data: bytes) -> bytes:
 
 
 def is_refused(seal: Seal | None, data: bytes) -> bool:
-    """Return whether a value is in clear where everything is encrypted."""
+    """Return whether a value is unencrypted in a database in which every value must be encrypted."""
     return seal is not None and seal.is_whole and key_of(data) is None
 
 
 def in_clear(place: str) -> InClear:
-    """Make the failure that says so."""
+    """Return the error for an unencrypted value."""
     return InClear(
         f"A value in {place} is not encrypted, although this database is: somebody without the key wrote "
         "it. Run: agentgit fsck, which names the row; then restore the database from a backup.",
@@ -212,12 +212,12 @@ def in_clear(place: str) -> InClear:
 
 
 def text_as_stored(seal: Seal | None, place: str, text: str) -> str:
-    """Return what is stored for a text that is safe already."""
+    """Return the stored form of a text that `SafeText` has escaped."""
     return text if seal is None else TEXT_MARK + b64encode(seal.seal(place, text.encode())).decode()
 
 
 def text_as_given(seal: Seal | None, place: str, text: str) -> str:
-    """Return the safe text of what is stored; it raises as `as_given`."""
+    """Return the escaped text of a stored form. Raises the same errors as `as_given`."""
     if not text.startswith(TEXT_MARK):
         if seal is not None and seal.is_whole:
             raise in_clear(place)
@@ -226,7 +226,7 @@ def text_as_given(seal: Seal | None, place: str, text: str) -> str:
 
 
 def sealed_text(text: str) -> bytes:
-    """Return the sealed bytes of a stored text; those of a plain one are its own."""
+    """Return the bytes of a stored text: decoded if it is sealed (empty if damaged), as they are if it is plain."""
     if not text.startswith(TEXT_MARK):
         return text.encode()
     try:
@@ -236,23 +236,23 @@ def sealed_text(text: str) -> bytes:
 
 
 def seal_on(dialect: Dialect) -> Seal | None:
-    """Return the seal of the database that a dialect belongs to; None if it has no keys."""
+    """Return the seal of a dialect's database; None if the database has no keys."""
     found: Seal | None = getattr(dialect, _SEAL, None)
     return found
 
 
 def put_seal(dialect: Dialect, seal: Seal | None) -> None:
-    """Let the columns of a database be sealed; before anything is read or written there."""
+    """Set the seal of a dialect's database. Call this before anything is read or written."""
     if seal is not None:
         setattr(dialect, _SEAL, seal)
 
 
 def seal_of(connection: Connection) -> Seal | None:
-    """Return the seal of the database of a connection; None if it has no keys."""
+    """Return the seal of a connection's database; None if the database has no keys."""
     return seal_on(connection.dialect)
 
 
 def keyring_from(given: Keyring | None) -> Keyring | None:
-    """Return the keys that were given, else those of the environment, else None."""
+    """Return the given keys, else those from the environment variable, else None."""
     text = os.environ.get(ENVIRONMENT)
     return given if given is not None or not text else Keyring.from_text(text)

@@ -1,4 +1,4 @@
-"""Identities made by the application: time-ordered integers below 2^53, exact in JSON and JavaScript."""
+"""Ids that the application makes: time-ordered integers below 2^53, exact in JSON and JavaScript."""
 
 import os
 import random
@@ -18,20 +18,20 @@ _last = 0
 
 
 def _after_fork() -> None:
-    """Forget, in a child, a lock that a thread of its parent may have held: nobody gives it back there."""
+    """Replace the lock in a child process, because a thread of the parent may hold it and cannot release it there."""
     global _lock
     _lock = threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):  # elsewhere no process forks
+if hasattr(os, "register_at_fork"):  # other systems have no fork
     os.register_at_fork(after_in_child=_after_fork)
 
 
 def new_id() -> int:
-    """Make an id that is greater than every id this process made before.
+    """Return an id that is greater than every id this process made before.
 
-    41 bits of milliseconds and 12 bits that start at random in each millisecond, so that two processes rarely meet; if
-    they do, the database refuses the second row and the transaction runs again with new ids.
+    It has 41 bits of milliseconds and 12 bits that start at random in each millisecond, so two processes rarely make
+    the same id. If they do, the database refuses the second row and the transaction runs again with new ids.
 
     Example:
         >>> first, second = new_id(), new_id()
@@ -41,16 +41,16 @@ def new_id() -> int:
     global _last
     with _lock:
         now = (time.time_ns() // 1_000_000 - EPOCH_MS) << COUNTER_BITS
-        fresh = now | random.getrandbits(COUNTER_BITS - 1)  # no secret, and no call of the system
+        fresh = now | random.getrandbits(COUNTER_BITS - 1)  # not a secret, and needs no system call
         _last = max(fresh, _last + 1)  # also when the clock goes back
         return _last
 
 
 def is_id(value: object) -> bool:
-    """Return whether something can be the id of anything; a database refuses others in words of its own."""
+    """Return whether a value is in the range of ids. A database would refuse others with its own error message."""
     return isinstance(value, int) and 0 <= value < ID_LIMIT
 
 
 def new_tenant_id() -> int:
-    """Make a tenant's id: random, so that tenants spread evenly over shards."""
+    """Return a random id for a tenant, so that tenants spread evenly over shards."""
     return secrets.randbits(52) | 1

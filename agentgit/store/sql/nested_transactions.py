@@ -1,7 +1,7 @@
-"""Transactions inside transactions: a callback that runs in one must not begin another that would wait for it.
+"""Nested transactions: a callback inside a transaction must not begin another one that would wait for it.
 
-Such a callback is the progress of a collection or an import, or a serializer of the user's. What it waits for never
-comes: on SQLite the one writer is its own caller, and a collection on PostgreSQL has locked the tables.
+Examples are the progress callback of a garbage collection or an import, and a user's serializer. The wait would never
+end: on SQLite the only writer is the caller itself, and a garbage collection on PostgreSQL has locked the tables.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from agentgit.errors import Conflict, Unavailable
 
 WAITING_SECONDS = 600
-"""The time that a writer waits for another one of this process. Collections of large databases take minutes."""
+"""How long a writer waits for another one of this process. A garbage collection of a large database takes minutes."""
 
 
 @dataclass
@@ -26,8 +26,8 @@ class Stage:
     Args:
         place: The database.
         writes: True if other writers wait for it.
-        committing: True if its commit is on its way; None if it writes nothing that a commit stores.
-        is_open: False as soon as it has ended.
+        committing: True if its commit has started; None if it writes nothing that a commit stores.
+        is_open: False after it has ended.
     """
 
     place: str
@@ -36,22 +36,22 @@ class Stage:
     is_open: bool = True
 
 
-# Not a thread's own: on an event loop the transactions of many tasks share one thread, and a task or a thread that a
-# callback starts and waits for would wait just as long.
+# Not thread-local: the tasks of an event loop share one thread, and a task or a thread that a callback starts and waits
+# for would wait for ever too.
 _open: ContextVar[tuple[Stage, ...]] = ContextVar("agentgit_transactions", default=())
 
 
 @contextmanager
 def nested(stage: Stage, name: str, *, has_one_connection: bool) -> Iterator[None]:
-    """Refuse a transaction that would wait for one that its caller is in.
+    """Enter a transaction, and refuse one that would wait for a transaction of its caller.
 
     Args:
         stage: The stage of the new transaction.
         name: The name of the database.
-        has_one_connection: True if not even a reader may come between.
+        has_one_connection: True if readers wait for other transactions too.
 
     Raises:
-        Conflict: It would wait for ever; nothing was done.
+        Conflict: The transaction would wait for ever. Nothing was done.
     """
     around = [one for one in _open.get() if one.is_open]
     for one in around:
@@ -65,12 +65,12 @@ def nested(stage: Stage, name: str, *, has_one_connection: bool) -> Iterator[Non
     try:
         yield
     finally:
-        stage.is_open = False  # also for who has copied the context
+        stage.is_open = False  # also in copies of the context
         _open.set(tuple(one for one in _open.get() if one.is_open))
 
 
 class Turns:
-    """A lock whose users take turns, and give up if another one keeps it for too long.
+    """A lock that raises an error if another user holds it for too long.
 
     Args:
         lock: The lock.

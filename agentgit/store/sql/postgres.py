@@ -1,11 +1,10 @@
-"""Connections to PostgreSQL: how many there may be, behind a pooler, and for whom row-level security lets them work.
+"""Connections to PostgreSQL: the pool, support for external poolers, and the settings of each transaction.
 
-Row-level security: for whom a transaction on PostgreSQL works is said right after it begins. The settings end with the
-transaction, so no pool, inside of the program or between it and the server, carries one over.
+Each transaction makes the settings for row-level security right after it begins. They end with the transaction, so no
+pool, inside the program or between it and the server, passes them on to another one.
 
-Connections to a server: how many there may be, and what a pooler between it and us cannot do. PgBouncer in transaction
-mode gives each transaction another connection of the server, where the statements that the driver has prepared are not
-known. It is told by the number of the server's process: a pooler gives one of its own.
+PgBouncer in transaction mode may give each transaction another server connection, which does not know the statements
+that the driver prepared. A pooler is detected by the process id of the server, because a pooler reports its own.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from agentgit.errors import InvalidInput, Unavailable
 from agentgit.store.sql.batch import Batch, Statement, catch_up
 
 EVERYBODY = "all"
-"""The user whose transactions see the sessions of all users of a tenant: what concerns everybody does so."""
+"""The user id of transactions that see the sessions of all users of a tenant."""
 
 _BATCHED = "agentgit_batched"
 
 BY_HAND = {"isolation_level": "AUTOCOMMIT"}
-"""The driver's own BEGIN has room for nothing else, and is one more way to the server."""
+"""The engine options without the driver's own BEGIN, which would be a separate round trip to the server."""
 
 CARRIED = {"synchronous_commit": "off"}
-"""The settings of a transaction that need not wait for the disk, because a later commit carries its changes there."""
+"""The settings of a transaction that need not wait for the disk, because a later commit writes its changes too."""
 
 
 def settings_of(values: Mapping[str, str]) -> list[Statement]:
-    """Write the statements that make settings for one transaction.
+    """Return the statements that make settings for one transaction.
 
     Example:
         >>> settings_of({"agentgit.tenant_name": "o'hara"})[0][:2]
@@ -48,7 +47,7 @@ def settings_of(values: Mapping[str, str]) -> list[Statement]:
 
 
 def begin_by_hand(engine: Engine) -> None:
-    """Let the transactions of an engine, which was made with `BY_HAND`, begin with their first statement."""
+    """Begin each transaction of an engine that was made with `BY_HAND` with its first statement."""
     event.listen(engine, "begin", _begin)
     event.listen(engine, "before_cursor_execute", catch_up)
 
@@ -56,9 +55,9 @@ def begin_by_hand(engine: Engine) -> None:
 def _begin(connection: Connection) -> None:
     options = connection.get_execution_options()
     if options.get(_BATCHED) or options.get("isolation_level") == BY_HAND["isolation_level"]:
-        return  # its batch begins it, or nobody wants a transaction
+        return  # its batch sends BEGIN, or the connection is in autocommit mode
     driver: Any = connection.connection.driver_connection
-    # Never prepared: a pool between would not have it the next time.
+    # Never prepared, because an external pooler may use another server connection the next time.
     begun = driver.execute("BEGIN", prepare=False)
     if connection.dialect.is_async:
         await_only(begun)
@@ -66,7 +65,7 @@ def _begin(connection: Connection) -> None:
 
 @contextmanager
 def transaction(engine: Engine, settings: Sequence[Statement], **kind: bool) -> Iterator[Connection]:
-    """Yield a connection in a transaction with these settings, of a kind that `Batch` knows."""
+    """Yield a connection in a transaction with these settings. `kind` has the options of `Batch`."""
     with engine.connect() as connection, connection.execution_options(**{_BATCHED: True}).begin():
         batch = Batch(connection, settings, **kind)
         try:
@@ -77,13 +76,13 @@ def transaction(engine: Engine, settings: Sequence[Statement], **kind: bool) -> 
 
 
 IDLE_SECONDS = 5.0
-"""After so long a connection is asked; asking every time costs a third of a turn on PostgreSQL."""
+"""The idle time after which a connection is pinged. A ping every time costs a third of a turn on PostgreSQL."""
 
 _USED = "agentgit_used"
 
 
 def ask_when_idle(engine: Engine) -> None:
-    """Replace connections of a pool that have been idle and do not answer."""
+    """Ping connections of a pool that have been idle, and replace those that do not answer."""
 
     def check(raw: Any, record: Any, _proxy: Any) -> None:
         now = time.monotonic()
@@ -100,20 +99,20 @@ def ask_when_idle(engine: Engine) -> None:
 
 
 POOL_SIZE = 16
-"""Connections that one open database has at most; on event loops, each loop."""
+"""The default maximum number of connections of one open database; with async, of each event loop."""
 
 POOL_SECONDS = 30
 """The time that a transaction waits for a connection before it gives up."""
 
 THRESHOLD = "prepare_threshold"
-"""In a URL: how often a statement runs before the driver prepares it, or `none`."""
+"""The URL parameter for the number of runs before the driver prepares a statement, or `none`."""
 
 
 def server(url: URL, pool_size: int) -> Engine:
-    """Make the engine of a server.
+    """Return a new engine for a server.
 
     Raises:
-        InvalidInput: The pool has no room, or the URL has a setting that cannot be meant.
+        InvalidInput: `pool_size` is less than 1, or the URL has an invalid setting.
         Unavailable: The driver is missing.
     """
     if pool_size < 1:
@@ -131,12 +130,12 @@ def server(url: URL, pool_size: int) -> Engine:
 def settings(pool_size: int) -> dict[str, Any]:
     """Return the arguments of an engine.
 
-    No connection is beyond the pool: opening one takes as long as several turns. The one used last is used next, so
-    that those which nobody needs stay idle.
+    The pool has no overflow, because opening a connection takes as long as several turns. The connection used last is
+    used next, so that unneeded ones stay idle.
     """
     return {
         **BY_HAND,
-        "hide_parameters": True,  # what a failure shows has no contents and no secrets
+        "hide_parameters": True,  # errors must not contain values or secrets
         "pool_size": pool_size,
         "max_overflow": 0,
         "pool_timeout": POOL_SECONDS,
@@ -145,7 +144,7 @@ def settings(pool_size: int) -> dict[str, Any]:
 
 
 def without_ours(url: URL) -> URL:
-    """Take out of a URL what is not the driver's."""
+    """Remove the parameters that are not for the driver from a URL."""
     return url.difference_update_query([THRESHOLD])
 
 
@@ -153,13 +152,13 @@ def watch(engine: Engine, url: URL) -> None:
     """Replace connections that were closed while they were idle, and prepare no statements behind a pooler.
 
     Raises:
-        InvalidInput: The URL has a setting that cannot be meant.
+        InvalidInput: The URL has an invalid setting.
     """
     ask_when_idle(engine)
     begin_by_hand(engine)
     wanted = _wanted(url)
     known: list[bool] = []
-    """The answer to whether there is a pooler, which is asked once."""
+    """Whether there is a pooler, which is checked once."""
 
     def prepare(raw: Any, _record: Any) -> None:
         connection = getattr(raw, "driver_connection", raw)
@@ -175,7 +174,7 @@ def watch(engine: Engine, url: URL) -> None:
 
 
 def _wanted(url: URL) -> int | None:
-    """Read what a URL says of prepared statements: 0 is none, None is nothing.
+    """Return the prepare threshold of a URL: 0 for `none`, None if the URL has no such parameter.
 
     Example:
         >>> from sqlalchemy import make_url
@@ -193,7 +192,7 @@ def _wanted(url: URL) -> int | None:
 
 
 def _is_pooled(raw: Any, connection: Any) -> bool:
-    """Return whether the process that the server names is another one than that which the connection was told of."""
+    """Return whether the server's process id differs from the one reported when the connection was opened."""
     cursor = raw.cursor()
     cursor.execute("SELECT pg_backend_pid()")
     (process,) = cursor.fetchone()

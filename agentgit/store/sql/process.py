@@ -1,13 +1,13 @@
-"""Processes: forks of one that has open databases, the owners of work, and the leases by which they count as alive.
+"""Processes: forks with open databases, the owners of work, and the leases of runs.
 
-Handling of open databases when their process forks: the child uses no connection of its parent. SQLite advises against
-carrying a connection over a fork, and two processes on one socket of a server would read each other's answers.
+After a fork, the child uses no connection of its parent. SQLite advises against carrying a connection over a fork, and
+two processes on one socket of a server would read each other's answers.
 
-Leases: how long a run on a server counts as alive after it was last heard of. On one machine a process is seen to be
-dead. Of another machine nobody can tell, so a run there says until when it is surely alive, by the clock of the
-database, and one thread in each process renews that for all its runs. A run whose lease has ended is treated like a
-dead one; if it lives all the same, epochs and owners keep it from doing harm. SQLite needs none: a file is on one
-machine. See `docs/decisions/0028-leases.md`.
+A lease is the time for which a run on a server counts as alive. On the same machine a dead process can be detected, but
+not on another machine. A run therefore stores the time until which it is surely alive, by the clock of the database,
+and one thread in each process renews the leases of all its runs. A run whose lease has ended is treated as dead. If it
+is still alive, epochs and owners keep it from doing harm. SQLite needs no leases, because a file is on one machine. See
+`docs/decisions/0028-a-run-on-a-server-holds-a-lease.md`.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from agentgit.errors import InvalidInput
 
 
 class Forked(Protocol):
-    """An object that has connections."""
+    """An object that must act when its process forks."""
 
     def before_fork(self) -> None:
-        """Close what a child must not have."""
+        """Close what a child process must not inherit."""
 
     def after_fork(self) -> None:
-        """Be as new, in the child; nothing of the parent may be closed here."""
+        """Reset the object in the child process. This must not close anything of the parent."""
 
 
 _open: weakref.WeakSet[Forked] = weakref.WeakSet()
 
 
 def remember_at_fork(one: Forked) -> None:
-    """Notify an object of each fork, as long as it is in use."""
+    """Notify an object of each fork for as long as it exists."""
     _open.add(one)
 
 
@@ -58,7 +58,7 @@ def _after() -> None:
         one.after_fork()
 
 
-if hasattr(os, "register_at_fork"):  # elsewhere no process forks
+if hasattr(os, "register_at_fork"):  # other systems have no fork
     os.register_at_fork(before=_before, after_in_child=_after)
 
 
@@ -66,7 +66,7 @@ _working: set[str] = set()
 """The owners in this process that are still at work."""
 
 ENDED = "ended"
-"""Instead of a start time: it is dead, and its parent has not asked yet how it died."""
+"""The value instead of a start time for a process that is dead, but that its parent has not reaped yet."""
 
 
 @contextmanager
@@ -89,10 +89,10 @@ def owner() -> Iterator[str]:
 
 
 def is_alive(name: str | None) -> bool:
-    """Return whether that piece of work may still be going on; on another host nobody can tell, so it may.
+    """Return whether a piece of work may still be running. On another host this is unknown, so the result is True.
 
     Args:
-        name: The name, as `owner` returned it; None is nobody.
+        name: The name that `owner` yielded; None for no owner.
     """
     if name is None:
         return False
@@ -105,13 +105,13 @@ def is_alive(name: str | None) -> bool:
 
 
 def is_here(name: str | None) -> bool:
-    """Return whether that piece of work is surely going on, on this machine; of another host nobody can tell."""
+    """Return whether a piece of work is certainly running. On another host this is unknown, so the result is False."""
     return name is not None and name.split("|")[0] == _here() and is_alive(name)
 
 
 @functools.cache
 def _here() -> str:
-    """Name the place where pids mean the same: one boot of one machine, one container; elsewhere the host's name."""
+    """Return the scope of pids: one boot of one machine and one container; without /proc, the host name."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
@@ -120,7 +120,7 @@ def _here() -> str:
 
 
 def _started(pid: int) -> str:
-    """Return a process's start time where the system tells it, so that a reused pid is not taken for the dead one."""
+    """Return the start time of a process, which detects a reused pid; empty if the system does not provide it."""
     try:
         state, *_, started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:20]
     except (OSError, ValueError):
@@ -130,30 +130,30 @@ def _started(pid: int) -> str:
 
 def _exists(pid: int) -> bool:
     if os.name != "posix":
-        return True  # os.kill would end the process there
+        return True  # on other systems os.kill would end the process
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True  # it lives, under another user
+        return True  # it runs as another user
     return True
 
 
 LEASE_SECONDS = 60.0
-"""Long enough for a paused virtual machine or a slow failover; short enough that a person waits for it."""
+"""The default lease: long enough for a paused virtual machine or a slow failover, but short enough to wait for."""
 
 SHORTEST = 3.0
-"""Seconds; a shorter one would end in an ordinary pause."""
+"""The minimum lease in seconds. A shorter one would end during an ordinary pause."""
 
 PER_LEASE = 3
-"""The number of renewals in the time of a lease: two of them may fail."""
+"""The number of renewals during a lease. Two of them may fail."""
 
 _log = logging.getLogger("agentgit")
 
 
 class Held(NamedTuple):
-    """A row that a piece of work has taken."""
+    """A row that a piece of work holds."""
 
     table: Table
     tenant_id: int
@@ -164,11 +164,11 @@ class Leases:
     """The leases of this process on one server.
 
     Args:
-        write: Runs work in a transaction that sees all of a tenant.
+        write: Runs a function in a transaction that sees all rows of a tenant.
         seconds: The duration of a lease, in seconds.
 
     Raises:
-        InvalidInput: It is too short to be renewed in time.
+        InvalidInput: The lease is too short to be renewed in time.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Leases:
         self._thread: threading.Thread | None = None
 
     def keep(self, owner: str, held: Held) -> None:
-        """Renew the lease of a row from now on."""
+        """Renew the lease of a row until `end` is called."""
         with self._changed:
             self._held.setdefault(owner, set()).add(held)
             if self._thread is None:
@@ -191,12 +191,12 @@ class Leases:
                 self._thread.start()
 
     def end(self, owner: str) -> None:
-        """Renew nothing more of a piece of work."""
+        """Stop renewing the leases of a piece of work."""
         with self._changed:
             self._held.pop(owner, None)
 
     def renew(self) -> None:
-        """Renew all leases of this process, but of rows that were taken from it."""
+        """Renew all leases of this process, except for rows that another owner has taken."""
         of: dict[tuple[Table, int], tuple[set[str], set[int]]] = {}
         with self._changed:
             for owner, rows in self._held.items():
@@ -214,14 +214,14 @@ class Leases:
         return {"lease": timedelta(seconds=self.seconds)}
 
     def close(self) -> None:
-        """Renew nothing any more."""
+        """Stop renewing all leases."""
         with self._changed:
             self._held.clear()
             self._thread = None
             self._changed.notify_all()
 
     def after_fork(self) -> None:
-        """Forget, in a child, what its parent renews."""
+        """Clear the leases in a child process, because the parent renews them."""
         self._changed, self._held, self._thread = threading.Condition(), {}, None
 
     def _beat(self) -> None:
@@ -231,13 +231,13 @@ class Leases:
             try:
                 self.renew()
                 pause = every
-            # Whatever it is: the runs go on, and a thread that ended would not renew the next ones either.
-            except Exception as error:  # noqa: BLE001  # if it lasts, somebody may take their branches
+            # Catch everything: the runs go on, and without this thread no later lease would be renewed either.
+            except Exception as error:  # noqa: BLE001  # if it lasts, others may take their branches
                 _log.warning("Leases could not be renewed: %s", error)
                 pause = every / PER_LEASE
 
     def _waited(self, seconds: float) -> bool:
-        """Wait; tell whether there is anything to renew then."""
+        """Wait, and return whether there is anything to renew."""
         me = threading.current_thread()
         with self._changed:
             self._changed.wait_for(lambda: self._thread is not me, seconds)
@@ -247,7 +247,7 @@ class Leases:
 
 
 UNTIL = func.clock_timestamp() + bindparam("lease")
-"""The end of a lease that is given now. The time of the transaction may be long past."""
+"""The end of a lease that begins now. `now()` would be the start of the transaction, which may be long ago."""
 
 
 def _renew(connection: Connection, table: Table, given: Mapping[str, Any]) -> None:
@@ -264,5 +264,5 @@ def _renew(connection: Connection, table: Table, given: Mapping[str, Any]) -> No
 
 
 def is_over(connection: Connection, until: datetime | None) -> bool:
-    """Return whether a lease has ended; None is one that never does."""
+    """Return whether a lease has ended. None is a lease that never ends."""
     return until is not None and bool(connection.execute(select(func.clock_timestamp() > until)).scalar_one())

@@ -1,7 +1,8 @@
-"""Message authentication codes of rows: in a database that has keys, nobody without one changes what a row says.
+"""Message authentication codes of rows, which reveal changes to a database with keys by somebody without a key.
 
-A code covers the columns of its row as they are read, also those that are sealed: no value can be exchanged with that
-of another row, emptied, or put back alone. A row that is changed is checked before: nobody signs for a stranger.
+A code covers the columns of its row as they are read, including encrypted ones. So no value can be swapped with the
+value of another row, emptied, or restored alone. A row is verified before it is changed, so that a tampered row never
+gets a valid code.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ UNCOVERED: Mapping[str, frozenset[str]] = {
     "operation": frozenset({"owner", "lease_until"}),
     "graph_checkpoint": frozenset({"seq"}),
 }
-"""The columns that a code does not cover, by their tables: what moves all the time."""
+"""The columns of each table that a code does not cover, because they change all the time."""
 
 
 def tables() -> list[Table]:
@@ -37,7 +38,7 @@ def tables() -> list[Table]:
 
 
 def signed(connection: Connection, table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a new row with its code. Without keys, and in other tables, a row has no code.
+    """Return a new row with its code. Without keys, and in tables without a column for it, a row has no code.
 
     Args:
         connection: A connection to the database that stores the row.
@@ -51,22 +52,22 @@ def signed(connection: Connection, table: Table, row: Mapping[str, Any]) -> dict
 
 
 def add(connection: Connection, table: Table, *rows: Mapping[str, Any]) -> None:
-    """Store new rows; there may be none."""
-    if rows:  # without any, the statement would store a row of defaults
+    """Insert new rows. Without any, do nothing."""
+    if rows:  # without rows, the statement would insert a row of defaults
         connection.execute(insert(table), [signed(connection, table, row) for row in rows])
 
 
 def change(connection: Connection, table: Table, *conditions: Any, **values: Any) -> int:
-    """Change the rows that meet some conditions; tell how many.
+    """Update the rows that meet the conditions, and return their number.
 
     Args:
         connection: A connection in a transaction that writes.
         table: The table.
         conditions: The conditions that the rows meet.
-        values: The new values, by column. Only columns without a code may take what the database works out.
+        values: The new values, by column. An SQL expression is allowed only for a column that no code covers.
 
     Raises:
-        Corrupt: Somebody without the key has changed one before.
+        Corrupt: A row was changed without the key before.
     """
     seal = seal_of(connection)
     if seal is None:
@@ -83,7 +84,7 @@ def change(connection: Connection, table: Table, *conditions: Any, **values: Any
 
 
 def copy(connection: Connection, table: Table, *conditions: Any, **values: Any) -> None:
-    """Copy the rows that meet some conditions.
+    """Copy the rows that meet the conditions.
 
     Args:
         connection: A connection in a transaction that writes.
@@ -92,7 +93,7 @@ def copy(connection: Connection, table: Table, *conditions: Any, **values: Any) 
         values: The values that differ in the copies, by column.
 
     Raises:
-        Corrupt: Somebody without the key has changed one before.
+        Corrupt: A row was changed without the key before.
     """
     if seal_of(connection) is None:
         columns = [literal(values[c.name], c.type).label(c.name) if c.name in values else c for c in table.c]
@@ -104,10 +105,10 @@ def copy(connection: Connection, table: Table, *conditions: Any, **values: Any) 
 
 
 class SignedWrite(CompiledStatement):
-    """A statement that stores whole rows, prepared: each gets its code.
+    """A compiled statement that stores whole rows, each with its code.
 
     Args:
-        statement: As for CompiledStatement.
+        statement: The statement; see `CompiledStatement`.
         table: The table.
     """
 
@@ -122,11 +123,11 @@ class SignedWrite(CompiledStatement):
 
 
 class AuthenticQuery(CompiledStatement):
-    """A query for whole rows, prepared: it gives none that somebody without the key has changed.
+    """A compiled query for whole rows. It raises `Corrupt` for a row that was changed without the key.
 
     Args:
-        statement: As for CompiledStatement. It may select more columns, and rows of an outer join without a row of the
-            table.
+        statement: The query; see `CompiledStatement`. It may select more columns, and rows of an outer join that have
+            no row of the table.
         table: The table.
     """
 
@@ -149,7 +150,7 @@ class AuthenticQuery(CompiledStatement):
 
 
 class SignedUpdate:
-    """A change of one row that every turn makes, prepared.
+    """A compiled update of one row, for updates that every turn makes.
 
     Args:
         table: The table.
@@ -165,7 +166,7 @@ class SignedUpdate:
         self._signed = CompiledStatement(changed.values(mac=bindparam("new_mac")))
 
     def run(self, connection: Connection, key: Mapping[str, Any], **values: Any) -> None:
-        """Make it.
+        """Update the row.
 
         Args:
             connection: A connection in a transaction that writes.
@@ -173,7 +174,7 @@ class SignedUpdate:
             values: The new values, by column.
 
         Raises:
-            Corrupt: Somebody without the key has changed the row before.
+            Corrupt: The row was changed without the key before.
         """
         this = {f"of_{name}": value for name, value in key.items()}
         new = {f"new_{name}": value for name, value in values.items()}
@@ -187,7 +188,7 @@ class SignedUpdate:
 
 
 def authentic(connection: Connection, table: Table, rows: Iterable[Found]) -> list[Found]:
-    """Return rows as they were read, if they are as somebody with a key wrote them.
+    """Verify the codes of rows, and return the rows as they were read.
 
     Args:
         connection: A connection to the database that they were read from.
@@ -195,7 +196,7 @@ def authentic(connection: Connection, table: Table, rows: Iterable[Found]) -> li
         rows: The rows, with all columns of the table.
 
     Raises:
-        Corrupt: One is not.
+        Corrupt: A row was changed without the key.
     """
     seal, found = seal_of(connection), list(rows)
     if seal is not None:
@@ -215,34 +216,34 @@ def _require_authentic(seal: Seal, table: Table, row: Any) -> None:
 
 
 def columns(connection: Connection, table: Table, *names: str) -> list[ColumnElement[Any]]:
-    """Return the columns to read where some are needed: in a database with keys all of them, for `authentic`."""
+    """Return these columns for a query; in a database with keys all columns, which `authentic` needs."""
     return list(table.c) if seal_of(connection) is not None else [table.c[name] for name in names]
 
 
 def first(connection: Connection, table: Table, query: Select[Any]) -> Row[Any] | None:
-    """Read one row, as `authentic`; None if there is none."""
+    """Read and verify the first row of a query; None if there is none."""
     rows = authentic(connection, table, connection.execute(query.limit(1)))
     return rows[0] if rows else None
 
 
 def is_authentic(seal: Seal, table: Table, row: Any) -> bool:
-    """Return whether a row's code matches its contents. A row without one passes where not everything is encrypted."""
+    """Return whether a row's code matches its contents. A row without one passes if not all must be encrypted."""
     if row.mac is None:
         return not seal.is_whole
-    # SQLite keeps a text in a column of bytes, too.
+    # SQLite can store text in a column of bytes.
     return isinstance(row.mac, bytes) and seal.is_code(table.name, _message(table, row._asdict()), row.mac)
 
 
 def code(seal: Seal, table: Table, row: Mapping[str, Any]) -> bytes:
-    """Make the code of a row with the current key."""
+    """Return the code of a row, made with the current key."""
     return seal.code(table.name, _message(table, row))
 
 
 def code_after(seal: Seal, table: Table, row: Any, values: Mapping[str, Any]) -> bytes:
-    """Make the code that a row has after a change.
+    """Return the code that a row has after a change.
 
     Raises:
-        Corrupt: Somebody without the key has changed the row before.
+        Corrupt: The row was changed without the key before.
     """
     _require_authentic(seal, table, row)
     return code(seal, table, {**row._asdict(), **values})
@@ -254,7 +255,7 @@ def _covered(table: Table) -> Sequence[str]:
 
 
 def _message(table: Table, row: Mapping[str, Any]) -> bytes:
-    """Write what a code covers. What is None is left out, so that a table can have another column one day."""
+    """Return the bytes that a code covers. None is left out, so that a table can get another column later."""
     said = [(name.encode(), _bytes(row[name])) for name in _covered(table) if row.get(name) is not None]
     return b"".join(b"%d:%b%d:%b" % (len(name), name, len(value), value) for name, value in said)
 

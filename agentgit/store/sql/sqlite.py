@@ -1,4 +1,4 @@
-"""SQLite's connections, and its transactions on the driver itself: SQLAlchemy takes five times as long for both."""
+"""Connections and transactions of SQLite, managed without SQLAlchemy, which takes five times as long for both."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.pool import NullPool, StaticPool
 
 BUSY_SECONDS = 30
-"""The time that a writer waits for another one before it gives up."""
+"""The number of seconds that a writer waits for another one before it gives up."""
 
 READING, WRITING, DURABLE = "reading", "NORMAL", "FULL"
-"""The modes of a transaction. The writing ones are named after the value that SQLite's `synchronous` needs."""
+"""The modes of a transaction. The values of the writing modes are the settings of SQLite's `synchronous`."""
 
 KEPT = 16
-"""Connections that stay open between transactions."""
+"""The maximum number of connections that stay open between transactions."""
 
 _SYNCHRONOUS = "agentgit_synchronous"
-"""A note on a connection: how SQLite writes now."""
+"""The key under which a connection keeps its current `synchronous` setting."""
 
 
 class Lite:
-    """The connections to one SQLite database; each transaction has one to itself.
+    """The connections to one SQLite database. Each transaction has its own connection.
 
     Args:
         url: The database.
-        in_memory: True if it lives as long as its only connection.
+        in_memory: True if the database exists only as long as its only connection.
     """
 
     def __init__(self, url: URL, *, in_memory: bool) -> None:
         self.engine: Engine = create_engine(
             url,
-            hide_parameters=True,  # what a failure shows has no contents and no secrets
+            hide_parameters=True,  # errors must not contain values or secrets
             poolclass=StaticPool if in_memory else NullPool,
             connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False},
         )
         event.listen(self.engine, "connect", _prepare)
         event.listen(self.engine, "begin", _begin_reading)
-        # Not in SQLAlchemy's pool: taking a connection out and giving it back costs what two small statements cost.
+        # Not in SQLAlchemy's pool, because checkout and return take as long as two small statements.
         self._idle: list[Connection] = []
         self._room = KEPT
 
@@ -52,10 +52,10 @@ class Lite:
             raw: Any = connection.connection.dbapi_connection
             _begin(raw, connection.info, mode)
             yield connection
-            connection.commit()  # SQLAlchemy's part, if a statement went through it
+            connection.commit()  # SQLAlchemy's transaction, if a statement went through it
             raw.commit()
         except BaseException:
-            connection.close()  # takes back what was done
+            connection.close()  # rolls back
             raise
         if len(self._idle) < self._room:
             self._idle.append(connection)
@@ -69,18 +69,18 @@ class Lite:
             return self.engine.connect()
 
     def close(self) -> None:
-        """Close all connections; those in use are closed when their transaction ends."""
+        """Close all connections. A connection in use is closed when its transaction ends."""
         self._room = 0
         self.close_idle()
 
     def close_idle(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the connections that are not in use."""
         while self._idle:
             self._idle.pop().close()
 
 
 def _prepare(raw: sqlite3.Connection, _record: Any) -> None:
-    raw.isolation_level = None  # transactions begin when we say so
+    raw.isolation_level = None  # agentgit begins transactions itself
     for pragma in ("foreign_keys=ON", f"synchronous={WRITING}", f"busy_timeout={BUSY_SECONDS * 1000}"):
         raw.execute(f"PRAGMA {pragma}")
 
@@ -98,5 +98,5 @@ def _begin(raw: sqlite3.Connection, info: dict[str, Any], mode: str) -> None:
     if info.get(_SYNCHRONOUS, WRITING) != mode:
         raw.execute(f"PRAGMA synchronous={mode}")
         info[_SYNCHRONOUS] = mode
-    # IMMEDIATE, because a transaction that reads first and then writes cannot wait: it fails at once.
+    # IMMEDIATE, because a transaction that first reads and then writes fails at once instead of waiting.
     raw.execute("BEGIN IMMEDIATE")

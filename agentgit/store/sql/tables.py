@@ -1,8 +1,8 @@
 """Every table of agentgit, as SQLModel classes on their own MetaData.
 
 Rules (docs/architecture.md): every primary and unique key leads with `tenant_id`; no sequences; no foreign key leaves a
-tenant; no `relationship()`. Rows stay below the repository: what users get are the values of `sessions`,
-`checkpoints` and `effects`.
+tenant; no `relationship()`. Users never get rows: the repository returns the values of `sessions`, `checkpoints` and
+`effects`.
 """
 
 from datetime import datetime
@@ -14,7 +14,7 @@ from sqlmodel import Field
 from agentgit.store.sql import columns as column
 from agentgit.store.sql.columns import METADATA, SafeText, TableRow, same_tenant, where
 
-__all__ = ["METADATA"]  # which has all of them once this module is imported
+__all__ = ["METADATA"]  # it has all tables after this module is imported
 
 
 class TenantRow(TableRow, table=True):
@@ -32,7 +32,7 @@ class TenantRow(TableRow, table=True):
 class UserRow(TableRow, table=True):
     """A user, who owns sessions and makes checkpoints.
 
-    `password` is argon2's own text. A user without one cannot log in by password.
+    `password` is an argon2 hash in its encoded form. A user without one cannot log in by password.
     """
 
     __tablename__ = "user"
@@ -50,7 +50,7 @@ class UserRow(TableRow, table=True):
 
 
 class ApiKeyRow(TableRow, table=True):
-    """A key that a program shows instead of a password. Only the SHA-256 of its secret is here."""
+    """A key that a program presents instead of a password. Only the SHA-256 of its secret is stored."""
 
     __tablename__ = "api_key"
     __table_args__ = (Index(None, "tenant_id", "user_id", "id"), same_tenant("user_id", "user"))
@@ -69,7 +69,7 @@ class ApiKeyRow(TableRow, table=True):
 
 
 class LoginFailureRow(TableRow, table=True):
-    """The failed logins for one name or address. `subject` is a hash of it."""
+    """The failed logins for one name or address. `subject` is the hash of that name or address."""
 
     __tablename__ = "login_failure"
     __table_args__ = (Index(None, "tenant_id", "forget_at"),)
@@ -82,9 +82,9 @@ class LoginFailureRow(TableRow, table=True):
 
 
 class ErasedNameRow(TableRow, table=True):
-    """The time at which the last user of a name was erased.
+    """The time at which the last user with a name was erased.
 
-    Tokens from before belong to nobody. `hash` is of the name.
+    Tokens from before that time belong to nobody. `hash` is the hash of the name.
     """
 
     __tablename__ = "erased_name"
@@ -95,7 +95,7 @@ class ErasedNameRow(TableRow, table=True):
 
 
 class ExternalSessionRow(TableRow, table=True):
-    """A session, as a person names it. `current_branch_id` moves."""
+    """A session with the name that its owner gave it. `current_branch_id` changes."""
 
     __tablename__ = "external_session"
     __table_args__ = (
@@ -116,7 +116,7 @@ class ExternalSessionRow(TableRow, table=True):
 
 
 class SessionMemberRow(TableRow, table=True):
-    """A role that somebody has in another one's session; `link_id` is the link that gave it, 0 if none did."""
+    """The role of a user in another user's session. `link_id` is the link that granted it, or 0."""
 
     __tablename__ = "session_member"
     __table_args__ = (
@@ -136,7 +136,7 @@ class SessionMemberRow(TableRow, table=True):
 
 
 class SessionLinkRow(TableRow, table=True):
-    """A link by which whoever has its token can join a session. Only the SHA-256 of its secret is here."""
+    """A link with a token to join a session. Only the SHA-256 of its secret is stored."""
 
     __tablename__ = "session_link"
     __table_args__ = (
@@ -158,10 +158,10 @@ class SessionLinkRow(TableRow, table=True):
 class InternalSessionRow(TableRow, table=True):
     """One branch, which is one LangGraph thread.
 
-    `head_id`, `status`, `owner`, `lease_until`, `epoch`, `world_seen` and `searched` move. `epoch` counts the runs that
-    took the branch; `lease_until` is how long the one on a server is surely alive; `world_seen` is the place in the
-    world log that the branch is up to date with; `searched` is the number of its last checkpoint whose words can be
-    found.
+    `head_id`, `status`, `owner`, `lease_until`, `epoch`, `world_seen` and `searched` change. `epoch` counts the runs
+    that took the branch. On a server, `lease_until` is the time until which the current run is surely alive.
+    `world_seen` is the position in the world log up to which the branch has seen the world. `searched` is the number of
+    its last checkpoint in the search index.
     """
 
     __tablename__ = "internal_session"
@@ -196,17 +196,17 @@ _NAMED = where("name IS NOT NULL")
 
 
 class CheckpointRow(TableRow, table=True):
-    """A saved point of a branch; its state is the graph checkpoint it names.
+    """A saved point of a branch. Its state is in the graph checkpoint that it refers to.
 
-    `pending` has the pending writes that were there at that moment (`agentgit.store.threads.pending_writes`); None if
-    nobody noted them.
+    `pending` has the pending writes at that time (`agentgit.store.threads.pending_writes`); None if they were not
+    recorded.
     """
 
     __tablename__ = "checkpoint"
     __table_args__ = (
         UniqueConstraint("tenant_id", "internal_session_id", "number"),
-        # The log, newest first, and what it counts and filters by without a look at the rows. It leads with the branch:
-        # with the tenant, SQLite would read all of it to find a few ids.
+        # For the log, newest first, with the columns that it counts and filters by, so that the rows need not be read.
+        # The branch comes first: if the tenant did, SQLite would read the whole index to find a few ids.
         Index("ix_checkpoint_log", *_BY_TIME, "number", "is_auto", "user_id"),
         Index("ix_checkpoint_name", "tenant_id", "internal_session_id", "name", "created_at", "id", **_NAMED),
         same_tenant("internal_session_id", "internal_session"),
@@ -234,7 +234,7 @@ class CheckpointRow(TableRow, table=True):
 
 
 class TagRow(TableRow, table=True):
-    """A name that a person gave to one checkpoint of a session, which stays as long as it has it."""
+    """A name that a person gave to one checkpoint of a session. The checkpoint is kept as long as it has the tag."""
 
     __tablename__ = "tag"
     __table_args__ = (
@@ -254,10 +254,10 @@ class TagRow(TableRow, table=True):
 
 
 class SearchTextRow(TableRow, table=True):
-    """A text that can be found: a message by its `hash`, a call or a named checkpoint by its `row_id`.
+    """A text in the search index: a message by its `hash`, a call or a named checkpoint by its `row_id`.
 
-    `number` is that of the first checkpoint of the branch that holds it. The words themselves are in `words` on
-    PostgreSQL, which has a GIN index on them, and on SQLite in the FTS5 table `search_words`, by the same id.
+    `number` is the number of the first checkpoint of the branch that holds the text. On PostgreSQL the words are in
+    `words`, which has a GIN index. On SQLite they are in the FTS5 table `search_words`, under the same id.
     """
 
     __tablename__ = "search_text"
@@ -279,9 +279,9 @@ class SearchTextRow(TableRow, table=True):
 
 
 class WorkspaceSnapshotRow(TableRow, table=True):
-    """The files of a workspace as a branch left or found them; the files themselves are in the workspace's own store.
+    """A snapshot of a workspace's files as a branch left or found them. The files are in the workspace's own store.
 
-    `snapshot` is its id there; `settings` is what opens that workspace again.
+    `snapshot` is the snapshot's id in that store. `settings` has what is needed to open the workspace again.
     """
 
     __tablename__ = "workspace_snapshot"
@@ -301,21 +301,22 @@ class WorkspaceSnapshotRow(TableRow, table=True):
 
 
 class ToolInvocationRow(TableRow, table=True):
-    """One call of one tool. `status` moves, by the rules of the journal.
+    """One call of one tool. `status` changes by the rules of the journal.
 
-    `arrival` counts the calls of a branch as they were recorded; (`batch`, `batch_index`) is their order in the AI
-    messages. `kind` says whether the tool ran for a call, ran again for an earlier one (`redo`, off the track), or was
-    not run because the record had the answer (`replay`). `identity` is the hash of what makes two calls the same.
-    `answers` says which of a person's answers it took, and what it waits to be told, if it asked. `made_on` is the
-    branch that made it, by its id in the session that it was imported from; None if it was made here. `task` names the
-    task that made a call which no AI message asked for; the task has the same name when it runs again, on a fork too.
+    `arrival` numbers the calls of a branch in the order in which they were recorded; (`batch`, `batch_index`) is their
+    order in the AI messages. `kind` is `call` if the tool ran for a call, `redo` if it ran again for an earlier call
+    (off the track), and `replay` if it did not run because the record had the answer. `identity` is the hash of what
+    makes two calls the same. `answers` records which of a person's answers the call used, and the question that it
+    waits for, if any. `made_on` is the branch that made the call, as its id in the session that the call was imported
+    from; None if the call was made here. `task` is the name of the task that made a call which no AI message asked for.
+    The task has the same name when it runs again, also on a fork.
     """
 
     __tablename__ = "tool_invocation"
     __table_args__ = (
         UniqueConstraint("tenant_id", "internal_session_id", "arrival"),
         Index(None, "tenant_id", "external_session_id", "status"),
-        # Few rows have them, so the others stay out of these indexes.
+        # Few rows have these columns set, so the other rows are left out of the indexes.
         Index(None, "tenant_id", "external_session_id", "identity", **where("identity IS NOT NULL")),
         Index(None, "tenant_id", "external_session_id", "replay_of", **where("replay_of IS NOT NULL")),
         Index(None, "tenant_id", "external_session_id", "task", **where("task IS NOT NULL")),
@@ -353,7 +354,7 @@ class ToolInvocationRow(TableRow, table=True):
 
 
 class WorldLogRow(TableRow, table=True):
-    """The order in which effects really happened in the world of a session, across its branches."""
+    """The order in which effects happened in the world of a session, across its branches."""
 
     __tablename__ = "world_log"
     __table_args__ = (
@@ -372,7 +373,7 @@ class WorldLogRow(TableRow, table=True):
 
 
 class OperationRow(TableRow, table=True):
-    """A rollback or fork, in progress or done. `status`, `report`, `owner` and `lease_until` move."""
+    """A rollback or fork, in progress or done. `status`, `report`, `owner` and `lease_until` change."""
 
     __tablename__ = "operation"
     __table_args__ = (
@@ -402,14 +403,14 @@ class OperationRow(TableRow, table=True):
 class GraphCheckpointRow(TableRow, table=True):
     """A checkpoint that LangGraph saves at every super-step.
 
-    `seq` counts the checkpoints of a thread's namespace as they came. `root_id` is the checkpoint of the whole graph to
-    which a subgraph's checkpoint belongs.
+    `seq` numbers the checkpoints of a thread's namespace in the order in which they were stored. `root_id` is the
+    checkpoint of the whole graph to which a subgraph's checkpoint belongs.
     """
 
     __tablename__ = "graph_checkpoint"
     __table_args__ = (
         UniqueConstraint("tenant_id", "thread_id", "ns", "seq"),
-        # Only subgraphs have a root: most rows are roots themselves and stay out of this index.
+        # Only checkpoints of subgraphs have a root. Most rows are roots themselves, and are left out of this index.
         Index(None, "tenant_id", "thread_id", "root_id", **where("root_id IS NOT NULL")),
     )
 
@@ -464,10 +465,10 @@ class BlobRow(TableRow, table=True):
 
 
 class AuditEventRow(TableRow, table=True):
-    """One thing that happened, chained to the one before it in its session by `hash`. Triggers refuse to change it.
+    """An event of the audit trail, chained to the previous one of its session by `hash`. Triggers refuse changes.
 
-    A session that is gone keeps its trail, so nothing here refers to other rows; `external_session_id` is 0 for what
-    belongs to no session. `owner_id` is whose session it is, `user_id` who did it.
+    A deleted session keeps its trail, so this table has no foreign keys. `external_session_id` is 0 for an event that
+    belongs to no session. `owner_id` is the owner of the session, and `user_id` is the user who acted.
     """
 
     __tablename__ = "audit_event"
@@ -502,7 +503,7 @@ class WebhookRow(TableRow, table=True):
 
 
 class WebhookDeliveryRow(TableRow, table=True):
-    """An event that is still to be sent, or was given up. `status`, `attempts`, `next_at` and `owner` move."""
+    """An event that is to be sent, or was given up. `status`, `attempts`, `next_at` and `owner` change."""
 
     __tablename__ = "webhook_delivery"
     __table_args__ = (
@@ -525,9 +526,9 @@ class WebhookDeliveryRow(TableRow, table=True):
 
 
 class EncryptionKeyRow(TableRow, table=True):
-    """A key that values may be sealed with. `proof` is sealed with it.
+    """A key that values may be encrypted with. `proof` is encrypted with it.
 
-    The proof tells another key of that name from it, and whether anything is in clear.
+    The proof reveals another key of the same name, and tells whether the database has unencrypted values.
     """
 
     __tablename__ = "encryption_key"
@@ -539,9 +540,9 @@ class EncryptionKeyRow(TableRow, table=True):
 
 
 class ErasureRow(TableRow, table=True):
-    """A session that was erased: only its trail may be deleted. Triggers refuse to change it.
+    """A session that was erased. The trail can be deleted only for such sessions. Triggers refuse changes.
 
-    `last_seq` and `last_hash` are those of the last event that the trail had; `user_id` is who erased it.
+    `last_seq` and `last_hash` belong to the last event of the trail. `user_id` is the user who erased the session.
     """
 
     __tablename__ = "erasure"
@@ -556,7 +557,7 @@ class ErasureRow(TableRow, table=True):
 
 
 def table_of(row: type[TableRow]) -> Table:
-    """Return the table that SQLModel has made of a class of rows."""
+    """Return the table that SQLModel made for a row class."""
     table: Table = row.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
     return table
 

@@ -1,4 +1,4 @@
-"""The address of a database: read from a path or a URL, and written without its passwords."""
+"""The URL of a database: parsed from a path or a URL, and shown without its passwords."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from agentgit.errors import InvalidInput
 
 
 def parse_url(where: str | Path | URL) -> URL:
-    """Read what a user may give as a database: a path, `:memory:`, or a SQLAlchemy URL.
+    """Return the URL of a database that a user gave as a path, `:memory:`, or a SQLAlchemy URL.
 
     Args:
         where: The database.
 
     Raises:
-        InvalidInput: It is neither.
+        InvalidInput: The value is none of these, or the database is not supported.
 
     Example:
         >>> parse_url("notes.db").render_as_string()
@@ -37,10 +37,10 @@ def parse_url(where: str | Path | URL) -> URL:
 
 
 def read_url(text: str) -> URL:
-    """Take a URL apart; what is wrong with one is told without its text, which may have a password anywhere.
+    """Parse a URL. The error does not contain its text, which may have a password anywhere.
 
     Raises:
-        InvalidInput: It is none, or what is before its host has a sign that belongs to the URL itself.
+        InvalidInput: The text is not a URL, or its name or password has an unescaped delimiter.
 
     Example:
         >>> read_url("postgresql://me:p@ss@host/db")
@@ -64,7 +64,7 @@ def read_url(text: str) -> URL:
 
 
 def shown(url: URL) -> str:
-    """Write a URL without its passwords.
+    """Return the text of a URL without its passwords.
 
     Example:
         >>> shown(parse_url("postgresql://me:se%40cret@host/db?password=more"))

@@ -1,1 +1,1 @@
-"""Graph checkpoints and their writes: forks, delta values, ancestry, and the life of a thread."""
+"""Graph checkpoints and their writes: forks, delta values, ancestry, and the lifecycle of a thread."""

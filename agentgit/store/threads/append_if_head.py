@@ -1,12 +1,12 @@
-"""Writes of graph checkpoints: appended in one statement where the head is known, and guarded against late writers.
+"""Writes of graph checkpoints: guards against late writers, and appends in one statement if the head is known.
 
-Guards against a late or second writer, which must not bring back a deleted thread or move on beside another writer. A
-run that continues the newest checkpoint expects that nobody else moved its thread meanwhile. See
-`docs/decisions/0010-two-runs-on-one-thread.md` for what counts as such a run.
+A late or second writer must not bring back a deleted thread or continue it beside another writer. A run that continues
+the newest checkpoint expects that nobody else moved its thread meanwhile. See
+`docs/decisions/0010-a-run-whose-thread-moved-on-fails.md` for what counts as such a run.
 
-A graph checkpoint that goes on from one which this program knows: it is stored in one way to a server. Nothing is read
-first. The statement that stores it asks itself whether its parent still is the newest one of its namespace, and
-whether the run still has its branch; if not it stores nothing, and the checkpoint is put as any other.
+If this process knows the parent of a graph checkpoint, it stores the checkpoint in one round trip to a server, without
+reading first. The statement itself checks that the parent is still the newest one of its namespace and that the run
+still holds its branch. If not, it stores nothing, and the checkpoint is stored like any other.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ REMEMBERED_PLACES = 100_000
 
 
 class SeenCheckpoints:
-    """The graph checkpoints that this program knows to have been stored, as far as it remembers them."""
+    """The graph checkpoints that this process knows to be stored. It forgets the least recently used."""
 
     def __init__(self) -> None:
         self._places: Recent[bytes, bool] = Recent(REMEMBERED_PLACES, lambda _: 1)
 
     def add(self, place: GraphKey) -> None:
-        """Remember that a graph checkpoint is stored: after the transaction that stored it, never inside of it."""
+        """Remember that a graph checkpoint is stored. Call this after the transaction that stored it, never inside."""
         self._places.add([(_key(place), True)])
 
     def __contains__(self, place: GraphKey) -> bool:
@@ -43,7 +43,7 @@ class SeenCheckpoints:
 
 
 def refuse_gone(place: GraphKey) -> NoReturn:
-    """Refuse to build on a graph checkpoint that was stored and is there no more.
+    """Refuse to continue from a graph checkpoint that was stored and has been deleted.
 
     Raises:
         Conflict: Always.
@@ -55,7 +55,7 @@ def refuse_gone(place: GraphKey) -> NoReturn:
 
 
 def refuse_second_run(place: GraphKey, parent_id: str | None, newest: Found | None) -> None:
-    """Refuse a checkpoint that would leave the newest one of its thread behind without anybody asking for it.
+    """Refuse a checkpoint whose parent is not the newest one, because another run has moved the thread.
 
     Args:
         place: The key that it would be stored under.
@@ -79,11 +79,11 @@ def _key(place: GraphKey) -> bytes:
 
 
 REMEMBERED = 1_000
-"""Of so many namespaces the newest graph checkpoint is remembered."""
+"""The maximum number of namespaces whose newest graph checkpoint is remembered."""
 
 
 class BranchHold(NamedTuple):
-    """By what a run holds its branch."""
+    """The columns of a branch that identify the run which holds it."""
 
     branch: int
     epoch: int
@@ -91,13 +91,13 @@ class BranchHold(NamedTuple):
 
 
 class Newest:
-    """The newest graph checkpoints, as this program last saw them; each may have been overtaken since."""
+    """The newest graph checkpoints, as this process last saw them. There may be newer ones by now."""
 
     def __init__(self) -> None:
         self._known: Recent[tuple[str, str], Found] = Recent(REMEMBERED, lambda _: 1)
 
     def add(self, found: Found) -> None:
-        """Remember one, also of a transaction that may fail yet."""
+        """Remember a graph checkpoint. Its transaction may still fail."""
         self._known.add([((found.place.thread, found.place.ns), found)])
 
     def parent(self, thread: str, ns: str, checkpoint_id: str | None) -> Found | None:
@@ -109,16 +109,16 @@ class Newest:
 def put_after(
     connection: Connection, values: Mapping[str, Any], parent: Found, fence: BranchHold | None
 ) -> PendingResult:
-    """Store a graph checkpoint if its parent is the newest one still, and the fence holds.
+    """Store a graph checkpoint if its parent is still the newest one and its run still holds the branch.
 
     Args:
         connection: A connection in a transaction on a server.
         values: The values of the row, by column.
         parent: The graph checkpoint that it was made from.
-        fence: The fence by which its run holds its branch; None if there is none.
+        fence: The columns by which its run holds its branch; None if it holds none.
 
     Returns:
-        Its count, when the transaction has ended, is 1 if it was stored, and else 0.
+        The pending result. When the transaction has ended, its count is 1 if the row was stored, and 0 if not.
     """
     held = fence._asdict() if fence is not None else {}
     return _STORE[fence is not None].ask(connection, {**values, "parent_hash": parent.state_hash, **held})

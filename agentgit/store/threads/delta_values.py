@@ -1,11 +1,10 @@
-"""Values spread over the writes of earlier graph checkpoints (LangGraph's DeltaChannel), and those checkpoints.
+"""Delta values: values that LangGraph's DeltaChannel stores as writes on earlier graph checkpoints.
 
-Values that are spread over the writes of earlier graph checkpoints (LangGraph's DeltaChannel). LangGraph stores such a
-value in full only now and then; in between, a graph checkpoint has nothing of it. So that each one has a count, a hash
-and a conversation, the value is made of its writes when the graph checkpoint is stored, and kept beside LangGraph's
-own values (`Found.folded`), where LangGraph never sees it. What the writes come to is known only outside of this room
-(`Fold`). Where it is not known, a digest of the writes stands for the value in the state's hash, and the value is left
-out of what is shown.
+LangGraph stores such a value in full only now and then; in between, a graph checkpoint contains nothing of it. Every
+graph checkpoint needs a count, a hash and a conversation, so the value is computed from its writes when the checkpoint
+is stored. It is kept beside LangGraph's own values (`Found.folded`), where LangGraph never sees it. Only other packages
+know how to compute a value from its writes (`Fold`). If that is unknown, a digest of the writes replaces the value in
+the hash of the state, and the value is not shown.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.threads.graph_rows import WRITES, Draft, Found, GraphKey, Made, Pending, found, pending, where
 
 STEPS = 64
-"""Ancestors read in one statement."""
+"""The number of ancestors that one statement reads."""
 
 _SAME = ("tenant_id", "thread_id", "ns")
 
 
 def ancestors(connection: Connection, tenant_id: int, start: Found) -> Iterator[Found]:
-    """Walk from a graph checkpoint to the root of its namespace, nearest first; the checkpoint itself is left out.
+    """Yield the ancestors of a graph checkpoint up to the root of its namespace, nearest first.
 
     Args:
         connection: Any open connection.
@@ -46,7 +45,7 @@ def ancestors(connection: Connection, tenant_id: int, start: Found) -> Iterator[
         page = _WALK.all(connection, {**_space(tenant_id, at), "first": at.parent_id, "steps": STEPS})
         for row in page:
             at = found(row)
-            if at.place.checkpoint_id in seen:  # damaged rows form a circle
+            if at.place.checkpoint_id in seen:  # damaged rows form a cycle
                 return
             seen.add(at.place.checkpoint_id)
             yield at
@@ -57,7 +56,7 @@ def ancestors(connection: Connection, tenant_id: int, start: Found) -> Iterator[
 def writes_of(
     connection: Connection, tenant_id: int, checkpoints: Sequence[Found], channels: Iterable[str]
 ) -> Mapping[str, list[Pending]]:
-    """Read the writes to some channels on some checkpoints of one namespace, in order, by checkpoint id.
+    """Read the writes to some channels on some checkpoints of one namespace. Return them in order, by checkpoint id.
 
     Args:
         connection: Any open connection.
@@ -104,17 +103,17 @@ _WRITES_OF = select(GRAPH_WRITE).where(
 
 
 LIVE_BYTES = 128 * 2**20
-"""The total size of the recently made values that are kept in memory, to go on from there."""
+"""The maximum total size, in bytes, of the recent values in memory from which later ones are computed."""
 
 
 @dataclass
 class Spread:
-    """The spread values of one graph checkpoint.
+    """The delta values of one graph checkpoint.
 
     Args:
-        made: The values that were made of their writes.
-        digests: The digests that stand for the others.
-        names: The names of all of them, also of those that the parent has already.
+        made: The values that were computed from their writes.
+        digests: The digests that replace the other values.
+        names: The names of all delta values, including those that the parent already has.
     """
 
     made: dict[str, Made] = field(default_factory=dict)
@@ -124,11 +123,11 @@ class Spread:
 
     @property
     def encoded(self) -> dict[str, Encoded]:
-        """The values that were made, as they are stored."""
+        """The computed values in their stored form."""
         return {name: made.encoded for name, made in self.made.items()}
 
     def header(self, stored: Container[str]) -> dict[str, Any]:
-        """Return what the header of the graph checkpoint says of spread values; nothing if it has none.
+        """Return the header fields of the graph checkpoint for its delta values; empty if it has none.
 
         Args:
             stored: The channels whose value is stored.
@@ -140,20 +139,20 @@ class Spread:
 
 
 NOTHING = Spread()
-"""Of a graph checkpoint that has no spread values."""
+"""The value for a graph checkpoint without delta values."""
 
 
 class SpreadValues:
-    """The spread values of one tenant.
+    """The delta values of one tenant.
 
     Args:
-        content: The store of its values.
+        content: The store of the tenant's values.
     """
 
     def __init__(self, content: Content) -> None:
         self.content = content
         self.tenant_id = content.blobs.tenant_id
-        # By what a value's hash stands for, which cannot change; it never says what is stored.
+        # By the hash of a value, which never changes. An entry does not mean that the value is still stored.
         self._live: Recent[bytes, Made] = Recent(LIVE_BYTES, lambda made: made.weight)
 
     def make(
@@ -165,7 +164,7 @@ class SpreadValues:
         names: AbstractSet[str],
         same: AbstractSet[str],
     ) -> Spread:
-        """Make the values that the parent does not have already; it costs what was written since.
+        """Compute the values that the parent does not have. The cost depends only on the writes since the parent.
 
         Args:
             connection: Any open connection.
@@ -173,7 +172,7 @@ class SpreadValues:
             draft: The graph checkpoint.
             parent: The graph checkpoint that it was made from.
             names: The channels whose value the parent does not have.
-            same: Channels that are as in the parent.
+            same: The channels that are unchanged since the parent.
         """
         spread = Spread(names=sorted(draft.folds))
         if parent is not None:
@@ -196,21 +195,24 @@ class SpreadValues:
         return spread
 
     def remember(self, spread: Spread, hashes: Mapping[str, bytes]) -> None:
-        """Keep what was made at hand, by the hashes under which it was stored."""
+        """Cache the computed values by the hashes under which they were stored."""
         if spread.made:
             self._live.add((hashes[name], made) for name, made in spread.made.items())
 
     def _written(self, connection: Connection, place: GraphKey, parent: Found | None) -> list[Pending]:
         if parent is None:
             return []
-        # On the new thread, also where the parent is on another: a write that came late is only here.
+        # On the new thread, even if the parent is on another one, because a late write exists only here.
         at = GraphKey(place.thread, place.ns, parent.place.checkpoint_id)
         return pending(WRITES.all(connection, at.columns(self.tenant_id)))
 
     def _earlier(
         self, connection: Connection, parent: Found | None, name: str
     ) -> tuple[Body | None, list[Body]] | None:
-        """Read what a value was before the newest writes, or its last full value and the writes after that."""
+        """Return a value before the newest writes: its last full value, if there is one, and the writes after that.
+
+        None if some of them are gone.
+        """
         if parent is None:
             return None, []
         if name in parent.values:
@@ -225,14 +227,14 @@ class SpreadValues:
         return (bodies[seed[0]] if seed else None), [bodies[key] for key in keys]
 
     def _is_whole(self, connection: Connection, start: Found) -> bool:
-        """Return whether the way back to the root is there."""
+        """Return whether all ancestors up to the root exist."""
         way = [start, *ancestors(connection, self.tenant_id, start)]
         return way[-1].parent_id is None
 
     def history(
         self, connection: Connection, start: Found, channels: Sequence[str]
     ) -> tuple[dict[str, list[Pending]], dict[str, Found]]:
-        """Read what channels are made of whose value is spread over the writes on earlier checkpoints.
+        """Read the writes on earlier checkpoints that make up the delta values of channels.
 
         Args:
             connection: Any open connection.
@@ -240,8 +242,8 @@ class SpreadValues:
             channels: The names of the channels.
 
         Returns:
-            The writes to each channel since its last full value, oldest first, and the graph checkpoint that has that
-            value, if there is one.
+            For each channel, the writes since its last full value, oldest first, and the graph checkpoint that has
+            that value, if there is one.
         """
         wanted, chain, ends = set(channels), list[Found](), dict[str, int]()
         seeds: dict[str, Found] = {}
@@ -265,7 +267,7 @@ class SpreadValues:
 
 
 def _standing(parent: Found | None, name: str) -> bytes:
-    """Return what stands for a channel in the parent's hash."""
+    """Return the digest or the hash of a channel in the parent; empty if it has neither."""
     if parent is None:
         return b""
     return parent.digests.get(name) or parent.values.get(name, b"")

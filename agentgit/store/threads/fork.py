@@ -1,18 +1,19 @@
-"""A fork: one graph checkpoint, copied with its id into a new thread so that the graph goes on there as it would here.
+"""Forks of threads: copy one graph checkpoint, with its id, into a new thread that continues the same way.
 
-What is copied, besides the checkpoint itself:
+The fork copies, besides the checkpoint itself:
 
-- **Pending writes.** A checkpoint of agentgit keeps those that were there when it was made
-  (`agentgit.store.threads.pending_writes`): exactly these are copied. Where nobody noted them, they are guessed. At the
-  place where the thread stands all are taken but answers: a task that waits for one keeps its question and the answers
-  that came before it, a finished one its output. Once the thread has moved on, the writes tell what happened *after*
-  the checkpoint, so they are left out, except where the step had paused: then the questions and failures stay, and the
-  output of the tasks that had neither.
-- **Subgraphs.** A subgraph without memory has a namespace for each task (`node:task`), copied if the task is open. One
-  with memory has a namespace for the thread (`node`); its newest checkpoint at or before ours is copied.
-- **Ancestors**, where a value is spread over their writes (LangGraph's DeltaChannel).
+- **Pending writes.** A checkpoint of agentgit records the pending writes that existed when it was made
+  (`agentgit.store.threads.pending_writes`), and exactly those are copied. If none were recorded, they are chosen from
+  the writes that exist now. At the newest graph checkpoint of the thread, everything except answers is copied: a task
+  that waits for an answer keeps its question and the answers before it, and a finished task keeps its output. After the
+  thread has moved on, the writes describe what happened *after* the checkpoint, so they are left out. The exception is
+  a paused step: its questions and failures are copied, and the output of the tasks that had neither.
+- **Subgraphs.** A subgraph without memory has one namespace for each task (`node:task`), which is copied if the task is
+  open. A subgraph with memory has one namespace for the thread (`node`); its newest checkpoint at or before the copied
+  one is copied.
+- **Ancestors**, if a value is spread over their writes (LangGraph's DeltaChannel).
 
-Values are never copied: rows name them by hash.
+Values are never copied, because rows refer to them by hash.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from agentgit.store.threads.lifecycle import delta_chain, must_be_new
 from agentgit.store.threads.pending_writes import PendingAt
 
 ERROR_SOURCE = "__error_source_node__"
-"""LangGraph's mark of a failure that an error handler took care of."""
+"""LangGraph's channel that marks a failure as handled by an error handler."""
 
 RESUME_INDEX = -4
 """LangGraph's index for answers (`WRITES_IDX_MAP`)."""
@@ -45,14 +46,14 @@ Rows = list[dict[str, Any]]
 def copy(
     connection: Connection, tenant_id: int, place: GraphKey, target: str, pending: Sequence[PendingAt] | None = None
 ) -> None:
-    """Copy a graph checkpoint of the whole graph into a new thread.
+    """Copy a graph checkpoint of the root graph into a new thread.
 
     Args:
         connection: A connection in a transaction that writes.
         tenant_id: The tenant.
-        place: A checkpoint that exists.
+        place: An existing checkpoint.
         target: The new thread.
-        pending: The pending writes that belong to it; None to choose among those that are there now.
+        pending: The pending writes to copy; None chooses among the current ones.
 
     Raises:
         Conflict: The target exists.
@@ -67,13 +68,13 @@ def copy(
 def rows_of(
     connection: Connection, tenant_id: int, place: GraphKey, pending: Sequence[PendingAt] | None = None
 ) -> tuple[Rows, Rows]:
-    """Return the rows that a fork at a graph checkpoint of the whole graph copies: graph checkpoints, pending writes.
+    """Return the graph checkpoints and pending writes that a fork at a graph checkpoint of the root graph copies.
 
     Args:
         connection: Any open connection.
         tenant_id: The tenant.
-        place: A checkpoint that exists.
-        pending: The pending writes that belong to it; None to choose among those that are there now.
+        place: An existing checkpoint.
+        pending: The pending writes to copy; None chooses among the current ones.
     """
     fork = _Fork(connection, tenant_id, place, pending)
     checkpoints, writes = fork.checkpoint(fork.start)
@@ -105,7 +106,7 @@ _ADD_CHECKPOINTS, _ADD_WRITES = (
 
 
 class _Fork:
-    """One copy in the making."""
+    """Collects the rows of one fork."""
 
     def __init__(
         self, connection: Connection, tenant_id: int, place: GraphKey, pending: Sequence[PendingAt] | None
@@ -117,7 +118,7 @@ class _Fork:
         self.open_tasks = open_tasks(self._writes(self.start))
 
     def checkpoint(self, row: Row[Any]) -> tuple[Rows, Rows]:
-        """Prepare the rows of a checkpoint and of the ancestors that hold parts of its values."""
+        """Return the rows of a checkpoint and of the ancestors that hold parts of its values."""
         ancestors = [self._row(at.place) for at in reversed(delta_chain(self.connection, self.tenant_id, found(row)))]
         checkpoints = [each._asdict() for each in (*ancestors, row)]
         for seq, copied in enumerate(checkpoints, start=1):
@@ -128,31 +129,31 @@ class _Fork:
         return checkpoints, [*history, *self._pending(row)]
 
     def _pending(self, row: Row[Any]) -> Rows:
-        """Return the pending writes that go along with a checkpoint."""
+        """Return the pending writes to copy with a checkpoint."""
         if self.pending is None:
             return carried(self._writes(row), superseded=self._is_superseded(row))
         at = self.pending.get((row.ns, row.checkpoint_id))
         return at.rows(self.tenant_id, row.thread_id) if at is not None else []
 
     def nested(self) -> Iterable[Row[Any]]:
-        """Find the checkpoints of subgraphs that belong to ours, one of each namespace."""
+        """Find the subgraph checkpoints to copy with the forked checkpoint, one per namespace."""
         chosen = self._own() if self.pending is None else self._kept(self.pending)
         return [*chosen.values(), *(row for row in self._remembered() if row.ns not in chosen)]
 
     def _kept(self, pending: Iterable[tuple[str, str]]) -> dict[str, Row[Any]]:
-        """Read the checkpoints of subgraphs at which something waited."""
+        """Read the subgraph checkpoints for which pending writes were recorded."""
         places = [self.place._replace(ns=ns, checkpoint_id=id) for ns, id in pending if ns]
         return {place.ns: self._row(place) for place in places}
 
     def _own(self) -> dict[str, Row[Any]]:
-        """Choose among the checkpoints of subgraphs that name ours as theirs."""
+        """Choose one checkpoint per namespace among the subgraph checkpoints below the forked one."""
         own: dict[str, list[Row[Any]]] = defaultdict(list)
         for row in _NESTED.all(self.connection, self._key(checkpoint_id=self.place.checkpoint_id)):
             own[row.ns].append(row)
         return {ns: best for ns, rows in own.items() if (best := self._choose(ns, rows)) is not None}
 
     def _choose(self, ns: str, rows: Sequence[Row[Any]]) -> Row[Any] | None:
-        """Choose among the checkpoints of one namespace that name ours as theirs, newest first."""
+        """Choose among the checkpoints of one namespace below the forked one; `rows` are ordered newest first."""
         if not self.superseded:
             return rows[0]
         paused = (row for row in rows if open_tasks(self._writes(row)))
@@ -163,7 +164,7 @@ class _Fork:
         return (next(paused, None) or rows[0]) if task_id in self.open_tasks else None
 
     def _remembered(self) -> Iterable[Row[Any]]:
-        """Find what subgraphs with memory knew before our checkpoint: of each, the newest on the way to it."""
+        """Find, for each subgraph with memory, its newest checkpoint on the path to the forked one."""
         known = _WITH_MEMORY.all(self.connection, self._key())
         if not known:
             return
@@ -181,7 +182,7 @@ class _Fork:
             yield found
 
     def _ancestors(self) -> dict[str, int]:
-        """Walk from our checkpoint to the root in one statement; give each ancestor's distance, ours left out."""
+        """Return the distance of each ancestor of the forked checkpoint, read in one statement."""
         c = GRAPH_CHECKPOINT.c
         start = and_(self._of_thread(), c.ns == "", c.checkpoint_id == self.place.checkpoint_id)
         walk = select(c.parent_id, literal(1, Integer).label("distance")).where(start).cte("walk", recursive=True)
@@ -191,13 +192,13 @@ class _Fork:
             older.c.thread_id == self.place.thread,
             older.c.ns == "",
             older.c.checkpoint_id == walk.c.parent_id,
-            walk.c.distance < self.start.seq,  # ends also where damaged rows form a circle
+            walk.c.distance < self.start.seq,  # stops the walk if damaged rows form a cycle
         )
         rows = self.connection.execute(select(walk.union(step))).all()
         return {row.parent_id: row.distance for row in rows if row.parent_id is not None}
 
     def _is_superseded(self, row: Row[Any]) -> bool:
-        """Return whether the thread has moved on; a checkpoint with a child is never the newest of its namespace."""
+        """Return whether the thread has moved on, so the checkpoint is no longer the newest of its namespace."""
         return bool(_LAST_SEQ.all(self.connection, self._key(ns=row.ns))[0].seq != row.seq)
 
     def _of_thread(self) -> Any:
@@ -218,18 +219,18 @@ class _Fork:
 
 
 def carried(rows: Rows, *, superseded: bool) -> Rows:
-    """Choose the pending writes that a fork takes along.
+    """Choose the pending writes that a fork copies.
 
     Args:
         rows: The rows of one graph checkpoint.
-        superseded: True if its thread has moved on.
+        superseded: True if the thread has moved on from it.
     """
     tasks: dict[str, Rows] = defaultdict(list)
     for row in rows:
         if row["channel"] != RESUME:
             tasks[row["task_id"]].append(row)
     if superseded:
-        # What came as input or as an update has no path; it came after the checkpoint.
+        # Writes of an input or an update have no path. They came after the checkpoint.
         tasks = {id: held for id, held in tasks.items() if _is_task_path(held[0]["task_path"])}
         if not open_tasks(rows):
             return []
@@ -250,7 +251,7 @@ def _carried_of_task(rows: Rows, *, superseded: bool) -> Rows:
 
 
 def open_tasks(rows: Rows) -> set[str]:
-    """Find the tasks that paused: those that asked something, or failed with nobody there to handle it."""
+    """Return the ids of the paused tasks: those that raised an interrupt or failed without an error handler."""
     asked = {row["task_id"] for row in rows if row["channel"] == INTERRUPT}
     failed = {row["task_id"] for row in rows if row["channel"] == ERROR}
     handled = {row["task_id"] for row in rows if row["channel"] == ERROR_SOURCE}
@@ -258,10 +259,10 @@ def open_tasks(rows: Rows) -> set[str]:
 
 
 def _is_task_path(path: str) -> bool:
-    """Return whether a write came from a task of the step, and not from an input, an update or a later step."""
+    """Return whether a write came from a task of the step rather than an input, an update or a later step."""
     return path != "" and not path.startswith("~~")
 
 
 def _has_memory(ns: str) -> bool:
-    """Return whether a namespace belongs to a subgraph that remembers from turn to turn: no part names a task."""
+    """Return whether a namespace belongs to a subgraph that keeps its state between turns: no part names a task."""
     return ":" not in ns

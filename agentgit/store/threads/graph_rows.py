@@ -1,4 +1,4 @@
-"""Graph checkpoints and pending writes as rows: their values, their statements, and what of a state people see."""
+"""Graph checkpoints and pending writes as rows: their types, their SQL statements, and which channels are visible."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.values import from_json
 
 INTERRUPT, RESUME, ERROR = "__interrupt__", "__resume__", "__error__"
-"""LangGraph's channels for a question that a task asks, for its answers, and for its failure."""
+"""LangGraph's channels for the interrupt that a task raises, for the answers to it, and for the task's failure."""
 
 PREVIOUS = "__previous__"
-"""LangGraph's channel for what an entrypoint of the functional API saved."""
+"""LangGraph's channel for the value that an entrypoint of the functional API saved."""
 
 _SHOWN = {"__root__", PREVIOUS}
 _HIDDEN = ("__", "branch:", "join:")
 
 
 class GraphKey(NamedTuple):
-    """The place of a graph checkpoint: its thread, its namespace (empty for the whole graph), and its id."""
+    """The key of a graph checkpoint: its thread, its namespace (empty for the root graph), and its id."""
 
     thread: str
     ns: str
     checkpoint_id: str
 
     def columns(self, tenant_id: int) -> dict[str, Any]:
-        """Return the columns that name the graph checkpoint in its tables.
+        """Return the key columns that identify the graph checkpoint in its tables.
 
         Args:
             tenant_id: The tenant.
@@ -46,7 +46,7 @@ class GraphKey(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The part of a graph checkpoint that a checkpoint of agentgit keeps."""
+    """The part of a graph checkpoint that a checkpoint of agentgit records."""
 
     checkpoint_id: str
     state_hash: bytes
@@ -54,7 +54,7 @@ class Head(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A graph checkpoint as it is stored, its values as hashes."""
+    """A stored graph checkpoint, with its values as hashes."""
 
     place: GraphKey
     seq: int
@@ -65,23 +65,24 @@ class Found(NamedTuple):
     state_hash: bytes
     message_count: int
     folded: dict[str, bytes]
-    """Values that LangGraph keeps as writes on earlier graph checkpoints, see `agentgit.store.threads.delta_values`."""
+    """Values that LangGraph stores as writes on earlier checkpoints; see `agentgit.store.threads.delta_values`."""
 
     @property
     def values(self) -> Mapping[str, bytes]:
-        """All values that are known."""
+        """The hashes of all known values, by channel."""
         return {**self.channels, **self.folded} if self.folded else self.channels
 
     @property
     def digests(self) -> Mapping[str, bytes]:
-        """The digests that stand for the values that are not known."""
+        """The digests that stand in for the values that are not known, by channel."""
         return {name: bytes.fromhex(digest) for name, digest in self.header.get("digests", {}).items()}
 
 
 class Made(NamedTuple):
-    """A value that was made of writes: as it is stored, and as whoever made it wants it back to go on from there.
+    """A value that was computed from writes.
 
-    `weight` is about how many bytes it takes in memory.
+    `encoded` is its stored form, `live` the in-memory form that the next computation continues from, and `weight` its
+    approximate size in memory, in bytes.
     """
 
     encoded: Encoded
@@ -90,7 +91,7 @@ class Made(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """A write that a task made on top of a graph checkpoint; `value` is the hash of what it wrote."""
+    """A write that a task made on top of a graph checkpoint; `value` is the hash of the written value."""
 
     task_id: str
     channel: str
@@ -98,7 +99,7 @@ class Pending(NamedTuple):
 
 
 class Task(NamedTuple):
-    """The task of a graph checkpoint that makes a write, and its path, which orders the tasks of a step."""
+    """The task that makes a write; `path` orders the tasks of a step."""
 
     id: str
     path: str = ""
@@ -113,28 +114,29 @@ class GraphScope(NamedTuple):
 
 
 Earlier: TypeAlias = Callable[[], tuple[Body | None, Sequence[Body]] | None]
-"""Reads what a value was made of before: its last full value, if there is one, and the writes after that. None if some
-of them are gone."""
+"""Reads the last full value of a channel, if there is one, and the writes after it. Returns None if some of them are
+missing."""
 
 Fold: TypeAlias = Callable[[Made | None, Sequence[Body], Earlier], Made | None]
-"""Makes a value of what it was before, if that is at hand, else of what that was made of, and of what was written
-since. None if it is not known what writes come to."""
+"""Computes a value from its previous value and the writes since. A previous value of None is computed from
+the result of `Earlier`. Returns None if the result of the writes cannot be computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """A graph checkpoint that is to be stored.
+    """A graph checkpoint to store.
 
     Args:
-        parent_id: The graph checkpoint it was made from.
+        parent_id: The id of the graph checkpoint that it continues.
         meta: Its metadata, JSON-like.
-        header: Everything else but the values, JSON-like; `versions` has the version of each channel.
+        header: All other fields except the values, JSON-like; `versions` has the version of each channel.
         names: The channels that have a value, in order.
-        changed: Those whose value may differ from the parent's.
-        encode: Gives the value of a channel; it is asked only for what the parent does not have.
+        changed: The channels whose value may differ from the parent's.
+        encode: Returns the value of a channel; called only for values that the parent does not have.
         continues: True if the parent must still be the newest of its namespace.
-        folds: For each channel whose value is spread over the writes of earlier graph checkpoints, what makes it.
-        parent_thread: The thread of the parent, if it is not on the same thread.
+        folds: For each channel whose value is spread over the writes of earlier graph checkpoints, the function that
+            computes it.
+        parent_thread: The thread of the parent, if it differs.
     """
 
     parent_id: str | None
@@ -149,7 +151,7 @@ class Draft:
 
 
 def is_shown(channel: str) -> bool:
-    """Return whether a channel belongs to the state that people see, and not to LangGraph's own bookkeeping.
+    """Return whether a channel belongs to the visible state rather than to LangGraph's internal bookkeeping.
 
     Example:
         >>> is_shown("messages"), is_shown("__start__"), is_shown("branch:to:tools")
@@ -159,7 +161,7 @@ def is_shown(channel: str) -> bool:
 
 
 def hash_state(channels: Mapping[str, bytes]) -> bytes:
-    """Hash a state: SHA-256 over the shown channels in the order of their names, each with NUL and its value's hash.
+    """Hash a state with SHA-256 over the visible channels, sorted by name: each name, a NUL, and the value's hash.
 
     Args:
         channels: The hash of each value, 32 bytes each.
@@ -173,7 +175,7 @@ def hash_state(channels: Mapping[str, bytes]) -> bytes:
 
 
 def conversation(counts: Mapping[str, int]) -> str | None:
-    """Return which channel is the conversation: `messages`, else the first one that holds messages.
+    """Return the channel of the conversation: `messages`, else the first one that holds messages.
 
     Args:
         counts: The number of messages in each channel that holds messages.
@@ -217,18 +219,18 @@ def found(row: Any) -> Found:
 
 def pending(rows: Iterable[Any]) -> list[Pending]:
     """Read rows of the table graph_write, by task path, task and index."""
-    # Sorted here, because a database may have its own idea of the order of text.
+    # Sorted here, because databases differ in how they collate text.
     ordered = sorted(rows, key=lambda row: (row.task_path, row.task_id, row.idx))
     return [Pending(row.task_id, row.channel, row.value[:HASH_BYTES]) for row in ordered]
 
 
 def where(table: Any, *names: str) -> list[Any]:
-    """Compare columns with the parameters of the same names."""
+    """Build conditions that compare columns with the bind parameters of the same names."""
     return [table.c[name] == bindparam(name) for name in names]
 
 
 def upsert(dialect: Any, keep: Iterable[str], *conditions: Any) -> Any:
-    """Write the statement that stores a graph checkpoint, or replaces one; with conditions only where they hold."""
+    """Build the upsert of a graph checkpoint. With conditions, it stores a row only if they hold."""
     statement = dialect.insert(GRAPH_CHECKPOINT)
     if conditions:
         values = select(*(bindparam(column.name, type_=column.type) for column in GRAPH_CHECKPOINT.c)).where(
@@ -274,8 +276,9 @@ _holds = or_(
 NEWEST_ASKING = row_codes.AuthenticQuery(
     _newest.add_columns(_asks.label("asks"), _holds.label("holds")), GRAPH_CHECKPOINT
 )
-"""With whether it waits for a person's answer, and whether it has pending writes, or a subgraph saved something."""
-# Before a writer looks at anything it takes a lock that a collection of values waits for; SQLite's writers are alone.
+"""The newest graph checkpoint, with `asks` (it waits for a person's answer) and `holds` (it has pending writes, or a
+subgraph saved something below it)."""
+# The garbage collection of values waits for this lock, so a writer takes it before reading. SQLite has only one writer.
 NEWEST_FOR_PUT = row_codes.AuthenticQuery(_newest.with_for_update(read=True, key_share=True), GRAPH_CHECKPOINT)
 IS_THERE = CompiledStatement(_one.with_only_columns(GRAPH_CHECKPOINT.c.seq))
 WRITES = row_codes.AuthenticQuery(select(GRAPH_WRITE).where(*where(GRAPH_WRITE, *KEY)), GRAPH_WRITE)
@@ -289,22 +292,26 @@ WRITES_OF_NEWEST = row_codes.AuthenticQuery(
     ),
     GRAPH_WRITE,
 )
-"""A row for each write, or one without: each says which graph checkpoint was the newest."""
+"""The writes of the newest graph checkpoint, or one row without a write. Each row has that checkpoint's id."""
 DROP_WRITES = CompiledStatement(delete(GRAPH_WRITE).where(*where(GRAPH_WRITE, *KEY)))
 
 
 def state_names(place: GraphKey, draft: Draft, parent: Found | None) -> Sequence[str]:
-    """List the channels that have a value, also those whose value is spread; of a subgraph's nobody sees the state."""
+    """List the channels that have a value, including those whose value is spread over earlier writes.
+
+    Spread values of subgraphs are left out, because the state of a subgraph is never shown.
+    """
     if place.ns or not (draft.folds or (parent and parent.folded)):
         return draft.names
-    # In the parent's order, for what counts as the conversation: a value is spread at one step and full at another.
+    # In the parent's order, so that `conversation` picks the same channel at every step. A value may be spread at one
+    # step and stored in full at the next.
     names = [*draft.names, *sorted(draft.folds)]
     before = [name for name in parent.header["counts"] if name in names] if parent else []
     return list(dict.fromkeys([*before, *names]))
 
 
 def unchanged_names(names: Sequence[str], draft: Draft, parent: Found | None) -> set[str]:
-    """Find the channels that are as in the parent: not said to have changed, and of the same version."""
+    """Return the channels that are unchanged since the parent: not in `changed`, and with the same version."""
     if parent is None:
         return set()
     now, then = draft.header["versions"], parent.header["versions"]
@@ -312,7 +319,7 @@ def unchanged_names(names: Sequence[str], draft: Draft, parent: Found | None) ->
 
 
 def message_counts(names: Iterable[str], fresh: Mapping[str, Encoded], parent: Found | None) -> dict[str, int]:
-    """Count the messages of each shown channel that holds messages."""
+    """Count the messages of each visible channel that holds messages."""
     counts: dict[str, int] = {}
     before = parent.header["counts"] if parent else {}
     for name in filter(is_shown, names):
@@ -321,7 +328,7 @@ def message_counts(names: Iterable[str], fresh: Mapping[str, Encoded], parent: F
             count = before.get(name)
         else:
             count = value.messages if isinstance(value.body, list) or name == PREVIOUS else None
-        # An empty list may be a list of anything.
+        # An empty list does not reveal what it is a list of.
         if count or (count == 0 and name == "messages"):
             counts[name] = count
     return counts

@@ -1,4 +1,4 @@
-"""Graph checkpoints and pending writes, as a LangGraph saver needs them; nothing here knows LangGraph."""
+"""Storage of graph checkpoints and pending writes for a LangGraph saver. It does not depend on LangGraph."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class GraphStore:
     Args:
         tenant_id: The tenant.
         compression: The compression of new values: `zlib`, `zstd` or `none`.
-        counts: False if the answers of models that are put were given elsewhere: what they used is counted there.
+        counts: False if the AI messages to store come from another branch, which already counts their token usage.
     """
 
     def __init__(self, tenant_id: int, compression: str = "zstd", *, counts: bool = True) -> None:
@@ -79,7 +79,7 @@ class GraphStore:
     # -- writing
 
     def put(self, connection: Connection, place: GraphKey, draft: Draft) -> Head:
-        """Store a graph checkpoint; one that is there already is replaced and keeps its `seq`.
+        """Store a graph checkpoint, or replace it and keep its `seq`.
 
         Args:
             connection: A connection in a transaction that writes.
@@ -87,7 +87,7 @@ class GraphStore:
             draft: The graph checkpoint to store.
 
         Raises:
-            Conflict: Its thread was deleted meanwhile, or another run moved it; see
+            Conflict: The thread was deleted in the meantime, or another run moved it; see
                 `agentgit.store.threads.append_if_head`.
         """
         row = NEWEST_FOR_PUT.first(connection, self._space(place.thread, place.ns))
@@ -102,7 +102,7 @@ class GraphStore:
     def put_after(
         self, connection: Connection, parent: Found, place: GraphKey, draft: Draft, fence: BranchHold | None
     ) -> PendingResult:
-        """Store a graph checkpoint on a server without looking first; see `agentgit.store.threads.append_if_head`."""
+        """Store a graph checkpoint on a server without a prior read; see `agentgit.store.threads.append_if_head`."""
         values = self._values(connection, place, draft, parent, parent.seq + 1)
         stored = put_after(connection, values, parent, fence)
         self._remember(values)
@@ -114,7 +114,7 @@ class GraphStore:
     def _values(
         self, connection: Connection, place: GraphKey, draft: Draft, parent: Found | None, seq: int
     ) -> dict[str, Any]:
-        """Store what a graph checkpoint holds, and give its columns."""
+        """Store the values of a graph checkpoint and return its columns."""
         names, before = state_names(place, draft, parent), parent.values if parent else {}
         same = unchanged_names(names, draft, parent)
         kept = {name: before[name] for name in names if name in same and name in before}
@@ -145,7 +145,7 @@ class GraphStore:
         }
 
     def _parent(self, connection: Connection, place: GraphKey, draft: Draft, newest: Found | None) -> Found | None:
-        """Find what a checkpoint was made from, and refuse what would bring a thread back or leave it behind."""
+        """Return the parent of a checkpoint, and refuse a checkpoint of a deleted thread or of an overtaken run."""
         parent_id = draft.parent_id
         if newest is not None and newest.place.checkpoint_id == parent_id:
             return newest
@@ -157,7 +157,7 @@ class GraphStore:
                 self._must_not_be_gone(connection, GraphKey(place.thread, "", root_id))
             return None
         at = place._replace(checkpoint_id=parent_id)
-        known = at in self.seen  # asked first: what is on its way may arrive between the two
+        known = at in self.seen  # checked before the read: the parent may be stored between the two
         parent = self.find(connection, at)
         if known and parent is None:
             refuse_gone(at)
@@ -170,7 +170,7 @@ class GraphStore:
             refuse_gone(place)
 
     def refuse(self, connection: Connection, place: GraphKey) -> None:
-        """Drop the writes that came before a graph checkpoint which was refused, and let no more in."""
+        """Delete the writes that arrived before their refused graph checkpoint, and refuse further ones."""
         self.seen.add(place)
         if IS_THERE.first(connection, self._key(place)) is None:
             DROP_WRITES.run(connection, self._key(place))
@@ -178,16 +178,16 @@ class GraphStore:
     def put_writes(
         self, connection: Connection, place: GraphKey, task: Task, writes: Sequence[tuple[int, str, Body]]
     ) -> None:
-        """Store what a task wrote; storing it again changes nothing, except that negative indexes replace.
+        """Store the writes of a task. A write that exists is kept, or replaced if its index is negative.
 
         Args:
             connection: A connection in a transaction that writes.
             place: The graph checkpoint that the task belongs to.
             task: The task that wrote.
-            writes: The writes: index, channel and value of each.
+            writes: The index, channel and value of each write.
 
         Raises:
-            Conflict: That graph checkpoint was deleted meanwhile.
+            Conflict: That graph checkpoint was deleted in the meantime.
         """
         self._must_not_be_gone(connection, place)
         hashes = self.content.put(connection, [(body, None) for _, _, body in writes])
@@ -199,7 +199,7 @@ class GraphStore:
                 "idx": index,
                 "task_path": task.path,
                 "channel": channel,
-                # An interrupt remembers the answers that came before it, so that a fork can ask it again.
+                # An interrupt keeps the answers that came before it, so that a fork can raise it again.
                 "value": value + held.get(RESUME, b"") if channel == INTERRUPT else value,
             }
             for (index, channel, _), value in zip(writes, hashes, strict=True)
@@ -214,17 +214,17 @@ class GraphStore:
     def fork(
         self, connection: Connection, source: str, checkpoint_id: str, target: str, pending: bytes | None = None
     ) -> Head:
-        """Copy one graph checkpoint of the whole graph with its id into a new thread, with all it needs to go on.
+        """Copy one graph checkpoint of the root graph, with its id, into a new thread that can continue from it.
 
-        See `agentgit.store.threads.fork` for what that is. Only rows are copied, so the cost does not depend on the
+        `agentgit.store.threads.fork` describes what is copied. Only rows are copied, so the cost does not depend on the
         messages.
 
         Args:
             connection: A connection in a transaction that writes.
-            source: The thread to leave from.
+            source: The thread to copy from.
             checkpoint_id: The graph checkpoint to copy.
             target: The new thread.
-            pending: The pending writes that a checkpoint of agentgit keeps; None to choose among those of now.
+            pending: The pending writes that a checkpoint of agentgit recorded; None chooses among the current ones.
 
         Raises:
             NotFound: The source has no such graph checkpoint.
@@ -236,41 +236,41 @@ class GraphStore:
         return head
 
     def copy_thread(self, connection: Connection, source: str, target: str) -> None:
-        """Copy everything of a thread into a new one; see `threads.copy`."""
+        """Copy a whole thread into a new one; see `lifecycle.copy`."""
         lifecycle.copy(connection, self.tenant_id, source, target)
 
     def delete_thread(self, connection: Connection, thread: str) -> None:
-        """Delete the graph checkpoints and pending writes of a thread; see `threads.delete_thread`."""
+        """Delete the graph checkpoints and pending writes of a thread; see `lifecycle.delete_thread`."""
         lifecycle.delete_thread(connection, self.tenant_id, thread)
 
     def delete_for_runs(self, connection: Connection, run_ids: Sequence[str], *, sessions: bool = False) -> None:
-        """Delete what those runs made; see `threads.delete_for_runs`."""
+        """Delete the graph checkpoints of some runs; see `lifecycle.delete_for_runs`."""
         lifecycle.delete_for_runs(connection, self.tenant_id, run_ids, sessions=sessions)
 
     def prune(self, connection: Connection, thread: str) -> None:
-        """Keep only the newest graph checkpoint of each namespace; see `threads.prune`."""
+        """Keep only the newest graph checkpoint of each namespace; see `lifecycle.prune`."""
         lifecycle.prune(connection, self.tenant_id, thread)
 
     # -- reading
 
     def find(self, connection: Connection, place: GraphKey) -> Found | None:
-        """Read one graph checkpoint, or None."""
+        """Return one graph checkpoint, or None if it does not exist."""
         return self.finding(connection, place)()
 
     def finding(self, connection: Connection, place: GraphKey) -> Callable[[], Found | None]:
-        """Ask for one graph checkpoint; give what tells it, or None."""
+        """Send the query for one graph checkpoint; return a function that returns it, or None."""
         asked = ONE.ask(connection, self._key(place))
         return lambda: found(row) if (row := asked.first()) is not None else None
 
     def newest(self, connection: Connection, thread: str, ns: str = "") -> Found | None:
-        """Read the graph checkpoint of a namespace that came last, or None."""
+        """Return the newest graph checkpoint of a namespace, or None."""
         row = NEWEST.first(connection, self._space(thread, ns))
         return found(row) if row is not None else None
 
     def with_writes(
         self, connection: Connection, thread: str, ns: str, checkpoint_id: str | None
     ) -> tuple[Found, list[Pending]] | None:
-        """Read one graph checkpoint, the one that came last if none is named, with its pending writes; or None."""
+        """Return one graph checkpoint with its pending writes, or None. Without an id, the newest of the namespace."""
         if checkpoint_id is None:
             space = self._space(thread, ns)
             newest, asked = NEWEST.ask(connection, space), WRITES_OF_NEWEST.ask(connection, space)
@@ -283,14 +283,15 @@ class GraphStore:
         at = found(row)
         if checkpoint_id is None:
             self.newest_known.add(at)
-            if any(one.newest != row.checkpoint_id for one in rows):  # a newer one came between the two
+            if any(one.newest != row.checkpoint_id for one in rows):  # a newer one was stored between the two reads
                 return at, self.writes(connection, at.place)
         return at, pending([one for one in rows if one.channel is not None])
 
     def stand(self, connection: Connection, thread: str) -> Callable[[], tuple[Found | None, bool, bool]]:
-        """Ask for the graph checkpoint of a thread that came last.
+        """Send the query for the newest graph checkpoint of a thread; return a function that returns its result.
 
-        With it comes whether it waits for a person's answer, and whether anything has been written on top of it.
+        The result is the graph checkpoint or None, whether it waits for a person's answer, and whether anything has
+        been written on top of it.
         """
         asked = NEWEST_ASKING.ask(connection, self._space(thread, ""))
 
@@ -310,15 +311,15 @@ class GraphStore:
         limit: int = 64,
         sessions: bool = True,
     ) -> list[Found]:
-        """List graph checkpoints, newest first, a page at a time.
+        """List one page of graph checkpoints, newest first.
 
         Args:
             connection: Any open connection.
             scope: The scope of the search.
-            before: Only those older than the one with this id.
-            after: The last one of the page before; None for the first page.
-            limit: The greatest number of them.
-            sessions: False to leave out the threads of sessions.
+            before: List only graph checkpoints older than the one with this id.
+            after: The last graph checkpoint of the previous page; None for the first page.
+            limit: The maximum number of graph checkpoints.
+            sessions: False leaves out the threads of sessions.
         """
         c = GRAPH_CHECKPOINT.c
         query = select(GRAPH_CHECKPOINT).where(c.tenant_id == self.tenant_id).limit(limit)
@@ -327,7 +328,7 @@ class GraphStore:
             query = query.where(column == value) if value is not None else query
         mark = None
         if scope.thread is not None and scope.ns is not None:
-            # In one namespace the order is that in which they came, also where a clock went back.
+            # Within one namespace, `seq` gives the order in which they were stored, even if a clock went back.
             mark = self.find(connection, GraphKey(scope.thread, scope.ns, before)) if before else None
             query = query.order_by(c.seq.desc())
             query = query.where(c.seq < after.seq) if after else query
@@ -343,23 +344,23 @@ class GraphStore:
         return [found(row) for row in row_codes.authentic(connection, GRAPH_CHECKPOINT, connection.execute(query))]
 
     def writes(self, connection: Connection, place: GraphKey) -> list[Pending]:
-        """Read the pending writes of a graph checkpoint, by task path, task and index."""
+        """Return the pending writes of a graph checkpoint, ordered by task path, task and index."""
         return pending(WRITES.all(connection, self._key(place)))
 
     def pending(self, connection: Connection, place: GraphKey) -> bytes:
-        """Read what waits at a graph checkpoint now, as a checkpoint keeps it.
+        """Return the current pending writes of a graph checkpoint in the form that a checkpoint stores.
 
         See `agentgit.store.threads.pending_writes`.
         """
         return pending_writes.read(connection, self.tenant_id, place)
 
     def head(self, connection: Connection, thread: str) -> Head | None:
-        """Return the newest graph checkpoint of a thread by the order in which they came, never by the greatest id."""
+        """Return the newest graph checkpoint of a thread, by the order in which they were stored and not by id."""
         row = NEWEST.first(connection, self._space(thread, ""))
         return _head(row) if row is not None else None
 
     def snapshot(self, connection: Connection, thread: str, checkpoint_id: str) -> Head:
-        """Return what a checkpoint of agentgit keeps of a graph checkpoint.
+        """Return the part of a graph checkpoint that a checkpoint of agentgit records.
 
         Raises:
             NotFound: The thread has no such graph checkpoint.
@@ -372,15 +373,15 @@ class GraphStore:
     def read_state(
         self, connection: Connection, thread: str, checkpoint_id: str
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Read the state as JSON-like values without the messages, and the messages in LangChain's stored form.
+        """Return the state as JSON-like values without the messages, and the messages in LangChain's stored form.
 
-        A value that only LangGraph's serializer can rebuild is shown as its plain data, and one that was written with
-        an own or encrypting serializer as a text that says so.
+        A value that only LangGraph's serializer can rebuild is shown as its plain data. A value that was written with a
+        custom or encrypting serializer is shown as a text that says so.
 
         Args:
             connection: Any open connection.
             thread: The thread.
-            checkpoint_id: A graph checkpoint of the whole graph.
+            checkpoint_id: A graph checkpoint of the root graph.
 
         Raises:
             NotFound: The thread has no such graph checkpoint.
@@ -394,13 +395,13 @@ class GraphStore:
     def messages(
         self, connection: Connection, thread: str, checkpoint_id: str, last: int | None = None
     ) -> list[dict[str, Any]]:
-        """Read the messages in LangChain's stored form, oldest first.
+        """Return the messages in LangChain's stored form, oldest first.
 
         Args:
             connection: Any open connection.
             thread: The thread.
-            checkpoint_id: A graph checkpoint of the whole graph.
-            last: The number of newest ones to read; None for all. Older ones are not read.
+            checkpoint_id: A graph checkpoint of the root graph.
+            last: The number of newest messages to read; None reads all. Older messages are not read.
 
         Raises:
             NotFound: The thread has no such graph checkpoint.
@@ -409,7 +410,7 @@ class GraphStore:
         return self.messages_at(connection, self._expect(connection, thread, checkpoint_id), last)
 
     def messages_at(self, connection: Connection, at: Found, last: int | None = None) -> list[dict[str, Any]]:
-        """Read the messages of a graph checkpoint that was read already, as `messages`."""
+        """Return the messages of a graph checkpoint that was already read; see `messages`."""
         if last == 0:
             return []
         return self.messages_of(connection, self.message_hashes(connection, at)[-last if last else 0 :])
@@ -420,10 +421,10 @@ class GraphStore:
         return self.content.items(connection, at.values[channel]) if channel is not None else ()
 
     def messages_of(self, connection: Connection, hashes: Sequence[bytes]) -> list[dict[str, Any]]:
-        """Read messages in LangChain's stored form by their hashes.
+        """Return messages in LangChain's stored form by their hashes.
 
         Raises:
-            Corrupt: One does not match its hash.
+            Corrupt: A message does not match its hash.
         """
         leaves = self.content.blobs.get_many(connection, hashes)
         return [show_message(leaves[key]) for key in hashes]

@@ -1,4 +1,4 @@
-"""Operations on whole threads: copy, delete, prune. Values stay where they are; only rows come and go."""
+"""Operations on whole threads: copy, delete, prune. Only rows are added and deleted; values stay stored."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ OF_SESSIONS = "agentgit-"
 """The prefix of the ids of threads that belong to sessions."""
 
 DELTA_COUNTERS = "counters_since_delta_snapshot"
-"""LangGraph's metadata that names the channels whose value is spread over the writes of earlier checkpoints."""
+"""LangGraph's metadata key with the channels whose value is spread over the writes of earlier checkpoints."""
 
 
-# The lock is what a collection of values waits for: what is about to be copied must not be collected.
+# The garbage collection of values waits for this lock, so it cannot collect values that are about to be copied.
 _ANY = CompiledStatement(
     select(GRAPH_CHECKPOINT.c.seq)
     .where(*where(GRAPH_CHECKPOINT, "tenant_id", "thread_id"))
@@ -32,27 +32,27 @@ _ANY = CompiledStatement(
 
 
 def exists_already(connection: Connection, tenant_id: int, thread: str) -> bool:
-    """Return whether a thread has anything."""
+    """Return whether a thread has a graph checkpoint."""
     return _ANY.first(connection, {"tenant_id": tenant_id, "thread_id": thread}) is not None
 
 
 def must_be_new(connection: Connection, tenant_id: int, thread: str) -> None:
-    """Refuse to copy into a thread that has something.
+    """Check that a thread is empty.
 
     Raises:
-        Conflict: It has.
+        Conflict: The thread has graph checkpoints.
     """
     if exists_already(connection, tenant_id, thread):
         raise Conflict(f"Thread {thread!r} already has checkpoints. Copy into a new thread, or delete this one first.")
 
 
 def copy(connection: Connection, tenant_id: int, source: str, target: str) -> None:
-    """Copy everything of a thread into a new one; nothing happens if the source is empty.
+    """Copy a whole thread into a new one. An empty source is a no-op.
 
     Args:
         connection: A connection in a transaction that writes.
         tenant_id: The tenant.
-        source: The thread.
+        source: The thread to copy.
         target: The new thread.
 
     Raises:
@@ -71,18 +71,18 @@ def delete_thread(connection: Connection, tenant_id: int, thread: str) -> None:
 
 
 def is_of_nobody(column: Any) -> Any:
-    """Select the threads that belong to no session."""
+    """Build the condition that a thread belongs to no session."""
     return func.substr(column, 1, len(OF_SESSIONS)) != OF_SESSIONS
 
 
 def delete_for_runs(connection: Connection, tenant_id: int, run_ids: Sequence[str], *, sessions: bool = False) -> None:
-    """Delete the graph checkpoints that those runs made, with their pending writes.
+    """Delete the graph checkpoints of some runs, with their pending writes.
 
     Args:
         connection: A connection in a transaction that writes.
         tenant_id: The tenant.
         run_ids: The ids of the runs, as in the checkpoints' metadata.
-        sessions: True to delete them from the threads of sessions, too.
+        sessions: True also deletes from the threads of sessions.
     """
     for part in slices(run_ids):
         chosen = GRAPH_CHECKPOINT.c.run_id.in_(part)
@@ -90,7 +90,7 @@ def delete_for_runs(connection: Connection, tenant_id: int, run_ids: Sequence[st
 
 
 def prune(connection: Connection, tenant_id: int, thread: str) -> None:
-    """Keep only the newest graph checkpoint of each namespace, and what its values are still spread over.
+    """Delete all graph checkpoints but the newest of each namespace and the ancestors that its values are spread over.
 
     Args:
         connection: A connection in a transaction that writes.
@@ -121,8 +121,8 @@ def prune(connection: Connection, tenant_id: int, thread: str) -> None:
 def delta_chain(connection: Connection, tenant_id: int, start: Found) -> list[Found]:
     """List the ancestors that hold parts of a checkpoint's values, nearest first.
 
-    LangGraph's DeltaChannel keeps only what each step wrote; its value is rebuilt from the writes on the ancestors,
-    back to the nearest one that has the value in full (`BaseCheckpointSaver.get_delta_channel_history`).
+    LangGraph's DeltaChannel stores only what each step wrote. Its value is rebuilt from the writes on the ancestors,
+    back to the nearest one that has the full value (`BaseCheckpointSaver.get_delta_channel_history`).
 
     Args:
         connection: Any open connection.
@@ -140,7 +140,7 @@ def delta_chain(connection: Connection, tenant_id: int, start: Found) -> list[Fo
 
 
 def _delete(connection: Connection, tenant_id: int, condition: Any) -> None:
-    """Delete graph checkpoints and their writes, and no write whose checkpoint is still on its way."""
+    """Delete graph checkpoints and their writes, but no write whose graph checkpoint is not stored yet."""
     chosen = and_(GRAPH_CHECKPOINT.c.tenant_id == tenant_id, condition)
     owner = exists().where(*(GRAPH_CHECKPOINT.c[name] == GRAPH_WRITE.c[name] for name in KEY), chosen)
     connection.execute(delete(GRAPH_WRITE).where(GRAPH_WRITE.c.tenant_id == tenant_id, owner))

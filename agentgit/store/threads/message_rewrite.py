@@ -1,4 +1,4 @@
-"""New results in the messages of a branch that is not published yet, because its tools ran again."""
+"""Rewriting of messages: new tool results in a branch that is not published yet, after its tools ran again."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ READABLE = (MESSAGE, MESSAGE_PY)
 
 
 def rewrite(connection: Connection, graphs: GraphStore, thread: str, rewriter: Rewriter) -> None:
-    """Put new results into the messages of a thread, in the graph checkpoints that a fork has just copied.
+    """Put new tool results into the messages of a thread, in the graph checkpoints that a fork has just copied.
 
-    The graph checkpoint of the whole graph gets another id then, because an id names one state. It keeps its id where
-    tasks of it wait or are half done: LangGraph knows them by that.
+    If its state changes, the newest graph checkpoint of the root graph gets a new id, because an id identifies one
+    state. It keeps its id while it has pending writes, because LangGraph finds its waiting and unfinished tasks by that
+    id.
 
-    A message that only a serializer could store stays as it is, and so does one that LangGraph makes of the writes of
-    earlier steps (DeltaChannel).
+    Two kinds of messages are not changed: those that only a serializer could store, and those that LangGraph computes
+    from the writes of earlier steps (DeltaChannel).
 
     Args:
         connection: A connection in a transaction that writes.
-        graphs: The graph checkpoints.
-        thread: A thread that nobody uses yet.
-        rewriter: The rewriter, which knows the new results.
+        graphs: The store of the graph checkpoints.
+        thread: A thread that is not in use yet.
+        rewriter: The rewriter with the new results.
     """
     mine = (GRAPH_CHECKPOINT.c.tenant_id == graphs.tenant_id, GRAPH_CHECKPOINT.c.thread_id == thread)
     head, is_changed = graphs.newest(connection, thread), False
@@ -59,7 +60,7 @@ def rewrite(connection: Connection, graphs: GraphStore, thread: str, rewriter: R
 
 
 def _rename(connection: Connection, tenant_id: int, head: Found) -> None:
-    """Assign a new id to the graph checkpoint at which a thread stands, and record it in those of its subgraphs."""
+    """Replace the id of the newest graph checkpoint of a thread, and record the id in its subgraphs' checkpoints."""
     place, new = head.place, later_id()
     mine = (GRAPH_CHECKPOINT.c.tenant_id == tenant_id, GRAPH_CHECKPOINT.c.thread_id == place.thread)
     nested = select(GRAPH_CHECKPOINT).where(*mine, GRAPH_CHECKPOINT.c.root_id == place.checkpoint_id)
@@ -73,14 +74,14 @@ def _rename(connection: Connection, tenant_id: int, head: Found) -> None:
 
 
 def later_id() -> str:
-    """Make the id of a graph checkpoint as LangGraph does: a UUID of version 6, which is ordered by time."""
+    """Return a new id of a graph checkpoint in LangGraph's format: a UUID of version 6, which sorts by time."""
     now = uuid.uuid1().time
     rest = secrets.randbits(62) | 0b10 << 62
     return str(uuid.UUID(int=(now >> 12) << 80 | 6 << 76 | (now & 0xFFF) << 64 | rest))
 
 
 def _fresh(connection: Connection, graphs: GraphStore, at: Found, rewriter: Rewriter) -> dict[str, Body]:
-    """Return the values with messages that change."""
+    """Return the values whose messages change, by channel."""
     held = {name: at.channels[name] for name in at.header["counts"] if name in at.channels}
     bodies = graphs.content.get(connection, held.values())
     changed = {name: _with_results(bodies[key], rewriter) for name, key in held.items()}
@@ -105,7 +106,7 @@ def _in_list(items: list[Leaf], rewriter: Rewriter) -> list[Leaf] | None:
 
 
 def _leaf(message: dict[str, Any]) -> Leaf:
-    """Write a message as LangGraph's codec does, so that equal messages are one value."""
+    """Encode a message exactly as the saver's codec does, so that equal messages are stored as one value."""
     try:
         return leaf(MESSAGE, orjson.dumps(message))
     except TypeError:

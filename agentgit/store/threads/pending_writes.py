@@ -1,9 +1,9 @@
-"""Pending writes at a graph checkpoint, kept with a checkpoint of agentgit.
+"""Pending writes of a graph checkpoint, recorded with a checkpoint of agentgit.
 
 LangGraph keeps writing to the same graph checkpoint until its step is finished. Each answer, each task that ends and
 each new question adds or replaces a pending write there, and a paused subgraph saves newer checkpoints below it. A
-checkpoint that is made in between therefore records which writes there were and where each subgraph stood. Values are
-named by hash; `agentgit.store.maintenance.gc` keeps the values that are named here.
+checkpoint of agentgit that is made in between therefore records the writes and the newest checkpoint of each subgraph.
+Values are referenced by hash; `agentgit.store.maintenance.gc` keeps the values that are referenced here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentgit.store.threads.graph_rows import ERROR, INTERRUPT, WRITES, GraphKey
 from agentgit.values import from_json
 
 NO_WRITES = b"[]"
-"""The stored form of a checkpoint's pending writes if it has none."""
+"""The stored form of no pending writes."""
 
 Rows = list[dict[str, Any]]
 
@@ -31,12 +31,12 @@ _WRITE = ("task_id", "idx", "task_path", "channel", "value")
 
 
 class PendingAt(NamedTuple):
-    """The pending writes at one graph checkpoint, of the whole graph or of a subgraph below it.
+    """The pending writes of one graph checkpoint, of the root graph or of a subgraph below it.
 
     Args:
         ns: The namespace of the graph checkpoint.
         checkpoint_id: The id of the graph checkpoint.
-        writes: The pending writes, as rows without their place.
+        writes: The pending writes, as rows without their key.
     """
 
     ns: str
@@ -55,7 +55,7 @@ class PendingAt(NamedTuple):
 
 
 def read(connection: Connection, tenant_id: int, place: GraphKey) -> bytes:
-    """Read what waits at a graph checkpoint of the whole graph now, in the form in which a checkpoint keeps it.
+    """Return the current pending writes of a graph checkpoint of the root graph, in their stored form.
 
     Args:
         connection: Any open connection.
@@ -63,7 +63,7 @@ def read(connection: Connection, tenant_id: int, place: GraphKey) -> bytes:
         place: The key of the graph checkpoint.
     """
     found = []
-    # In the order of their names, so that equal moments are equal bytes.
+    # Sorted by namespace, so that equal pending writes give equal bytes.
     for ns, checkpoint_id in sorted({"": place.checkpoint_id, **below(connection, tenant_id, place)}.items()):
         rows = WRITES.all(connection, GraphKey(place.thread, ns, checkpoint_id).columns(tenant_id))
         writes = sorted((row.task_path, row.task_id, row.idx, row.channel, row.value.hex()) for row in rows)
@@ -73,27 +73,29 @@ def read(connection: Connection, tenant_id: int, place: GraphKey) -> bytes:
 
 
 def below(connection: Connection, tenant_id: int, place: GraphKey) -> dict[str, str]:
-    """Find where the subgraphs of a graph checkpoint stand: the id of the newest checkpoint of each namespace.
+    """Return the id of the newest subgraph checkpoint below a graph checkpoint, by namespace.
+
+    The namespaces are in the order in which they were last saved.
 
     Args:
         connection: Any open connection.
         tenant_id: The tenant.
-        place: The key of the graph checkpoint of the whole graph.
+        place: The key of the graph checkpoint of the root graph.
     """
     key = {"tenant_id": tenant_id, "thread_id": place.thread, "root_id": place.checkpoint_id}
     newest: dict[str, str] = {}
     for row in _BELOW.all(connection, key):
-        newest.pop(row.ns, None)  # so that they come in the order in which they were last saved
+        newest.pop(row.ns, None)  # re-inserted below, for the order
         newest[row.ns] = row.checkpoint_id
     return newest
 
 
 def pack(found: Iterable[Sequence[Any]]) -> bytes:
-    """Write what waits as it is stored.
+    """Return the stored form of pending writes.
 
     Args:
-        found: For each graph checkpoint its namespace, its id, and each write as task, index, path, channel, and value
-            in hexadecimal form.
+        found: The namespace, id and writes of each graph checkpoint. A write has its task, index, path, channel, and
+            value in hexadecimal.
 
     Example:
         >>> pack([]) == NO_WRITES
@@ -103,17 +105,17 @@ def pack(found: Iterable[Sequence[Any]]) -> bytes:
 
 
 def unpack(data: bytes | None, row: str) -> list[PendingAt] | None:
-    """Read what a checkpoint keeps of what waited.
+    """Parse the pending writes that a checkpoint recorded.
 
     Args:
-        data: The bytes, as they are stored.
-        row: The row that names the checkpoint in an error.
+        data: The stored bytes.
+        row: The row to name in an error.
 
     Returns:
-        One for each graph checkpoint; None if it was never noted.
+        One item for each graph checkpoint; None if the checkpoint did not record its pending writes.
 
     Raises:
-        Corrupt: It cannot be read.
+        Corrupt: The bytes cannot be parsed.
     """
     if data is None:
         return None
@@ -131,10 +133,10 @@ def unpack(data: bytes | None, row: str) -> list[PendingAt] | None:
 
 
 def hashes(data: bytes | None, row: str) -> Iterator[bytes]:
-    """List the values that are named.
+    """Return the hashes of the referenced values.
 
     Raises:
-        Corrupt: It cannot be read.
+        Corrupt: The bytes cannot be parsed.
     """
     for one in unpack(data, row) or ():
         for write in one.writes:
@@ -142,11 +144,11 @@ def hashes(data: bytes | None, row: str) -> Iterator[bytes]:
 
 
 class TaskWrites(NamedTuple):
-    """The writes of one task of a step until now.
+    """The pending writes of one task of a step.
 
     Args:
         id: The id of the task.
-        ns: The namespace of its graph; empty for the whole graph.
+        ns: The namespace of its graph; empty for the root graph.
         writes: Its pending writes.
     """
 
@@ -156,36 +158,36 @@ class TaskWrites(NamedTuple):
 
     @property
     def status(self) -> str:
-        """`done`, `waiting` (it asked something) or `failed`."""
+        """`done`, `waiting` (it raised an interrupt), `failed`, or `begun` if it has none of these writes."""
         channels = {write["channel"] for write in self.writes}
         if any(write["idx"] >= 0 for write in self.writes):
             return "done"
         return "waiting" if INTERRUPT in channels else "failed" if ERROR in channels else "begun"
 
     def values(self, channel: str) -> list[bytes]:
-        """Return the hashes of what it wrote to a channel."""
+        """Return the hashes of the values that it wrote to a channel."""
         return [write["value"][:HASH_BYTES] for write in self.writes if write["channel"] == channel]
 
     @property
     def results(self) -> list[tuple[str, bytes]]:
-        """Return what it wrote to the channels of the graph: each channel with the hash of the value."""
+        """Its writes to the channels of the graph, each as the channel and the hash of the value."""
         return [(write["channel"], write["value"][:HASH_BYTES]) for write in self.writes if write["idx"] >= 0]
 
     def digest(self) -> str:
-        """Return a hash of what it wrote."""
+        """Return a hash of all its writes."""
         written = sorted((write["channel"], write["idx"], write["value"].hex()) for write in self.writes)
         return sha256(compact(written)).hexdigest()
 
 
 def tasks(data: bytes | None, row: str) -> list[TaskWrites]:
-    """List the tasks that had written something, those of the whole graph first.
+    """Return the tasks that have pending writes, those of the root graph first.
 
     Args:
-        data: The bytes, as they are stored.
-        row: The row that names the checkpoint in an error.
+        data: The stored bytes.
+        row: The row to name in an error.
 
     Raises:
-        Corrupt: It cannot be read.
+        Corrupt: The bytes cannot be parsed.
     """
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for at in unpack(data, row) or ():

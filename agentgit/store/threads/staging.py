@@ -1,4 +1,4 @@
-"""Threads that are on their way in: they fill up under a name of their own, and are moved to a branch in one step."""
+"""Staging threads: graph checkpoints are collected under a separate thread id, then moved to a branch in one step."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from agentgit.store.threads.graph_rows import KEY, GraphKey
 from agentgit.store.threads.lifecycle import OF_SESSIONS
 
 IMPORTED = "imported"
-"""The key in the metadata of a branch that holds the thread that it was made from."""
+"""The metadata key of a branch for the thread that it was imported from."""
 
 PREFIX = f"{OF_SESSIONS}import-"
 _NAME = re.compile(PREFIX + "[0-9a-f]{40}")
 
 
 def name(user_id: int, session_name: str, thread_id: str) -> str:
-    """Name the thread that fills up: always the same, so that an import that was broken off is found again.
+    """Return the id of a staging thread. It is deterministic, so that an interrupted import can be resumed.
 
     Args:
         user_id: The user who owns the new session.
         session_name: The name of the new session.
-        thread_id: The thread in the database that it comes from.
+        thread_id: The thread in the source database.
 
     Example:
         >>> name(1, "s", "t") == name(1, "s", "t"), len(name(1, "s", "t"))
@@ -38,14 +38,14 @@ def name(user_id: int, session_name: str, thread_id: str) -> str:
 
 
 def left(connection: Connection, tenant_id: int) -> list[str]:
-    """List the threads that are on their way in, or were left behind by an import that was broken off."""
+    """List the staging threads of running and interrupted imports and merges."""
     c = GRAPH_CHECKPOINT.c
     query = select(c.thread_id).where(c.tenant_id == tenant_id, c.thread_id.startswith(PREFIX)).distinct()
     return [thread for thread in connection.execute(query).scalars() if _NAME.fullmatch(thread)]
 
 
 def held(connection: Connection, tenant_id: int, thread: str) -> dict[tuple[str, str], str | None]:
-    """Return which graph checkpoints a thread has, by namespace and id, and the parent of each."""
+    """Return the parent id of each graph checkpoint of a thread, by namespace and id."""
     c = GRAPH_CHECKPOINT.c
     query = select(c.ns, c.checkpoint_id, c.parent_id).where(c.tenant_id == tenant_id, c.thread_id == thread)
     return {(row.ns, row.checkpoint_id): row.parent_id for row in connection.execute(query)}
@@ -58,14 +58,14 @@ def count_writes(connection: Connection, tenant_id: int, place: GraphKey) -> int
 
 
 def move(connection: Connection, tenant_id: int, source: str, target: str) -> int:
-    """Move all of a thread behind what another one has; a pending write that is there already is replaced.
+    """Append all of a thread to another one, and return the number of graph checkpoints moved.
 
-    It tells how many graph checkpoints it moved.
+    A pending write that exists in both replaces the one in the target.
 
     Args:
         connection: A connection in a transaction that writes.
         tenant_id: The tenant.
-        source: The thread that filled up; it is empty afterwards.
+        source: The staging thread; it is empty afterwards.
         target: The thread of a branch.
     """
     tail = [name for name in KEY if name not in ("tenant_id", "thread_id")]
@@ -90,14 +90,14 @@ def move(connection: Connection, tenant_id: int, source: str, target: str) -> in
 
 
 def move_new(connection: Connection, tenant_id: int, source: str, target: str) -> int:
-    """Move what a thread has that another one has not behind that one; of what both have, the other's stays.
+    """Append the rows that only one thread has to another one, and return the number of graph checkpoints moved.
 
-    It tells how many graph checkpoints it moved.
+    Where both threads have a row, the target's is kept.
 
     Args:
         connection: A connection in a transaction that writes.
         tenant_id: The tenant.
-        source: The thread that went on from a copy of the other; it is empty afterwards.
+        source: The staging thread, which continued a copy of the target; it is empty afterwards.
         target: The thread of a branch.
     """
     tail = [name for name in KEY if name not in ("tenant_id", "thread_id")]
@@ -115,7 +115,7 @@ def _of(table: Any, tenant_id: int, thread: str) -> Sequence[Any]:
 
 
 def _ends(connection: Connection, tenant_id: int, thread: str) -> dict[str, int]:
-    """Return the greatest `seq` of each namespace of a thread."""
+    """Return the highest `seq` of each namespace of a thread."""
     c = GRAPH_CHECKPOINT.c
     query = select(c.ns, func.max(c.seq).label("last")).where(c.tenant_id == tenant_id, c.thread_id == thread)
     return {row.ns: row.last for row in connection.execute(query.group_by(c.ns))}

@@ -1,8 +1,8 @@
 """Token usage of models, counted from the new messages when a graph checkpoint is stored.
 
-The header of each graph checkpoint holds the sum for the way that led to it, as `usage`. A fork takes the sum along.
-The usage of a branch itself is what its newest checkpoint has more than its first. The usage that a message reports is
-counted once, however often the message is saved, and stays counted when the message is deleted or summed up.
+The header of each graph checkpoint holds the sum over the path to it, as `usage`. A fork copies the sum. The usage of a
+branch itself is the difference between its newest and its first graph checkpoint. The usage that a message reports is
+counted once, however often the message is saved, and stays counted after the message is deleted or summarized.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ UNKNOWN = "unknown"
 """The model of a message that does not name one."""
 
 MARK = b'"usage_metadata":{'
-"""Bytes in the stored form of every message that reports its usage. The others need not be read."""
+"""Bytes that every message with usage has in its stored JSON form. Messages without them need not be parsed."""
 
 MOST = 2**53
 LONGEST = 200
 
 
 def read(header: Mapping[str, Any]) -> dict[str, UsedTokens]:
-    """Read what a header says of the way that led to its graph checkpoint; what is no number counts nothing.
+    """Return the usage in a header, by model. A value that is not a valid number counts as 0.
 
     Example:
         >>> read({"usage": {"m": [1, 20, 3]}})
@@ -55,16 +55,16 @@ def of_put(
     *,
     counts: bool = True,
 ) -> dict[str, Any]:
-    """Return what the header of a new graph checkpoint has; nothing for subgraphs, and where nothing is known.
+    """Return the usage entry for the header of a new graph checkpoint; empty for a subgraph or without usage.
 
     Args:
         connection: Any open connection.
         content: The values of the tenant.
-        place: The key that it is stored under.
-        name: The channel that is its conversation; None if none is.
+        place: The key of the graph checkpoint.
+        name: The channel of its conversation; None if it has none.
         fresh: The values that the parent does not have.
-        parent: The graph checkpoint that it was made from.
-        counts: False if what is new in it was said elsewhere, and is counted there.
+        parent: The graph checkpoint that it continues.
+        counts: False if its new messages come from another branch, which already counts them.
     """
     if place.ns:
         return {}
@@ -79,13 +79,13 @@ def of_put(
 def _counted(
     connection: Connection, content: Content, body: Body, before: bytes | None, header: Mapping[str, Any]
 ) -> dict[str, list[int]]:
-    """Count what a conversation says that was used, and give it as a header has it.
+    """Return the usage after a conversation, in the form that a header has.
 
     Args:
         connection: Any open connection.
         content: The values of the tenant.
         body: The conversation.
-        before: The conversation of the parent, as stored; None if it has none.
+        before: The hash of the parent's conversation; None if it has none.
         header: The header of the parent.
     """
     part = body.get("messages", []) if isinstance(body, dict) else body
@@ -112,7 +112,7 @@ def _new(connection: Connection, content: Content, items: Sequence[Leaf], before
 
 
 def _ids(connection: Connection, content: Content, items: Sequence[Leaf], before: bytes) -> set[str]:
-    """Return the ids of the counted messages that the parent has and that are otherwise now: those were changed."""
+    """Return the ids of the parent's messages with usage that were changed or removed: they are already counted."""
     had = content.items(connection, before)
     if len(items) >= len(had) and items[len(had) - 1].hash == had[-1]:
         return set()
@@ -122,7 +122,7 @@ def _ids(connection: Connection, content: Content, items: Sequence[Leaf], before
 
 
 def _said(item: Leaf) -> tuple[str, str | None, UsedTokens] | None:
-    """Read the model, the id and the tokens of a message; None if it says nothing of what was used."""
+    """Return the model, id and tokens of a message; None if it does not report its usage."""
     if item.type not in MESSAGES or (item.type != MESSAGE_MSGPACK and MARK not in item.data):
         return None
     data = show_message(item)["data"]
@@ -147,6 +147,6 @@ def _number(value: Any) -> int:
 
 
 def _model(facts: Any) -> str:
-    """Return which model answered, from what its provider said about the answer."""
+    """Return the name of the model from the response metadata of a message."""
     names: Iterable[Any] = (facts.get(name) for name in ("model_name", "model")) if isinstance(facts, dict) else ()
     return next((name[:LONGEST] for name in names if isinstance(name, str) and name), UNKNOWN)

@@ -1,1 +1,1 @@
-"""Exports: the lines and records of the file that a session is carried in, and trajectories. Pure, no IO."""
+"""Export and import of sessions: the records and lines of an export file, and trajectories."""

@@ -1,4 +1,4 @@
-"""Contents of an export, read from the store: a whole session as it is, or one path of it as a one-branch session."""
+"""Contents of an export, read from the store: a whole session unchanged, or one path of it as a one-branch session."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from agentgit.store.transfer.records import BRANCH, CHECKPOINT, SESSION
 from agentgit.values import as_object
 
 ELSEWHERE = "elsewhere"
-"""The branch that has, in the export of one path, what other branches did: it stands in the same world."""
+"""The name of the branch that holds, in the export of one path, the calls of other branches in the same world."""
 
 MADE_UP = 2**53 - 1
-"""The id in an export of what is not in the database that it comes from; it is newer than everything else."""
+"""The id of a branch, checkpoint or operation that exists only in the export. It sorts after all other ids."""
 
 NOT_ON_THE_PATH = "it was made on another branch or later, and still exists in the original world"
 
@@ -55,37 +55,37 @@ class Cut:
 
     @property
     def of(self) -> str:
-        """The kind of thing that is exported."""
+        """The kind of object to export: `session`, `branch` or `checkpoint`."""
         return SESSION if self.branch is None else BRANCH if self.point is None else CHECKPOINT
 
     @property
     def place(self) -> str | None:
-        """The name that a person uses for it within the session; None if it is the session itself."""
+        """The branch name or checkpoint reference within the session; None for a whole session."""
         if self.branch is None or self.point is None:
             return self.branch.name if self.branch is not None else None
         return f"{self.point.branch_name}#{self.point.number}"
 
 
 Send = Callable[[Mapping[str, Any], str], tuple[int | None, str | None]]
-"""Writes a snapshot, by the settings of its workspace and its id, unless it was written before.
+"""Writes a snapshot, given the settings of its workspace and its id, unless it was written before.
 
-Returns the number of its tree, or why it has none."""
+Returns the number of its tree and None, or None and the reason why it has no tree."""
 
 
 def export(store: Store, connection: Connection, cut: Cut, write: Write, send: Send | None = None) -> None:
-    """Write the records of an export, all but its header and its end.
+    """Write all records of an export except its header and its end.
 
     Args:
         store: The store to export from.
-        connection: A connection that sees a single moment.
+        connection: A connection with a consistent view of the database.
         cut: The part to export.
         write: The function that writes one record.
         send: The function that writes the files of a snapshot; None leaves files out.
 
     Raises:
-        Conflict: A rollback of it is half done.
-        Corrupt: Something that belongs to it is gone or damaged.
-        InvalidInput: Something is too large.
+        Conflict: A rollback or another operation of the session is unfinished, or the branch cannot be exported alone.
+        Corrupt: Data that belongs to it is missing or damaged.
+        InvalidInput: A value is too large.
     """
     (_Session if cut.branch is None else _Path)(store, connection, cut, write, send).run()
 
@@ -116,7 +116,7 @@ class _Export:
         return StateWriter(self.connection, self.store.tenant_id, self.values, self.write, branch_id)
 
     def _calls(self, *conditions: Any) -> Iterable[Row[Any]]:
-        """Read calls of the session by their ids, a page at a time."""
+        """Read calls of the session in order of their ids, one page at a time."""
         c, after = TOOL_INVOCATION.c, 0
         own = (c.tenant_id == self.store.tenant_id, c.external_session_id == self.cut.session.id, *conditions)
         while rows := self.connection.execute(
@@ -126,23 +126,23 @@ class _Export:
             after = rows[-1].id
 
     def _tags(self, points: Container[int] | None = None) -> None:
-        """Write the tags of the session, or those of some of its checkpoints."""
+        """Write the tags of the session, or only those of the given checkpoints."""
         for tag in self.store.tags.all(self.connection, self.cut.session.id):
             if points is None or tag.checkpoint_id in points:
                 self.write(records.of_tag(tag))
 
     def _point(self, point: Found, **other: Any) -> None:
-        """Write a checkpoint, and note its files."""
+        """Write a checkpoint, and remember it for its snapshot."""
         self.write(records.of_checkpoint(point, **other))
         if point.workspace_snapshot_id is not None:
             self._with_files[point.workspace_snapshot_id].append(point.id)
 
     def _pending_values(self, points: Iterable[Found]) -> None:
-        """Write the values of the pending writes that checkpoints keep."""
+        """Write the values of the pending writes that the checkpoints recorded."""
         self.values.put([key for row in points for key in pending_writes.hashes(row.pending, f"checkpoint {row.id}")])
 
     def _write_files(self, branches: Sequence[Found], **other: Any) -> None:
-        """Write the snapshots of the checkpoints that were written, and the last one of each of these branches."""
+        """Write the snapshots of the written checkpoints, and the last snapshot of each of these branches."""
         if self.send is None:
             return
         last = (self.store.snapshots.of_branch(self.connection, branch) for branch in branches)
@@ -160,7 +160,7 @@ class _Export:
 
 
 class _Session(_Export):
-    """Writes a session as it is."""
+    """Writes a whole session unchanged."""
 
     def run(self) -> None:
         session_id = self.cut.session.id
@@ -205,11 +205,11 @@ class _Session(_Export):
 
 @dataclass
 class _Track:
-    """The calls of one path as those of one branch: the record of each says where it is there.
+    """The calls of one path, renumbered as the calls of one branch.
 
     Args:
         calls: The rows, each with its number and its batch.
-        others: The other calls in the same world.
+        others: The calls of other branches in the same world, in the same form.
     """
 
     calls: list[tuple[Row[Any], int, int]] = field(default_factory=list)
@@ -217,11 +217,11 @@ class _Track:
 
 
 class _Path(_Export):
-    """Writes one path as a session of one branch; and what else stands in its world, on a branch beside it."""
+    """Writes one path as a session of one branch. Other calls in its world are written on a second branch."""
 
     def run(self) -> None:
         branch, point = self.cut.branch, self.cut.point
-        assert branch is not None  # noqa: S101  # else it is a whole session
+        assert branch is not None  # noqa: S101  # without a branch, `_Session` runs
         require_whole(branch)
         line = self.store.sessions.lineage(self.connection, branch)
         points = self._points(line)
@@ -231,7 +231,7 @@ class _Path(_Export):
         track = self._track(parts, beside=bool(points))
         self._session(branch.id)
         head = points[-1].id if points else None
-        meta = {name: value for name, value in as_object(branch.meta).items() if name != MARK}  # that names others
+        meta = {name: value for name, value in as_object(branch.meta).items() if name != MARK}  # names other branches
         self.write(records.of_branch(branch, parent=None, point=None, inherited=0, head=head, meta=meta))
         if track.others:
             self._write_aside(branch, points[0])
@@ -248,13 +248,16 @@ class _Path(_Export):
     # -- checkpoints and states
 
     def _points(self, line: Sequence[Segment]) -> list[Found]:
-        """Read the checkpoints on the path; where a branch begins, the one where it left is as good, and has a name."""
+        """Read the checkpoints on the path.
+
+        The first checkpoint of a branch is replaced by its branch point, which is equal and may have a name.
+        """
         found = self.store.checkpoints.on_path(self.connection, line)
         if (end := self.cut.point) is not None:
             found = [row for row in found if row.id <= end.id]
         left = self._left(line)
         same = [left.get(row.internal_session_id, row) if row.kind == "branch" else row for row in found]
-        # Where the calls of its path ran again, a branch begins with a state of its own.
+        # A branch whose inherited calls ran again begins with a state that differs from its branch point's.
         points = [a if a.state_hash == b.state_hash else b for a, b in zip(same, found, strict=True)]
         states = {(row.graph_checkpoint_id, row.state_hash) for row in points}
         if len(states) > len({graph_checkpoint_id for graph_checkpoint_id, _ in states}):
@@ -265,19 +268,19 @@ class _Path(_Export):
         return points
 
     def _left(self, line: Sequence[Segment]) -> dict[int, Found]:
-        """Read where each branch of the path but the first left its parent, by the id of the branch."""
+        """Read the branch point of each branch of the path except the first, by the id of the branch."""
         ids = {segment.branch.branch_point_id: segment.branch.id for segment in line[1:]}
         return {ids[row.id]: row for row in self.store.checkpoints.find(self.connection, POINT.c.id.in_(list(ids)))}
 
     def _ways(self, line: Sequence[Segment]) -> list[tuple[str, str]]:
-        """List the threads that the path goes through, each with the graph checkpoint at which the path leaves it."""
+        """List the threads on the path, each with the graph checkpoint where the path leaves it."""
         left = [*self._left(line).values(), *([self.cut.point] if self.cut.point is not None else [])]
         return [(row.thread_id, row.graph_checkpoint_id) for row in left if row.graph_checkpoint_id is not None]
 
     # -- the track
 
     def _track(self, parts: Sequence[TrackPart], *, beside: bool) -> _Track:
-        """Number the calls of the path anew, and those of other branches that stand in the same world."""
+        """Renumber the calls of the path, and the calls of other branches in the same world."""
         track, batch = _Track(), 0
         for part in parts:
             rows = self._of_part(part, is_last=part is parts[-1])
@@ -294,7 +297,7 @@ class _Path(_Export):
         return track
 
     def _of_part(self, part: TrackPart, *, is_last: bool) -> list[Row[Any]]:
-        """Read the calls of a part of the track, and those that waited for an answer."""
+        """Read the calls of a part of the track, including those that waited for an answer."""
         rows, counted = [], 0
         of_branch = TOOL_INVOCATION.c.internal_session_id == part.branch_id
         ordered = sorted(self._calls(of_branch, TOOL_INVOCATION.c.kind != REDO), key=lambda row: row.arrival)
@@ -309,7 +312,7 @@ class _Path(_Export):
         return rows
 
     def _waits(self) -> bool:
-        """Return whether the checkpoint where the path ends waits for a person's answer."""
+        """Return whether the path ends at the head of its branch, or at a checkpoint that waits for an answer."""
         point, graphs = self.cut.point, self.store.graphs
         if point is None or point.graph_checkpoint_id is None:
             return point is None
@@ -319,7 +322,7 @@ class _Path(_Export):
         return any(write.channel == INTERRUPT for write in graphs.writes(self.connection, at))
 
     def _others(self, own: Mapping[int, Row[Any]]) -> list[Row[Any]]:
-        """Read what else was done in the world of the session, and what these calls stand for."""
+        """Read the other calls that acted on the world of the session, and the calls that the path replays."""
         needed = {row.replay_of for row in own.values()}
         found: list[Row[Any]] = []
         for row in self._calls():
@@ -340,10 +343,10 @@ class _Path(_Export):
         for seq, entry in enumerate((entry for entry in self._log() if entry.invocation_id in known), 1):
             self.write(records.of_log(entry, seq=seq, operation=None))
 
-    # -- what is beside the path
+    # -- the branch beside the path
 
     def _write_aside(self, branch: Found, first: Found) -> None:
-        """Write the branch of the calls that are not on the path; it begins before anything was said."""
+        """Write the branch for the calls that are not on the path. It starts at the first checkpoint of the path."""
         taken = {branch.name, *(tag.name for tag in self.store.tags.all(self.connection, self.cut.session.id))}
         about = {
             "id": MADE_UP,
@@ -355,7 +358,7 @@ class _Path(_Export):
         self.write(records.of_branch(branch, **about, head=MADE_UP, meta={}))
 
     def _write_beginning(self, first: Found) -> None:
-        """Write the checkpoint that every branch begins with."""
+        """Write the first checkpoint of the branch beside the path, because every branch begins with one."""
         begins = {
             "id": MADE_UP,
             "branch": MADE_UP,
@@ -374,7 +377,7 @@ class _Path(_Export):
         self.write(records.of_checkpoint(first, **begins))
 
     def _write_rollback(self, branch: Found, first: Found, others: Sequence[Row[Any]]) -> None:
-        """Write that the path lives with the others, as after a rollback: a fence answers for what they did."""
+        """Write a rollback that kept the effects of the other calls, so that the fence answers for them on the path."""
         kept = [row for row in others if row.status in STANDING - {FAILED} and row.effect != READ_ONLY]
         items = [{"invocation": row.id, "reason": NOT_ON_THE_PATH} for row in kept]
         at = branch.created_at.isoformat()

@@ -1,4 +1,4 @@
-"""Rows as records of an export; see `agentgit.store.transfer.records` for what each holds."""
+"""Conversion of rows to records of an export; see `agentgit.store.transfer.records` for their fields."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from agentgit.values import as_object, from_json
 Record = dict[str, Any]
 
 BROKEN_OFF = {INTENDED: UNKNOWN, REVERSING: REVERSE_UNKNOWN}
-"""The statuses that replace those of calls in progress during an export. A reader can never learn how they ended."""
+"""The status to export for a call in progress, by its status. An importer cannot find out how the call ended."""
 
 
 def of_branch(row: Row[Any], **other: Any) -> Record:
-    """Write a branch.
+    """Return the record of a branch.
 
     Args:
         row: A row of the table internal_session.
@@ -44,11 +44,11 @@ def of_branch(row: Row[Any], **other: Any) -> Record:
 
 
 def of_state(row: Mapping[str, Any], branch_id: int, **other: Any) -> Record:
-    """Write a graph checkpoint.
+    """Return the record of a graph checkpoint.
 
     Args:
         row: A row of the table graph_checkpoint.
-        branch_id: The branch whose thread it is on.
+        branch_id: The branch that its thread belongs to.
         other: The values that differ in the export.
     """
     channels = {name: value.hex() for name, value in unpack(row["channels"]).items()}
@@ -71,7 +71,7 @@ def of_state(row: Mapping[str, Any], branch_id: int, **other: Any) -> Record:
 
 
 def of_write(row: Mapping[str, Any], branch_id: int) -> Record:
-    """Write a pending write."""
+    """Return the record of a pending write."""
     return {
         "record": "write",
         "branch": branch_id,
@@ -86,7 +86,7 @@ def of_write(row: Mapping[str, Any], branch_id: int) -> Record:
 
 
 def of_checkpoint(row: Row[Any], **other: Any) -> Record:
-    """Write a checkpoint."""
+    """Return the record of a checkpoint."""
     return {
         "record": "checkpoint",
         "id": row.id,
@@ -109,7 +109,7 @@ def of_checkpoint(row: Row[Any], **other: Any) -> Record:
 
 
 def _pending(row: Row[Any]) -> list[Record] | None:
-    """Write the pending writes that a checkpoint keeps; None if they were never noted."""
+    """Return the pending writes that a checkpoint recorded; None if it did not record them."""
     kept = pending_writes.unpack(row.pending, f"checkpoint {row.id}")
     if kept is None:
         return None
@@ -127,7 +127,7 @@ def _of_kept(write: Mapping[str, Any]) -> Record:
 
 
 def of_tag(tag: Tag) -> Record:
-    """Write a tag."""
+    """Return the record of a tag."""
     return {
         "record": "tag",
         "name": tag.name,
@@ -138,7 +138,7 @@ def of_tag(tag: Tag) -> Record:
 
 
 def of_snapshot(row: Row[Any], **other: Any) -> Record:
-    """Write a snapshot of files; where its workspace is, is left out."""
+    """Return the record of a snapshot, without the location of its workspace."""
     return {
         "record": "snapshot",
         "id": row.id,
@@ -149,7 +149,7 @@ def of_snapshot(row: Row[Any], **other: Any) -> Record:
 
 
 def of_call(row: Row[Any], **other: Any) -> Record:
-    """Write a call. Its functions are left out: what is called where it is read is not for a file to say."""
+    """Return the record of a call, without its undo and check functions: a file must not choose functions to run."""
     return {
         "record": "call",
         "id": row.id,
@@ -177,14 +177,14 @@ def of_call(row: Row[Any], **other: Any) -> Record:
 
 
 def _share(answers: bytes | None) -> Any:
-    """Write what a call has to do with the answers of its task; what it called there matters only to a turn at work."""
+    """Return what a call recorded about answers, without the `@task`s that it ran, which only a running turn needs."""
     if answers is None:
         return None
     return {name: value for name, value in as_object(answers).items() if name != "calls"}
 
 
 def of_operation(row: Row[Any]) -> Record:
-    """Write an operation that is done; where its files are is left out, because they are not carried."""
+    """Return the record of a finished operation, without its files, because they are not exported."""
     request, report = as_object(row.request), as_object(row.report)
     return {
         "record": "operation",
@@ -204,7 +204,7 @@ def of_operation(row: Row[Any]) -> Record:
 
 
 def of_log(row: Row[Any], **other: Any) -> Record:
-    """Write an entry of the world log."""
+    """Return the record of an entry of the world log."""
     return {
         "record": "log",
         "seq": row.seq,
@@ -217,6 +217,6 @@ def of_log(row: Row[Any], **other: Any) -> Record:
 
 
 def hashes_of(states: Iterable[Mapping[str, Any]], writes: Iterable[Mapping[str, Any]]) -> list[bytes]:
-    """List the values that graph checkpoints and pending writes name."""
+    """Return the hashes of the values that graph checkpoints and pending writes refer to."""
     found = [key for row in states for key in unpack(row["channels"]).values()]
     return found + [key for row in writes for key in split_hashes(row["value"])]

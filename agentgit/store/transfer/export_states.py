@@ -1,4 +1,4 @@
-"""Graph checkpoints, writes and values on their way into an export, a page at a time."""
+"""Export of graph checkpoints, pending writes and values, one page at a time."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ Write = Callable[[dict[str, Any]], None]
 """Writes one record."""
 
 RECENT = 8
-"""The number of recent lists that a list may refer to. Whoever reads the file keeps as many in memory."""
+"""The number of recent lists that a list may continue. A reader of the file keeps as many in memory."""
 
 SHORT = 8
-"""Items; a list that has no more is always written whole, and none leans on it. So the messages that each step wrote do
-not come between a conversation and the next, longer one."""
+"""The number of items up to which a list is written in full and never used as a base. Otherwise the short lists of
+messages that each step wrote would push the conversation out of the recent lists."""
 
 LARGEST = 2**30
-"""Bytes of one value; a larger one is not carried."""
+"""The maximum size of one value, in bytes. An export with a larger value fails."""
 
 AT_ONCE = 64
-"""Values in memory at a time."""
+"""The number of values in memory at a time."""
 
 
 class RecentLists:
-    """The lists that were written or read last, which the next one may lean on."""
+    """The lists that were written or read most recently, which the next list may continue."""
 
     def __init__(self) -> None:
         self._lists: dict[bytes, tuple[bytes, ...]] = {}
 
     def add(self, key: bytes, items: tuple[bytes, ...]) -> None:
-        """Remember a list, unless it is short, and forget the oldest one."""
+        """Remember a list unless it is short, and forget the oldest one if there are too many."""
         if len(items) <= SHORT:
             return
         self._lists[key] = items
@@ -52,11 +52,11 @@ class RecentLists:
             del self._lists[next(iter(self._lists))]
 
     def get(self, key: bytes) -> tuple[bytes, ...] | None:
-        """Return the items of a list; None if it is not among them."""
+        """Return the items of a recent list; None if the list is not among the recent ones."""
         return self._lists.get(key)
 
     def like(self, items: tuple[bytes, ...]) -> tuple[bytes | None, int]:
-        """Find the list that has most items in common with this one at the front, and how many."""
+        """Return the recent list that shares the longest prefix with these items, and the length of that prefix."""
         best: tuple[bytes | None, int] = None, 0
         for key, known in reversed(self._lists.items()):
             kept = shared_prefix(known, items)
@@ -84,17 +84,17 @@ class ValueWriter:
         self._recent = RecentLists()
 
     def put(self, hashes: Iterable[bytes]) -> None:
-        """Write the values that were not written before, with all that they are made of.
+        """Write the values that were not written before, with all values that they refer to.
 
         Raises:
-            Corrupt: One is missing, or does not match its hash.
-            InvalidInput: One is too large.
+            Corrupt: A value is missing, or does not match its hash.
+            InvalidInput: A value is too large.
         """
         fresh = [key for key in dict.fromkeys(hashes) if key not in self._done]
         for part in slices(fresh, AT_ONCE):
             found = self.blobs.get_many(self.connection, part)
             for key in part:
-                if key not in self._done:  # another one of these may have needed it
+                if key not in self._done:  # an earlier value may have referred to it
                     self._one(found[key])
 
     def _one(self, value: Leaf) -> None:
@@ -130,15 +130,15 @@ class ValueWriter:
 
 
 PAGE = 64
-"""Graph checkpoints in memory at a time."""
+"""The number of graph checkpoints in memory at a time."""
 
 States = Sequence[Mapping[str, Any]]
 
 
 class StateWriter:
-    """Writes the graph checkpoints of one branch, each with its values before it and its pending writes after it.
+    """Writes the graph checkpoints of one branch, a page at a time: values first, then graph checkpoints, then writes.
 
-    A graph checkpoint that comes a second time, as the copy that a fork begins with, is left out.
+    A duplicate of a graph checkpoint, such as the copy at the beginning of a fork, is left out.
 
     Args:
         connection: Any open connection.
@@ -159,18 +159,18 @@ class StateWriter:
         self._count: dict[str, int] = defaultdict(int)
 
     def thread(self, thread: str) -> None:
-        """Write all of a thread."""
+        """Write a whole thread."""
         for rows in self._pages(thread):
             self._put(rows, self._writes(rows))
 
     def path(self, ways: Sequence[tuple[str, str]], end: str | None, points: Sequence[Any] = ()) -> None:
-        """Write what lies on a way through several threads, as one thread.
+        """Write a path through several threads as one thread.
 
         Args:
-            ways: Each thread with the id of the graph checkpoint where it is left, root first; of the last one, where
-                the way ends.
-            end: The thread that is written whole after them; None if the last way ends at a checkpoint.
-            points: The checkpoints on the way, the one where it ends last.
+            ways: The threads, root first, each with the id of the graph checkpoint where the path leaves it. If `end`
+                is None, the path ends at the last of these graph checkpoints.
+            end: The thread to write whole at the end; None if the path ends at a checkpoint.
+            points: The checkpoints on the path, oldest first.
         """
         states, writes = self._end(ways, points) if end is None and ways else ((), ())
         own = {(row["ns"], row["checkpoint_id"]) for row in states} if end is None else self._ids(end)
@@ -181,7 +181,7 @@ class StateWriter:
             for ids in slices(chains[n], PAGE):
                 rows = [row for row in self._of_chain(thread, ids) if (row["ns"], row["checkpoint_id"]) not in later]
                 self._put(self._linked(rows, ways[:n]), self._writes(rows))
-            if ("", left_at) not in later:  # the branch that left there has a state of its own instead
+            if ("", left_at) not in later:  # else the next branch has its own copy
                 self._put(self._linked([self._one(thread, left_at)._asdict()], ways[:n]), [])
         self._below_points(points, own.union(*keys))
         self._put(self._linked(states, ways), writes)
@@ -189,17 +189,17 @@ class StateWriter:
             self._put(self._linked(page, ways), self._writes(page))
 
     def _end(self, ways: Sequence[tuple[str, str]], points: Sequence[Any]) -> tuple[States, States]:
-        """Return what a fork would take along from where the last way ends."""
+        """Return the rows that a fork at the end of the path would copy."""
         last = points[-1] if points and (points[-1].thread_id, points[-1].graph_checkpoint_id) == ways[-1] else None
         return self._forked(*ways[-1], last)
 
     def _forked(self, thread: str, checkpoint_id: str, point: Any) -> tuple[States, States]:
-        """Return what a fork would take along from a graph checkpoint; None is one that no checkpoint stands at."""
+        """Return the rows that a fork at a graph checkpoint would copy; `point` is None if no checkpoint is there."""
         pending = pending_writes.unpack(point.pending, f"checkpoint {point.id}") if point is not None else None
         return fork.rows_of(self.connection, self.tenant_id, GraphKey(thread, "", checkpoint_id), pending)
 
     def _below_points(self, points: Sequence[Any], written: set[tuple[str, str]]) -> None:
-        """Write what subgraphs had saved when these checkpoints were made, where it is not written otherwise."""
+        """Write the subgraph checkpoints that these checkpoints recorded, unless they were written before."""
         for point in points:
             if point.pending in (None, pending_writes.NO_WRITES):
                 continue
@@ -259,7 +259,7 @@ class StateWriter:
         return back[::-1]
 
     def _of_chain(self, thread: str, ids: Sequence[str]) -> States:
-        """Read these graph checkpoints of the whole graph, and what subgraphs saved below them."""
+        """Read these graph checkpoints of the root graph, and the subgraph checkpoints below them."""
         query = (
             select(GRAPH_CHECKPOINT)
             .where(*self._below(thread, ids))
@@ -280,7 +280,7 @@ class StateWriter:
         return c.tenant_id == self.tenant_id, c.thread_id == thread, of
 
     def _linked(self, rows: States, ways: Iterable[tuple[str, str]]) -> States:
-        """Restore the parent of a thread's first graph checkpoint, as it was where the checkpoint was copied from."""
+        """Restore the parent of a thread's first graph checkpoint from the thread that it was copied from."""
         return [self._with_parent(row, ways) if row["parent_id"] is None and not row["ns"] else row for row in rows]
 
     def _with_parent(self, row: Mapping[str, Any], ways: Iterable[tuple[str, str]]) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Checks of the fields of a record. Each check returns the value as it is stored, or raises ValueError.
+"""Checks of the fields of a record. Each check returns the value in its stored form, or raises ValueError.
 
 Times become times, hashes become bytes, and any JSON becomes the bytes of that JSON.
 """
@@ -21,11 +21,11 @@ LONGEST_TEXT = 16 * 2**20
 LONGEST_KEY = 1000
 LONGEST_LABEL = 200
 MOST = 2**30
-"""The greatest number of anything that is counted: a database of any kind can count on from there."""
+"""The maximum of any count. It leaves every database room to count further."""
 
 
 def number(least: int = 0, most: int = MOST) -> Check:
-    """Take a whole number.
+    """Build a check for an integer in a range.
 
     Example:
         >>> number(least=1)(7)
@@ -41,39 +41,39 @@ def number(least: int = 0, most: int = MOST) -> Check:
 
 
 ident = number(1, 2**53 - 1)
-"""Takes an id."""
+"""Checks an id."""
 
 
 def flag(value: Any) -> bool:
-    """Take true or false."""
+    """Check for true or false."""
     if type(value) is not bool:
         raise ValueError("is neither true nor false")
     return value
 
 
 def text(value: Any) -> str:
-    """Take any text."""
+    """Check for a string of at most `LONGEST_TEXT` characters."""
     if type(value) is not str or len(value) > LONGEST_TEXT:
         raise ValueError("is not text")
     return value
 
 
 def key(value: Any) -> str:
-    """Take a text that is short enough for an index of any database."""
+    """Check for a string that is short enough for an index of any database."""
     if len(text(value).encode(errors="surrogatepass")) > LONGEST_KEY:
         raise ValueError(f"is longer than {LONGEST_KEY} bytes")
     return text(value)
 
 
 def label(value: Any) -> str:
-    """Take what a person called something: 1 to 200 characters, not all of them blank."""
+    """Check for a name that a user chose: 1 to 200 characters, not all of them blank."""
     if not text(value).strip() or len(value) > LONGEST_LABEL:
         raise ValueError(f"is not text of 1 to {LONGEST_LABEL} characters")
     return text(value)
 
 
 def word(most: int) -> Check:
-    """Take a short text without control characters."""
+    """Build a check for a string of 1 to `most` printable characters."""
 
     def check(value: Any) -> str:
         if type(value) is not str or not 0 < len(value) <= most or not value.isprintable():
@@ -84,7 +84,7 @@ def word(most: int) -> Check:
 
 
 def one_of(*words: str) -> Check:
-    """Take one of several words."""
+    """Build a check for one of several strings."""
 
     def check(value: Any) -> str:
         if type(value) is not str or value not in words:
@@ -95,7 +95,7 @@ def one_of(*words: str) -> Check:
 
 
 def time(value: Any) -> datetime:
-    """Take a time with its zone."""
+    """Check for an ISO 8601 time with a time zone; return it in UTC."""
     found = datetime.fromisoformat(value) if type(value) is str else None
     if found is None or found.tzinfo is None or not 1970 < found.year < 9000:
         raise ValueError("is not a time with a time zone")
@@ -103,7 +103,7 @@ def time(value: Any) -> datetime:
 
 
 def digest(value: Any) -> bytes:
-    """Take a hash in hexadecimal form."""
+    """Check for a SHA-256 hash in hexadecimal; return its bytes."""
     found = bytes.fromhex(value) if type(value) is str else b""
     if len(found) != 32 or found.hex() != value:
         raise ValueError("is not a hash")
@@ -111,12 +111,12 @@ def digest(value: Any) -> bytes:
 
 
 def maybe(check: Check) -> Check:
-    """Take what a check takes, or null."""
+    """Build a check that also accepts null."""
     return lambda value: None if value is None else check(value)
 
 
 def many(check: Check) -> Check:
-    """Take a list of what a check takes."""
+    """Build a check for a list whose items pass another check."""
 
     def of_all(value: Any) -> list[Any]:
         if type(value) is not list:
@@ -127,7 +127,7 @@ def many(check: Check) -> Check:
 
 
 def named(check: Check) -> Check:
-    """Take an object whose values a check takes."""
+    """Build a check for an object whose values pass another check."""
 
     def of_all(value: Any) -> dict[str, Any]:
         return {name: check(item) for name, item in thing(value).items()}
@@ -136,14 +136,14 @@ def named(check: Check) -> Check:
 
 
 def thing(value: Any) -> dict[str, Any]:
-    """Take any object; that it can be stored is made sure of."""
+    """Check for an object that can be stored."""
     if type(value) is not dict:
         raise ValueError("is not an object")
     return dict(plain(value))
 
 
 def settings(checks: Mapping[str, Check]) -> Check:
-    """Take an object that has some of these fields, and no other."""
+    """Build a check for an object with any of these fields and no other."""
 
     def check(value: Any) -> dict[str, Any]:
         found = thing(value)
@@ -153,7 +153,7 @@ def settings(checks: Mapping[str, Check]) -> Check:
 
 
 def packed(value: Any) -> bytes:
-    """Take any JSON; give it as the database keeps it."""
+    """Check for any JSON value; return it in its stored form."""
     try:
         return orjson.dumps(value)
     except TypeError:
@@ -161,7 +161,7 @@ def packed(value: Any) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """Take any JSON; that it can be stored is made sure of."""
+    """Check for any JSON value that can be stored."""
     packed(value)
     return value
 
@@ -174,7 +174,7 @@ def _slowly(value: Any) -> bytes:
 
 
 def shaped(**checks: Check) -> Check:
-    """Take an object with exactly these fields."""
+    """Build a check for an object with exactly these fields."""
 
     def check(value: Any) -> dict[str, Any]:
         return fields(thing(value), checks)
@@ -183,10 +183,10 @@ def shaped(**checks: Check) -> Check:
 
 
 def fields(found: Mapping[str, Any], checks: Mapping[str, Check]) -> dict[str, Any]:
-    """Check the fields of an object: all of these, and no other.
+    """Check that an object has exactly these fields, and check each of them.
 
     Raises:
-        ValueError: One is missing, unknown or wrong; the text names it.
+        ValueError: A field is missing, unknown or wrong; the message names it.
 
     Example:
         >>> fields({"id": 7}, {"id": ident})
@@ -206,12 +206,12 @@ def _field(name: str, check: Check, value: Any) -> Any:
 
 
 def arguments(value: Any) -> bytes:
-    """Take the arguments of a call."""
+    """Check the arguments of a call; return them in their stored form."""
     return to_json(thing(value))
 
 
 def tag(value: Any) -> str:
-    """Take the name of a tag."""
+    """Check the name of a tag."""
     try:
         return references.place_name(value, "tag")
     except InvalidInput as error:
@@ -219,7 +219,7 @@ def tag(value: Any) -> str:
 
 
 def branch(value: Any) -> str:
-    """Take the name of a branch."""
+    """Check the name of a branch."""
     try:
         return references.branch_name(value)
     except InvalidInput as error:

@@ -1,6 +1,6 @@
-"""The files of an export: contents, each once, and trees of paths, each as what it changes of the one before. Pure.
+"""The files of an export: each content once, and trees of paths, each as its changes to the previous tree. No IO.
 
-One file's part and one tree's paths are in memory; of contents only the hashes and sizes.
+In memory are one part of a file, the paths of one tree, and the hashes and sizes of the contents.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ GONE = "it is no longer stored"
 NOT_KNOWN = "nobody there has opened its storage"
 NOT_WANTED = "no workspace was given to restore them into"
 REASONS = (OWN, GONE, NOT_KNOWN)
-"""The reasons for which an export may lack a snapshot that a checkpoint has."""
+"""The reasons why an export may lack the snapshot of a checkpoint."""
 
 LARGEST_FILE = 2**30
 MOST_PATHS = 500_000
 MUCH, AT_MOST = 2**30, 100
-"""A tree that unpacks to more than `MUCH` bytes may have `AT_MOST` as many as the contents in the export."""
+"""A tree may unpack to `MUCH` bytes, or to `AT_MOST` times the contents of the export if that is more."""
 
 
 class TreeItem(NamedTuple):
-    """The item at a path: a file with the hash of its contents, a link with its target, or with neither a directory."""
+    """The item at a path: a file with the hash of its contents, a link with its target, or else a directory."""
 
     mode: int
     file: bytes | None = None
@@ -44,42 +44,42 @@ class TreeItem(NamedTuple):
 
 
 class Keeps(Protocol):
-    """A store that keeps the files of an export while it is checked."""
+    """A store for the files of an export while the export is checked."""
 
     def data(self, part: bytes) -> None:
-        """Keep a part of the contents of a file."""
+        """Store a part of the contents of a file."""
 
     def file(self, id: bytes, size: int) -> None:
-        """Take note that the parts since the last file are one, whose contents have this hash."""
+        """Complete a file: the parts since the previous file are its contents, with this hash."""
 
     def tree(self, id: int, base: int | None) -> None:
-        """Begin a tree: that of another number, or an empty one, with the changes that come."""
+        """Begin a tree, from the tree with the number `base` or empty. Its changes follow."""
 
     def change(self, path: bytes, item: TreeItem | None) -> None:
-        """Put something at a path, or take away what stands there."""
+        """Put an item at a path, or remove the item that is there."""
 
     def left(self, path: bytes, why: str | None) -> None:
-        """Take note that the tree leaves out what stands at a path, and why; None if it does not any more."""
+        """Record why the tree leaves out a path; None if it no longer does."""
 
 
 class FileTree:
-    """The paths of one tree, such that every system can have them beside each other."""
+    """The paths of one tree. It refuses paths that cannot exist side by side on every operating system."""
 
     def __init__(self) -> None:
         self._items: dict[bytes, TreeItem] = {}
-        self._used: Counter[bytes] = Counter()  # for each path and directory, how many items are there and below
+        self._used: Counter[bytes] = Counter()  # the number of items at and below each path
         self._spelled: dict[str, bytes] = {}
         self._touched: set[bytes] = set()
 
     def begin(self) -> None:
-        """Begin with the changes that lead to the next tree."""
+        """Begin the changes of the next tree."""
         self._touched.clear()
 
     def change(self, path: bytes, item: TreeItem | None) -> TreeItem | None:
-        """Put something at a path, or take away what stands there; give what stood there.
+        """Put an item at a path, or remove the item that is there; return the previous item.
 
         Raises:
-            ValueError: That cannot be; the tree is as before.
+            ValueError: The change is not allowed. The tree is unchanged.
         """
         if path in self._touched or (item is None and path not in self._items):
             raise ValueError(f"{_shown(path)} occurs twice, or is deleted although it does not exist")
@@ -93,7 +93,7 @@ class FileTree:
         return before
 
     def problem(self, path: bytes, item: TreeItem) -> str:
-        """Explain why an item cannot stand at a path beside the others; return an empty string if it can."""
+        """Explain why an item cannot be at a path beside the others; return an empty string if it can."""
         before = self._remove(path)
         try:
             return self._problem(path, item)
@@ -103,11 +103,11 @@ class FileTree:
                 self._count(path, 1)
 
     def holds(self, path: bytes) -> bool:
-        """Return whether something stands at a path."""
+        """Return whether there is an item at a path."""
         return path in self._items
 
     def forget(self, path: bytes) -> None:
-        """Take back what was just put at a path."""
+        """Remove the item that was just put at a path."""
         self._remove(path)
 
     def _remove(self, path: bytes) -> TreeItem | None:
@@ -139,13 +139,13 @@ class FileTree:
 
 
 class FileChecker:
-    """Holds the records of files against each other.
+    """Checks the file records of an export for consistency.
 
-    Afterwards `snapshots` has the snapshot of each checkpoint whose files are there, `left` counts those that are not
-    by the reason, and `left_paths` has each path that some tree leaves out, with the reason.
+    Afterwards, `snapshots` has the snapshot id of each checkpoint whose files are included, `left` counts the missing
+    snapshots by reason, and `left_paths` has each path that any tree leaves out, with the reason.
 
     Args:
-        keeps: The keeper of the files for an import; None only checks.
+        keeps: The store that keeps the files for an import; None only checks them.
     """
 
     def __init__(self, keeps: Keeps | None = None) -> None:
@@ -166,16 +166,16 @@ class FileChecker:
 
     @property
     def is_open(self) -> bool:
-        """True while parts of a file are to come."""
+        """True while more parts of a file must follow."""
         return self._open is not None
 
     # -- contents
 
     def file(self, record: Record) -> None:
-        """Take a file, or its beginning if it comes in parts.
+        """Check a file, or its first record if parts follow.
 
         Raises:
-            ValueError: It is none, or does not match its hash.
+            ValueError: The record is invalid, or the file does not match its hash.
         """
         if sum(record[name] is not None for name in ("text", "data", "parts")) != 1:
             raise ValueError("must have exactly one of text, data and parts")
@@ -190,12 +190,12 @@ class FileChecker:
         self._close()
 
     def part(self, record: Record) -> None:
-        """Take a part of a file.
+        """Check a part of a file.
 
         Raises:
             ValueError: The file does not match its hash.
         """
-        assert self._open is not None  # noqa: S101  # whoever calls has looked
+        assert self._open is not None  # noqa: S101  # the caller checks `is_open`
         data = unbased(record["data"])
         if len(data) > PART_BYTES:
             raise ValueError(f"has more than {PART_BYTES} bytes")
@@ -211,7 +211,7 @@ class FileChecker:
             self._keeps.data(data)
 
     def _close(self) -> None:
-        assert self._open is not None  # noqa: S101  # it was just read
+        assert self._open is not None  # noqa: S101  # set by `file`
         if self._size != self._open["size"] or self._hash.digest() != self._open["id"]:
             raise ValueError("does not match its hash or its size")
         self._sizes[self._open["id"]] = self._size
@@ -223,10 +223,10 @@ class FileChecker:
     # -- trees
 
     def tree(self, record: Record) -> None:
-        """Begin a tree.
+        """Check the beginning of a tree.
 
         Raises:
-            ValueError: It is not the next one, or changes another one than the last.
+            ValueError: It is not the next tree, or its base is not the previous tree.
         """
         if record["id"] != self._last + 1 or record["base"] not in (None, self._last or None):
             raise ValueError("is not the next tree, or does not begin with the one before it")
@@ -240,10 +240,10 @@ class FileChecker:
             self._keeps.tree(record["id"], record["base"])
 
     def left_out(self, record: Record) -> None:
-        """Take a path that the last tree leaves out, or does not leave out any more. It comes before its changes.
+        """Check a path that the current tree leaves out or no longer leaves out. These records precede its changes.
 
         Raises:
-            ValueError: It is of no tree, or was left out before, or was not.
+            ValueError: There is no tree, the record comes after a change, or the path was not left out before.
         """
         path, why = record["path"], record["why"]
         if self._tree is None or self._has_paths or (why is None and path not in self._left):
@@ -259,10 +259,11 @@ class FileChecker:
             self._keeps.left(path, why)
 
     def path(self, record: Record) -> None:
-        """Take a change of the last tree.
+        """Check a change of the current tree.
 
         Raises:
-            ValueError: No system, or not every one, could have it; or it is too much.
+            ValueError: There is no tree, the change is invalid or not possible on every operating system, or the tree
+                is too large.
         """
         if self._tree is None:
             raise ValueError("belongs to no tree")
@@ -285,10 +286,10 @@ class FileChecker:
         return self._sizes[item.file] if item is not None and item.file is not None else 0
 
     def snapshot(self, record: Record) -> None:
-        """Take a snapshot: of which tree, and which checkpoints have it.
+        """Check a snapshot, with its tree and the checkpoints that have it.
 
         Raises:
-            ValueError: Its tree did not come, or a checkpoint has another one.
+            ValueError: Its tree did not precede it, or a checkpoint already has another snapshot.
         """
         if (record["tree"] is None) != (record["why"] is not None) or (record["tree"] or 0) > self._last:
             raise ValueError("refers to no earlier tree, or has no reason")
@@ -301,10 +302,10 @@ class FileChecker:
 
 
 def unbased(data: str) -> bytes:
-    """Read base64.
+    """Decode base64.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The data is not base64.
     """
     try:
         return base64.b64decode(data, validate=True)

@@ -1,4 +1,4 @@
-"""An export becomes a session: read once to be checked whole, and once more to be stored, in one transaction."""
+"""Import of sessions: the export is read once to check it, and again to store it in one transaction."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from agentgit.store.transfer.lines import LineReader, damaged, read
 from agentgit.store.transfer.records import checked, require_header
 
 BYTES_AT_ONCE = 4 * 2**20
-"""Bytes of values that wait to be stored."""
+"""The size of values in memory, in bytes, above which they are stored."""
 
 TABLES: Mapping[str, Table] = {
     "branch": BRANCH,
@@ -52,15 +52,15 @@ TABLES: Mapping[str, Table] = {
 
 
 def records(stream: LineReader, checker: Checker) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return the records of an export, each checked before it is given.
+    """Iterate over the records of an export, each checked before it is returned.
 
     Args:
-        stream: The file, at any place.
+        stream: The file, at any position.
         checker: A new checker.
 
     Raises:
-        InvalidInput: It is no export, or has another format.
-        Corrupt: A line is damaged, or does not fit to the others; the text says which line, and what is wrong.
+        InvalidInput: The file is not an export, or has another format.
+        Corrupt: A line is damaged or inconsistent with the others, or the end is missing; the message names the line.
     """
     stream.seek(0)
     number = 0
@@ -86,14 +86,14 @@ def records(stream: LineReader, checker: Checker) -> Iterator[tuple[str, dict[st
 
 
 def check(stream: LineReader, keeps: Keeps | None = None) -> Checker:
-    """Read an export and hold it against itself; nothing is stored.
+    """Check a whole export without storing it; return the checker.
 
     Args:
-        stream: The file, at any place.
-        keeps: The keeper of its files; None only checks them.
+        stream: The file, at any position.
+        keeps: The store that keeps its files; None only checks them.
 
     Raises:
-        InvalidInput, Corrupt: As `records`.
+        InvalidInput, Corrupt: See `records`.
     """
     checker = Checker(keeps)
     for _ in records(stream, checker):
@@ -102,13 +102,13 @@ def check(stream: LineReader, keeps: Keeps | None = None) -> Checker:
 
 
 class Import:
-    """Makes a session of an export.
+    """Imports an export as a new session.
 
     Args:
         store: The store of the tenant.
         user_id: The user who owns the new session.
-        stream: The file; it can be read again.
-        name: The name of the session; None for its own name, or the next free one like it.
+        stream: The file; it is read again.
+        name: The name of the session; None uses its name in the export, made unique if it is taken.
     """
 
     def __init__(self, store: Store, user_id: int, stream: LineReader, name: str | None) -> None:
@@ -118,15 +118,15 @@ class Import:
         self.name = name
 
     def run(self, whole: Checker, files: Mapping[int, FilesAt] | None = None) -> int:
-        """Import it; give the id of the session.
+        """Import the session, and return its id.
 
         Args:
-            whole: The checker, as `check` returned it.
-            files: The new place of each tree; None leaves the files out.
+            whole: The checker that `check` returned.
+            files: The imported snapshot of each tree, by the tree's number; None leaves the files out.
 
         Raises:
-            InvalidInput, Corrupt: As `records`; nothing is stored.
-            Conflict: There is a session of that name.
+            InvalidInput, Corrupt: See `records`. Nothing is stored.
+            Conflict: A session with that name exists.
             NotAllowed: The user was deleted.
         """
         return self.store.database.write(lambda c: self._store(c, whole, files), durable=True)
@@ -144,7 +144,7 @@ class Import:
         self.store.users.expect(connection, self.user_id)
         row = rows.session(whole.session, self._name(connection, whole.session["name"]))
         row_codes.add(connection, SESSION, row)
-        # Of its own, because the memory of another one would tell of lists that are not stored if this is rolled back.
+        # A separate instance: a shared one would remember lists that are not stored if this transaction is rolled back.
         values = _ValueImport(Blobs(self.store.tenant_id, self.store.compression), connection)
         tables = _Tables(connection, rows)
         checker = Checker()
@@ -183,7 +183,7 @@ def _changed() -> Corrupt:
 
 
 class _ValueImport:
-    """Stores values, some at a time."""
+    """Stores values in batches."""
 
     def __init__(self, blobs: Blobs, connection: Connection) -> None:
         self.blobs = blobs
@@ -206,7 +206,7 @@ class _ValueImport:
 
 
 class _Tables:
-    """Stores rows, some of one table at a time."""
+    """Stores rows in batches, one table at a time."""
 
     def __init__(self, connection: Connection, rows: ImportedRows) -> None:
         self.connection = connection
@@ -219,13 +219,13 @@ class _Tables:
         waiting = self._waiting[kind]
         try:
             waiting.append(self._make[kind](record))
-        except KeyError as error:  # an id that was not there when the file was checked
+        except KeyError as error:  # an id that was missing when the file was checked
             raise _changed() from error
         if len(waiting) >= ROWS_AT_ONCE:
             self.flush()
 
     def flush(self) -> None:
-        """Store what waits; in the order of the tables, because some refer to others."""
+        """Store the buffered rows, in the order of the tables, because some refer to others."""
         for kind in TABLES:
             if self._waiting[kind]:
                 row_codes.add(self.connection, TABLES[kind], *self._waiting[kind])

@@ -1,6 +1,6 @@
-"""An export is held against itself before anything of it is stored: what names what, hashes, counts, positions.
+"""Consistency checks of an export before anything is stored: references, hashes, counts and positions.
 
-It is one pass over the records in their order. In memory are the hashes of the values, and the ids of everything else.
+The checks take one pass over the records. In memory are the hashes of the values and the ids of everything else.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _RANK = {
     "log": 8,
     "end": 9,
 }
-"""The order of the records; those of one rank are mixed, and a part comes after what it is a part of."""
+"""The order of the records. Records of one rank may be mixed. A part follows the record that it belongs to."""
 
 
 @dataclass
 class _Branch:
-    """The facts that are known about a branch so far."""
+    """The facts about a branch in the records read so far."""
 
     record: Record
     states: dict[str, tuple[bytes, int]] = field(default_factory=dict)
@@ -59,14 +59,14 @@ class _Branch:
 
 
 class Checker:
-    """Holds the records of one export against each other.
+    """Checks the records of one export for consistency.
 
-    Afterwards `ids` has the ids of each kind, `counts` how many records of each kind there were, `files` what is known
-    of files, `last_seq` the end of the world log, and `seal` the hash of the whole. `made` is the value or the list
-    that the last record made whole.
+    Afterwards, `ids` has the ids of each kind, `counts` the number of records of each kind, `files` the checker of the
+    files, `last_seq` the last position in the world log, and `seal` the hash of the whole export. `made` is the value
+    or list that the latest record completed.
 
     Args:
-        keeps: The keeper of the files; None only checks.
+        keeps: The store that keeps the files; None only checks them.
     """
 
     made: Leaf | ListItems | None
@@ -119,14 +119,14 @@ class Checker:
         }
 
     def take(self, kind: str, record: Record) -> None:
-        """Take the next record.
+        """Check the next record.
 
         Args:
             kind: The kind of the record.
-            record: The record, as `agentgit.store.transfer.records.checked` returns it.
+            record: The fields that `agentgit.store.transfer.records.checked` returned.
 
         Raises:
-            ValueError: It does not fit to what came before.
+            ValueError: It is inconsistent with the records before it.
         """
         if (kind == "part") != (self._values.is_open or self.files.is_open):
             raise ValueError("is a part that belongs to nothing, or comes where a part is missing")
@@ -139,7 +139,7 @@ class Checker:
 
     @property
     def is_whole(self) -> bool:
-        """True if the last record was the end."""
+        """True after the end record."""
         return bool(self.counts["end"])
 
     def _take_header(self, record: Record) -> None:
@@ -223,10 +223,10 @@ class Checker:
         self._weights[key] = weight
 
     def _weight(self, keys: Iterable[bytes]) -> int:
-        """Return how many bytes values take together when they are read.
+        """Return the total unpacked size of values, in bytes.
 
         Raises:
-            ValueError: Far more than the export has.
+            ValueError: The size is out of proportion to the size of the export.
         """
         weight = sum(map(self._weights.__getitem__, keys))
         if weight > max(MUCH, AT_MOST * self._carried):
@@ -262,7 +262,7 @@ class Checker:
             branch.states[record["id"]] = record["state_hash"], record["messages"]
 
     def _require_messages(self, record: Record) -> None:
-        """Hold the counts of messages against the lists that have them."""
+        """Check the message counts against the lists of messages."""
         counts = record["header"]["counts"]
         for name, count in counts.items():
             if self._conversations.get(record["channels"].get(name, b"")) != count:
@@ -283,7 +283,7 @@ class Checker:
     # -- checkpoints, calls, operations, the world log
 
     def _require_pending(self, branch: _Branch, record: Record) -> None:
-        """Hold the pending writes that a checkpoint keeps against the graph checkpoints of its branch."""
+        """Check the pending writes of a checkpoint against the graph checkpoints of its branch."""
         places = record["pending"] or ()
         writes = [(at["ns"], write["task"], write["idx"]) for at in places for write in at["writes"]]
         if len(set(writes)) < len(writes) or len({at["ns"] for at in places}) < len(places):
@@ -371,7 +371,7 @@ class Checker:
             self._require_fits(branch)
 
     def _require_fits(self, branch: _Branch) -> None:
-        """Hold a branch against the checkpoint where it leaves, and its checkpoints against its calls."""
+        """Check a branch against its branch point, and its checkpoints against its calls."""
         record, positions = branch.record, [point["position"] for point in branch.points.values()]
         name, begins = record["name"], 0
         if record["point"] is not None:
@@ -379,7 +379,7 @@ class Checker:
             if point is None:
                 raise ValueError(f"comes after a branch {name!r} that starts from no checkpoint of its parent")
             begins = point["position"]
-        if record["inherited"] not in (0, begins):  # 0: its calls ran again, and all of its track is its own
+        if record["inherited"] not in (0, begins):  # 0: its calls ran again, so it recorded its whole track itself
             raise ValueError(f"comes after a branch {name!r} that does not begin at its branch point")
         begins = record["inherited"]
         if (record["head"] is None) != (not positions) or (positions and record["head"] not in branch.points):

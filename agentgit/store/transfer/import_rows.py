@@ -1,4 +1,4 @@
-"""The records and values of an export as rows: with ids of their own, on threads of their own."""
+"""Conversion of the records and values of an export to rows with new ids and thread ids."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from agentgit.store.transfer.lines import PART_BYTES
 from agentgit.values import as_object, to_json
 
 TYPES = frozenset({*READERS, MSGPACK, MESSAGE_MSGPACK, SEALED, RECORD, "null", "bytes", "bytearray"})
-"""The types of values that agentgit writes; what is of another is not taken: a pickle, for example."""
+"""The types of values that agentgit writes. A value of any other type, such as a pickle, is refused."""
 
 
 PICKLE = b"pickle"
-"""The name that LangGraph's serializer gives a pickle, if somebody allows it."""
+"""The type that LangGraph's serializer gives to a pickle, if pickles are enabled."""
 
 
 class ListItems(NamedTuple):
-    """A list that was read, with all of its items, and the list that it leans on."""
+    """A list with all of its items, and the list that it continues."""
 
     key: bytes
     items: tuple[bytes, ...]
@@ -51,7 +51,7 @@ class ListItems(NamedTuple):
 
 
 class ValueReader:
-    """Puts the values of an export together; one that comes in parts takes several records."""
+    """Reads the values of an export. A value in parts takes several records."""
 
     def __init__(self) -> None:
         self._recent = RecentLists()
@@ -60,14 +60,14 @@ class ValueReader:
 
     @property
     def is_open(self) -> bool:
-        """True while parts of a value are to come."""
+        """True while more parts of a value must follow."""
         return self._open is not None
 
     def value(self, fields: Mapping[str, Any]) -> Leaf | None:
-        """Read a value; None if its parts are still to come.
+        """Return a value; None if its parts follow.
 
         Raises:
-            ValueError: It is none, or does not match its hash.
+            ValueError: The record is invalid, or the value does not match its hash.
         """
         if sum(fields[name] is not None for name in ("text", "data", "parts")) != 1:
             raise ValueError("must have exactly one of text, data and parts")
@@ -80,8 +80,8 @@ class ValueReader:
         return _leaf(fields, data)
 
     def part(self, fields: Mapping[str, Any]) -> Leaf | None:
-        """Read a part; give the value if it is the last one."""
-        assert self._open is not None  # noqa: S101  # whoever calls has looked
+        """Add a part; return the value if the part is the last one."""
+        assert self._open is not None  # noqa: S101  # the caller checks `is_open`
         data = unbased(fields["data"])
         if len(data) > PART_BYTES:
             raise ValueError(f"has more than {PART_BYTES} bytes")
@@ -93,10 +93,10 @@ class ValueReader:
         return found
 
     def list(self, fields: Mapping[str, Any]) -> ListItems:
-        """Read a list.
+        """Return a list with all of its items.
 
         Raises:
-            ValueError: It leans on one that did not come shortly before, or does not match its hash.
+            ValueError: It continues a list that is not among the recent ones, or does not match its hash.
         """
         base = self._recent.get(fields["base"]) if fields["base"] is not None else ()
         if base is None or fields["keep"] > len(base):
@@ -120,10 +120,10 @@ def _leaf(fields: Mapping[str, Any], data: bytes) -> Leaf:
 
 
 def require_readable(value: Leaf) -> None:
-    """Read a value as people are shown it; that builds no objects.
+    """Check that a value can be displayed. The check creates no objects from the value's data.
 
     Raises:
-        ValueError: It cannot be read.
+        ValueError: The value cannot be read.
     """
     try:
         if value.type == RECORD:
@@ -137,17 +137,17 @@ def require_readable(value: Leaf) -> None:
             raise ValueError("is not a list")
         if value.type in MESSAGES:
             stored_message(structure(value.data) if value.type == MESSAGE_MSGPACK else shown)
-    except Exception as error:  # its bytes may lead to anything
+    except Exception as error:  # untrusted bytes may cause any exception
         raise ValueError(f"of type {value.type} cannot be read ({_why(error)})") from error
 
 
 def is_message(value: Leaf) -> bool:
-    """Return whether a value that was read can be an item of a conversation."""
+    """Return whether a value that passed `require_readable` can be an item of a conversation."""
     if value.type in MESSAGES or value.type == SEALED:
         return True
     try:
         return value.type == MSGPACK and bool(readable_message(show_message(value)))
-    except (ValueError, TypeError, LookupError, AttributeError):  # its bytes may be of anything
+    except (ValueError, TypeError, LookupError, AttributeError):  # untrusted bytes
         return False
 
 
@@ -166,10 +166,10 @@ class ImportedRows:
         tenant_id: The tenant.
         user_id: The user who owns the new session.
         session_id: The new id of the session.
-        ids: For each kind of record, the new id of each old one.
-        seen: The length of the world log. Every branch is up to date with it.
-        files: The new place of each tree of files; None leaves them out.
-        snapshots: For each checkpoint with files, its snapshot, by their old ids.
+        ids: For each kind of record, the new id by the old one.
+        seen: The last position in the world log. Every branch is up to date with it.
+        files: The imported snapshot of each tree, by the tree's number; None leaves the files out.
+        snapshots: The old id of the snapshot of each checkpoint with files, by the old id of the checkpoint.
     """
 
     tenant_id: int
@@ -187,7 +187,7 @@ class ImportedRows:
         return thread_of(self.ids["branch"][old])
 
     def session(self, record: Record, name: str) -> dict[str, Any]:
-        """Make the row of the session."""
+        """Return the row of the session."""
         return {
             "tenant_id": self.tenant_id,
             "id": self.session_id,
@@ -201,7 +201,7 @@ class ImportedRows:
         }
 
     def branch(self, record: Record) -> dict[str, Any]:
-        """Make the row of a branch."""
+        """Return the row of a branch."""
         return {
             "tenant_id": self.tenant_id,
             "id": self._id("branch", record["id"]),
@@ -221,7 +221,7 @@ class ImportedRows:
         }
 
     def state(self, record: Record) -> dict[str, Any]:
-        """Make the row of a graph checkpoint."""
+        """Return the row of a graph checkpoint."""
         return {
             "tenant_id": self.tenant_id,
             "thread_id": self._branch_thread(record["branch"]),
@@ -239,7 +239,7 @@ class ImportedRows:
         }
 
     def write(self, record: Record) -> dict[str, Any]:
-        """Make the row of a pending write."""
+        """Return the row of a pending write."""
         return {
             "tenant_id": self.tenant_id,
             "thread_id": self._branch_thread(record["branch"]),
@@ -253,7 +253,7 @@ class ImportedRows:
         }
 
     def checkpoint(self, record: Record) -> dict[str, Any]:
-        """Make the row of a checkpoint."""
+        """Return the row of a checkpoint."""
         return {
             "tenant_id": self.tenant_id,
             "id": self._id("checkpoint", record["id"]),
@@ -276,11 +276,11 @@ class ImportedRows:
         }
 
     def has(self, snapshot: Record) -> bool:
-        """Return whether the files of a snapshot came along."""
+        """Return whether the files of a snapshot are imported."""
         return self.files is not None and snapshot["tree"] is not None
 
     def snapshot(self, record: Record) -> dict[str, Any]:
-        """Make the row of a snapshot, which nobody has looked at here."""
+        """Return the row of a snapshot."""
         at = (self.files or {})[record["tree"]]
         return {
             "tenant_id": self.tenant_id,
@@ -293,15 +293,15 @@ class ImportedRows:
         }
 
     def _data(self, data: bytes | None) -> bytes | None:
-        """Return what was kept with a checkpoint; what a merge brought to it has another id here."""
+        """Return the data of a checkpoint, with the new id of the checkpoint that was merged into it."""
         source = merged_by(data)
         if data is None or source is None or source not in self.ids["checkpoint"]:
-            return data  # that branch is not in the export: it cannot be merged again here
+            return data  # the merged branch is not in the export, so it cannot be merged again here
         facts = as_object(data)
         return to_json({**facts, MERGED: {**facts[MERGED], "checkpoint": self.ids["checkpoint"][source]}})
 
     def tag(self, record: Record) -> dict[str, Any]:
-        """Make the row of a tag."""
+        """Return the row of a tag."""
         return {
             "tenant_id": self.tenant_id,
             "external_session_id": self.session_id,
@@ -313,7 +313,7 @@ class ImportedRows:
         }
 
     def call(self, record: Record) -> dict[str, Any]:
-        """Make the row of a call, which is marked as one that was made elsewhere."""
+        """Return the row of a call, with `made_on` set to mark it as imported."""
         return {
             "tenant_id": self.tenant_id,
             "id": self._id("call", record["id"]),
@@ -344,7 +344,7 @@ class ImportedRows:
         }
 
     def operation(self, record: Record) -> dict[str, Any]:
-        """Make the row of an operation, which is history: it is done, and never goes on."""
+        """Return the row of an operation. It is finished and is kept as history."""
         calls = self.ids["call"]
         request = record["request"] | {
             "accepted": [calls[id] for id in record["accepted"]],
@@ -375,7 +375,7 @@ class ImportedRows:
         }
 
     def log(self, record: Record) -> dict[str, Any]:
-        """Make the row of an entry of the world log."""
+        """Return the row of an entry of the world log."""
         return {
             "tenant_id": self.tenant_id,
             "external_session_id": self.session_id,
@@ -388,7 +388,7 @@ class ImportedRows:
 
 
 def _pending(places: Sequence[Record] | None) -> bytes | None:
-    """Write the pending writes of a checkpoint as `agentgit.store.threads.pending_writes` keeps them."""
+    """Return the pending writes of a checkpoint in the form of `agentgit.store.threads.pending_writes`."""
     if places is None:
         return None
     return pending_writes.pack([at["ns"], at["state"], [_kept(write) for write in at["writes"]]] for at in places)
@@ -399,10 +399,10 @@ def _kept(write: Record) -> list[Any]:
 
 
 def thread_of(branch_id: int) -> str:
-    """Name the LangGraph thread of a branch."""
+    """Return the LangGraph thread id of a branch."""
     return f"agentgit-{branch_id}"
 
 
 def new_ids(old: Mapping[str, set[int]]) -> dict[str, dict[int, int]]:
-    """Make a new id for each old one, in the same order."""
+    """Return a new id for each old one, by kind. The new ids sort like the old ones."""
     return {kind: {id: new_id() for id in sorted(ids)} for kind, ids in old.items()}

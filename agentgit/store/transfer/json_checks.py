@@ -1,6 +1,7 @@
-"""Checks of what an export carries as JSON: metadata of branches, headers of graph checkpoints, messages. Pure.
+"""Checks of the JSON in an export: metadata of branches, headers of graph checkpoints, messages. No IO.
 
-A header may contain more than what is checked, because LangGraph and its users put in what they like.
+The header and metadata of a graph checkpoint may have more fields than those that are checked, because LangGraph and
+its users may add any.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from agentgit.store.transfer.fields import (
 
 
 def _score(value: Any) -> Any:
-    """Take what `float` reads: a number, or what JSON has no number for."""
+    """Check for a number, or the name of a float that JSON cannot express."""
     if value not in ("inf", "-inf", "nan") and (type(value) not in (int, float) or abs(value) > GREATEST):
         raise ValueError("is not a number")
     return value
@@ -58,14 +59,14 @@ _KNOWN: dict[str, Check] = {
 }
 
 Ids = Mapping[str, Mapping[int, int]]
-"""For each kind of record, the new id of each old one."""
+"""For each kind of record, the new id by the old one."""
 
 
 def checked_metadata(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is known of a branch's metadata; the rest is left out.
+    """Return the known fields of a branch's metadata, checked. Other fields are left out.
 
     Raises:
-        ValueError: Something is not what it should be.
+        ValueError: A field is invalid.
 
     Example:
         >>> checked_metadata({"turns": 2, "colour": "red"})
@@ -76,17 +77,17 @@ def checked_metadata(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def moved_metadata(meta: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
-    """Return a branch's metadata with other ids.
+    """Return a branch's metadata with the new ids.
 
     Args:
-        meta: The metadata, as `checked` returned it.
-        ids: The ids of branches, checkpoints and calls.
+        meta: The metadata that `checked_metadata` returned.
+        ids: The new ids of branches, checkpoints and calls.
 
     Raises:
-        ValueError: It names a branch that is not there.
+        ValueError: It refers to a branch that is missing.
     """
     found = dict(meta)
-    if began := meta.get("template"):  # which is of another session, and may be there under another id, or not
+    if began := meta.get("template"):  # it is in another session, so its id here is unknown
         found["template"] = {**began, "checkpoint": None}
     if mark := meta.get("exploration"):
         if mark["of"] not in ids["branch"]:
@@ -101,17 +102,17 @@ def moved_metadata(meta: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
 
 
 def _some(mark: Any, checks: Mapping[str, Check], needed: tuple[str, ...]) -> dict[str, Any]:
-    """Check an object that has some of these fields, and all that are needed."""
+    """Check an object that has all needed fields, any of the other known fields, and no unknown one."""
     if type(mark) is not dict:
         raise ValueError("is not an object")
     return fields(mark, {name: check for name, check in checks.items() if name in mark or name in needed})
 
 
 def graph_header(value: Any) -> dict[str, Any]:
-    """Take the header of a graph checkpoint.
+    """Check the header of a graph checkpoint.
 
     Raises:
-        ValueError: Something is missing, or is not what it should be.
+        ValueError: A field is missing or invalid.
     """
     found = thing(value)
     given = {name: found[name] for name in found if name in _NEEDED or name in _MORE}
@@ -121,10 +122,10 @@ def graph_header(value: Any) -> dict[str, Any]:
 
 
 def graph_metadata(value: Any) -> dict[str, Any]:
-    """Take what LangGraph says of a graph checkpoint.
+    """Check LangGraph's metadata of a graph checkpoint.
 
     Raises:
-        ValueError: Something is not what it should be.
+        ValueError: A field is invalid.
 
     Example:
         >>> graph_metadata({"step": 1, "mine": "x"})
@@ -137,14 +138,14 @@ def graph_metadata(value: Any) -> dict[str, Any]:
 
 
 def _require_comparable(versions: Iterable[Mapping[str, Any]]) -> None:
-    """Check that LangGraph can order any two versions, and can make the next one."""
+    """Check that LangGraph can order any two versions and compute the next one."""
     kinds = {_kind(one) for named in versions for one in named.values()}
     if None in kinds or len(kinds) > 1:
         raise ValueError("has versions that cannot be compared")
 
 
 def _kind(version: Any) -> str | None:
-    """Return how a saver counts: in numbers, or in texts that begin with one; None is not at all."""
+    """Return the kind of a version: `number`, or `text` for a string that begins with one; None if it is invalid."""
     if type(version) is str:
         return "text" if version.partition(".")[0].isdecimal() and len(version) <= 64 else None
     return "number" if type(version) in (int, float) and 0 <= version <= MOST else None
@@ -179,17 +180,17 @@ _META: dict[str, Check] = {
 }
 
 DEEPEST = 300
-"""Levels of a value that is stored as JSON; what is deeper is not written as that."""
+"""The maximum depth of a value that is stored as JSON. A deeper value is stored in another form."""
 
 _RESERVED = ("cls", "_fields_set")
-"""The keys that LangChain cannot make a message with, because they name arguments of its constructor."""
+"""Keys that a message cannot have, because LangChain's constructors have parameters with these names."""
 
 
 def stored_message(value: Any) -> dict[str, Any]:
-    """Take a message in LangChain's stored form.
+    """Check a message in LangChain's stored form.
 
     Raises:
-        ValueError: LangChain would not make it, or nobody could read it.
+        ValueError: LangChain cannot create the message, or agentgit cannot display it.
 
     Example:
         >>> stored_message({"type": "human", "data": {"content": "hi"}})["type"]
@@ -201,7 +202,7 @@ def stored_message(value: Any) -> dict[str, Any]:
     """
     made: dict[str, Any] = fields(value if type(value) is dict else {}, {"type": one_of(*ROLES), "data": _same})
     fields(made, {"type": _same, "data": _data(made["type"])})
-    readable_message(made)  # a field of another kind of message is one of its own here, and is read all the same
+    readable_message(made)  # also checks fields that are only standard in other kinds of messages
     return made
 
 
@@ -220,10 +221,10 @@ def _data(kind: str) -> Check:
 
 
 def readable_message(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Take a message in the form in which agentgit shows it, of whatever class it is.
+    """Check that agentgit can display a message of any class; return the message as displayed.
 
     Raises:
-        ValueError: Nobody could read it.
+        ValueError: The message cannot be displayed.
     """
     kind, data = value["type"], value["data"]
     fields({"type": kind, "name": data.get("name")}, {"type": text, "name": maybe(text)})
@@ -231,10 +232,10 @@ def readable_message(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_flat(value: Any) -> None:
-    """Check that a value is no deeper than the values that are written as JSON.
+    """Check that a value is not nested deeper than `DEEPEST` levels.
 
     Raises:
-        ValueError: The value is deeper.
+        ValueError: The value is nested deeper.
     """
     level = [value]
     for _ in range(DEEPEST):

@@ -1,6 +1,6 @@
-"""The lines of an export: JSON objects, each with a hash over itself and all lines before it. Pure.
+"""The lines of an export: JSON objects, each with a hash over itself and all lines before it.
 
-Because the hash goes on from line to line, a line that was changed, left out, doubled or moved is found where it is.
+Because each hash includes the previous one, the first line that was changed, removed, repeated or moved is detected.
 `watched` reports the progress of a read.
 """
 
@@ -19,10 +19,10 @@ from agentgit.sessions.reports import OnProgress
 from agentgit.values import from_json, write_slowly
 
 LONGEST = 64 * 2**20
-"""Bytes of a line; what is longer is not read."""
+"""The maximum size of a line, in bytes."""
 
 PART_BYTES = 256 * 1024
-"""Bytes of a part of a value or of a file."""
+"""The size of a part of a value or a file, in bytes. The last part may be smaller."""
 
 _BEGINS = (b'{"record":"agentgit-export"', b'{"record": "agentgit-export"')
 
@@ -30,17 +30,17 @@ _TAIL = len(b',"hash":""}\n') + 64
 
 
 class LineReader(Protocol):
-    """A binary file that is read line by line, again from its beginning if need be."""
+    """A seekable binary file that is read line by line."""
 
     def readline(self, size: int, /) -> bytes:
-        """Read a line, and no more of it than `size` bytes."""
+        """Read a line, up to `size` bytes of it."""
 
     def seek(self, offset: int, /) -> int:
         """Go to a position in the file."""
 
 
 class Sealer:
-    """Writes records as lines.
+    """Encodes records as lines with chained hashes.
 
     Example:
         >>> Sealer().line({"record": "end"})[:38]
@@ -51,10 +51,10 @@ class Sealer:
         self._chain = b""
 
     def line(self, record: Mapping[str, Any]) -> bytes:
-        """Write one record; the hash goes on from the line before.
+        """Return the line of a record. Its hash includes the hash of the previous line.
 
         Raises:
-            Corrupt: It is too long for a line.
+            Corrupt: The record is too long for a line.
         """
         body = _json(record)[:-1]
         if len(body) + _TAIL > LONGEST:
@@ -64,12 +64,12 @@ class Sealer:
 
 
 def with_contents(record: Mapping[str, Any], data: bytes, *, is_text: bool) -> Iterator[dict[str, Any]]:
-    """Add contents to a record, and iterate over it and over the records of its parts, if it has several.
+    """Return a record with its contents, followed by the records of its parts if it has several.
 
     Args:
         record: The other fields of the record.
         data: The contents.
-        is_text: True to write what is UTF-8 as text, which people can read.
+        is_text: True to write contents that are valid UTF-8 as text instead of base64.
     """
     body: dict[str, Any] = {"text": None, "data": None, "parts": None}
     starts = range(0, len(data), PART_BYTES)
@@ -86,7 +86,7 @@ def with_contents(record: Mapping[str, Any], data: bytes, *, is_text: bool) -> I
 
 
 class ExportLine(NamedTuple):
-    """A line of an export: its number, its record, and the hash that it ends with."""
+    """A line of an export: its number, from 1, its record, and its hash."""
 
     number: int
     record: dict[str, Any]
@@ -94,13 +94,15 @@ class ExportLine(NamedTuple):
 
 
 def read(stream: LineReader) -> Iterator[ExportLine]:
-    """Return the lines of an export, each checked against its hash.
+    """Iterate over the lines of an export, each checked against its hash.
+
+    Returns no lines for a file that is not an export. One line at a time is in memory.
 
     Args:
-        stream: The file, at its beginning. One line at a time is in memory. Of what is no export nothing is given.
+        stream: The file, at its beginning.
 
     Raises:
-        Corrupt: A line is cut off, too long, no JSON object, or does not match its hash.
+        Corrupt: A line is truncated, too long, not a JSON object, or does not match its hash.
     """
     chain, number = b"", 0
     while line := stream.readline(LONGEST + 1):
@@ -119,7 +121,7 @@ def read(stream: LineReader) -> Iterator[ExportLine]:
 
 
 def damaged(number: int, what: str) -> Corrupt:
-    """Make the failure that says which line is wrong.
+    """Return the exception for a damaged line.
 
     Args:
         number: The number of the line, from 1.
@@ -161,12 +163,12 @@ STEP = 2**20
 
 
 class _Watched:
-    """A file whose reader tells how far it is; each time it begins anew.
+    """A file that reports the progress of its reads. Each `seek` begins a new read.
 
     Args:
-        file: The file, which is read line by line.
-        progress: The function that gets the progress.
-        times: The number of times that it will be read.
+        file: The file to read line by line.
+        progress: The function to call with the progress.
+        times: The number of times that the file will be read.
     """
 
     def __init__(self, file: IO[bytes], progress: OnProgress, times: int) -> None:
@@ -176,7 +178,7 @@ class _Watched:
         self._done = self._told = 0
 
     def seek(self, offset: int) -> int:
-        # The last time may begin again, in a transaction that runs again.
+        # The last read may start over, if its transaction is retried.
         self._begun = min(self._begun + 1, self._times)
         self._done = self._told = (self._begun - 1) * self._size + offset
         return self._file.seek(offset)
@@ -191,5 +193,5 @@ class _Watched:
 
 
 def watched(file: IO[bytes], progress: OnProgress | None, *, times: int) -> LineReader:
-    """Report the progress of reading a file `times` times; without a function to report to, return the file."""
+    """Return a reader that reports the progress of reading a file `times` times; the file itself without `progress`."""
     return _Watched(file, progress, times) if progress is not None else file

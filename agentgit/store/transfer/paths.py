@@ -1,6 +1,6 @@
-"""Paths and links of files as an export may name them: such that every system takes them, and none leads out. Pure.
+"""Checks of paths and links in an export: valid on every operating system, and inside the workspace. No IO.
 
-Each check gives the bytes that the system has, or raises ValueError.
+Each check returns the path in bytes, as the operating system has it, or raises ValueError.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ import unicodedata
 from typing import Any
 
 LONGEST_PATH, LONGEST_NAME = 4096, 255
-"""Bytes."""
+"""The maximum lengths, in bytes."""
 
 DEVICES = {"con", "prn", "aux", "nul", "conin$", "conout$"} | {
     f"{port}{n}" for port in ("com", "lpt") for n in range(10)
 }
-"""The names that Windows takes for a device, with any ending."""
+"""The names that Windows treats as devices, with any extension."""
 
 REPOSITORY = (".git", "git~1")
 
 CONTROLS, REPOSITORY_LINK = "has control characters", "leads into a git repository"
 
 IGNORED = dict.fromkeys([*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF])
-"""Characters that some file systems leave out of names."""
+"""Characters that some file systems ignore in names."""
 
 
 def path(value: Any) -> bytes:
-    """Take the path of a file, relative to its workspace.
+    """Check the path of a file, relative to its workspace.
 
     Example:
         >>> path("src/plan.md")
@@ -38,10 +38,10 @@ def path(value: Any) -> bytes:
 
 
 def problem(value: str) -> str:
-    """Explain why a path cannot stand on every system; return an empty string if it can.
+    """Explain why a path is not valid on every operating system; return an empty string if it is.
 
     Args:
-        value: The path, as `text_of` returns it.
+        value: The path that `text_of` returned.
 
     Example:
         >>> problem("src/aux.py")
@@ -53,7 +53,7 @@ def problem(value: str) -> str:
 
 
 def left_out(value: Any) -> bytes:
-    """Take a path that an export names and does not carry: of any system, and relative to its workspace."""
+    """Check a path that an export leaves out: valid on any operating system, and relative to its workspace."""
     found = _bytes(value, controls=True)
     if b"\0" in found or any(name in (b"", b".", b"..") for name in found.split(b"/")):
         raise ValueError(f"{_named(value)} is not relative to the workspace, or leads out of it")
@@ -61,7 +61,7 @@ def left_out(value: Any) -> bytes:
 
 
 def link(value: Any) -> bytes:
-    """Take where a symbolic link leads, if not into a repository; `link_problem` knows if out of the workspace."""
+    """Check the target of a symbolic link: not in a git repository. `link_problem` checks that it stays inside."""
     found = _bytes(value)
     if _into_repository(value):
         raise ValueError(f"{_named(value)} {REPOSITORY_LINK}")
@@ -69,10 +69,10 @@ def link(value: Any) -> bytes:
 
 
 def link_problem(at: bytes, target: bytes) -> str:
-    """Explain why a link cannot be exported: it must not lead out of its workspace, whatever other links there are.
+    """Explain why a link cannot be exported: it must not lead out of its workspace, whatever other links exist.
 
-    The link may go up only at its beginning, through directories that no link stands for, and not above the workspace.
-    The directories that it goes down through may be links, but those do not lead out either.
+    The target may have `..` only at its beginning, where it goes up through real directories, and not above the
+    workspace. The directories that it then goes down through may be links, but those cannot lead out either.
 
     Args:
         at: The path of the link.
@@ -97,7 +97,7 @@ def link_problem(at: bytes, target: bytes) -> str:
 
 
 def folded(name: str) -> str:
-    """Return what names have in common that are one on some systems.
+    """Return a key that is equal for names that some operating systems treat as the same.
 
     Example:
         >>> folded("README") == folded("readme")
@@ -107,7 +107,7 @@ def folded(name: str) -> str:
 
 
 def text_of(found: bytes) -> str:
-    """Return a path or a link as an export has it; what is no UTF-8 in it becomes lone surrogates."""
+    """Return a path or a link as an export has it. Bytes that are not UTF-8 become lone surrogates."""
     return _text(found)
 
 
@@ -134,7 +134,7 @@ def _into_repository(value: str) -> bool:
 
 
 def _problem(name: str) -> str:
-    """Explain why a text cannot be the name of a file; return an empty string if it can."""
+    """Explain why a file name is not valid on every operating system; return an empty string if it is."""
     if name in ("", ".", ".."):
         return "is not relative to the workspace, or leads out of it"
     if len(name.encode("utf-8", "surrogateescape")) > LONGEST_NAME:
@@ -148,7 +148,7 @@ def _problem(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """Return a name as the file system sees it that makes most names the same."""
+    """Return a name normalized as by the file systems that treat the most names as equal."""
     return folded(name.translate(IGNORED)).partition(":")[0].rstrip(" .")
 
 

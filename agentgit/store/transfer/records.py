@@ -1,9 +1,10 @@
-"""The records of an export: which there are, and what each holds. How they fit together is looked at elsewhere.
+"""The records of an export: their kinds and fields. `import_check` checks that they are consistent.
 
-An export is a header, the session, its branches, the values and graph checkpoints of each branch with their pending
-writes, the checkpoints and their tags, the files if they were asked for, the calls, the operations, the world log, and
-an end that counts the others.
-What a record names comes before it, except where two name each other.
+An export consists of a header, the session, its branches, the values and graph checkpoints of each branch with their
+pending writes, the checkpoints and their tags, the files if they were requested, the calls, the operations, the world
+log, and an end with the number of records of each kind.
+
+A record comes after the records that it refers to, except where two refer to each other.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ FORMAT = 1
 """The version of the format. An export of another version is refused."""
 
 SESSION, BRANCH, CHECKPOINT = "session", "branch", "checkpoint"
-"""The kinds of objects that an export can be of."""
+"""The kinds of objects that can be exported."""
 
 HEADER = "agentgit-export"
 
@@ -59,7 +60,7 @@ STATUSES = (
     invocation.REVERSE_FAILED,
     invocation.REVERSE_UNKNOWN,
 )
-"""The statuses that a call may have in an export: nothing is going on there."""
+"""The statuses that a call may have in an export. None of them means that the call is in progress."""
 
 _step = shaped(invocation=ident, action=one_of(REVERSE, KEEP, BLOCK, GONE, REDO, ANSWER), why=text)
 _item = shaped(invocation=ident, reason=text)
@@ -80,7 +81,7 @@ SETTINGS: dict[str, Check] = {
     "current": flag,
     "give_up": flag,
 }
-"""The settings that are kept of an operation's request, besides its steps."""
+"""The settings of an operation's request that are exported, in addition to its steps."""
 
 _SHAPES: dict[str, dict[str, Check]] = {
     HEADER: {
@@ -215,13 +216,13 @@ COUNTED = tuple(kind for kind in _SHAPES if kind not in (HEADER, "session", "end
 
 
 def checked(record: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the kind of a record, and its fields in the form in which they are stored.
+    """Return the kind of a record, and its fields in their stored form.
 
     Args:
-        record: The record, as it was read from a line.
+        record: The record that was read from a line.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The record is invalid.
 
     Example:
         >>> checked({"record": "part", "data": "AAAA"})
@@ -241,7 +242,7 @@ def require_header(record: Mapping[str, Any] | None) -> None:
     """Check that a file is an export that this library can read.
 
     Args:
-        record: The first line of the file; None if there is none.
+        record: The first record of the file; None if the file has none.
 
     Raises:
         InvalidInput: The file is not an export, or has another format.

@@ -1,4 +1,4 @@
-"""Counts of what was exported from a database or imported into one."""
+"""Counts of the objects that were exported or imported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COUNTED = {
     "values": "value",
     "files": "file",
 }
-"""The records that each field counts."""
+"""The kind of record that each field counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,20 +26,20 @@ class Carried:
     """The contents of an export, or the result of an import.
 
     Args:
-        session: The session that was exported, or that the import made.
-        of: `session`, `branch` or `checkpoint`.
-        place: The branch or the checkpoint, like `main` or `main#3`; None for a whole session.
+        session: The exported session, or the session that the import created.
+        of: The kind of object that was exported: `session`, `branch` or `checkpoint`.
+        place: The branch or the checkpoint, such as `main` or `main#3`; None for a whole session.
         branches: The number of branches.
         checkpoints: The number of checkpoints.
         graph_checkpoints: The number of LangGraph's own checkpoints.
         tool_calls: The number of tool invocations.
-        operations: The number of rollbacks, switches and forks, as history.
+        operations: The number of rollbacks, switches and forks in the history.
         values: The number of messages and other values.
-        files: The number of contents of files; equal ones count once.
-        snapshots: The number of snapshots of a workspace.
-        left_out: The number of snapshots that are missing though checkpoints have them, by the reason.
-        left_paths: The paths that snapshots do not hold because not every system could have them, each with the reason;
-            all other files of these snapshots are there.
+        files: The number of different file contents.
+        snapshots: The number of workspace snapshots.
+        left_out: The number of snapshots that could not be included, by reason.
+        left_paths: The paths that were left out of snapshots, for example because they are not valid on every
+            operating system, each with the reason. All other files of these snapshots are included.
     """
 
     session: ExternalSession
@@ -65,14 +65,14 @@ class Carried:
         left: Mapping[str, int],
         paths: Mapping[bytes, str],
     ) -> Carried:
-        """Make it of a header, of how many records of each kind there are, and of what is left out.
+        """Create a summary from the header and the record counts of an export.
 
         Args:
             session: The session.
             header: The header of the export.
             counts: The number of records of each kind.
-            left: The number of snapshots that are left out, by the reason.
-            paths: The single paths that are left out, with the reason.
+            left: The number of snapshots that are left out, by reason.
+            paths: The paths that are left out of snapshots, each with the reason.
         """
         numbers = {name: counts.get(kind, 0) for name, kind in _COUNTED.items()}
         snapshots = counts.get("snapshot", 0) - sum(left.values())

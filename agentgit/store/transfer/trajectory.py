@@ -1,7 +1,7 @@
-"""Trajectories: what an agent saw, what it did, what came of it, and how good that was; one step for each AI message.
+"""Trajectories: the observation, action, results and reward of each step of an agent; one step for each AI message.
 
-Rewards and labels are taken from what is there: `data={"reward": ..., "label": ...}` of a checkpoint, a checkpoint's
-name as a label, and the score of an exploration as the reward of the last step of its branch.
+Rewards and labels come from checkpoints and explorations: `data={"reward": ..., "label": ...}` of a checkpoint, the
+name of a checkpoint as a label, and the score of an exploration as the reward of the last step of its branch.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def steps(
     """Return the steps of one branch, from the root of its session.
 
     Args:
-        messages: The conversation, as `history()` gives it.
+        messages: The conversation, as `history()` returns it.
         calls: The tool track.
-        points: The checkpoints on the path, oldest first.
+        points: The checkpoints on the path to the branch's head, oldest first.
         score: The score that an exploration gave the branch.
 
     Example:
@@ -57,14 +57,14 @@ def steps(
 
 
 def _state(points: Sequence[Checkpoint], at: int) -> dict[str, Any]:
-    """Return where a step begins: how much was said, and the newest checkpoint until then."""
+    """Return the state before a step: the number of messages, and the newest checkpoint up to there."""
     before = [point for point in points if point.metadata["message_count"] <= at]
     found = before[-1].metadata if before else {}
     return {"messages": at, "checkpoint": found.get("reference"), "state_hash": found.get("state_hash") or None}
 
 
 def _judged(points: Sequence[Checkpoint], at: int, after: int) -> tuple[Any, Any]:
-    """Return the reward and the label of a step, from the checkpoints that were made after it and before the next."""
+    """Return the reward and the label of a step, from the checkpoints between it and the next step."""
     reward, label = None, None
     for point in points:
         if at < point.metadata["message_count"] <= after:
@@ -78,7 +78,7 @@ def _judged(points: Sequence[Checkpoint], at: int, after: int) -> tuple[Any, Any
 def _result(
     asked: Mapping[str, Any], made: dict[str, list[ToolInvocation]], answers: Sequence[Message]
 ) -> dict[str, Any]:
-    """Return what came of one tool call: as it was recorded, else as the model was told."""
+    """Return the result of one tool call: the recorded one, else the one in the conversation."""
     recorded = made.get(asked["id"]) or []
     call = recorded.pop(0) if recorded else None
     told = next((message["content"] for message in answers if message.get("tool_call_id") == asked["id"]), None)

@@ -1,4 +1,4 @@
-"""The HTTP API, version 1: one path for each thing, problem details for each failure, and its own description."""
+"""The HTTP API, version 1: JSON resources, problem details for errors, and an OpenAPI description."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from agentgit.web import problems
 from agentgit.web.api import events, sessions, sharing, users, world
 
 MOST = 10
-"""The most mistakes of a request that are reported at once."""
+"""The maximum number of validation errors that one answer reports."""
 
 
 def make() -> FastAPI:
-    """Make the application of the API; it is mounted below the pages."""
+    """Create the application of the API, which is mounted below the application of the pages."""
     api = FastAPI(
         title="agentgit",
         version=agentgit.__version__,
@@ -56,7 +56,7 @@ def _name(route: APIRoute) -> str:
 
 
 def _describe(api: FastAPI) -> None:
-    """Let the description of the API know what a problem is."""
+    """Add the `Problem` schema to the OpenAPI description."""
     plain = api.openapi
 
     def described() -> dict[str, Any]:
@@ -64,25 +64,25 @@ def _describe(api: FastAPI) -> None:
         found["components"]["schemas"].setdefault("Problem", problems.Problem.model_json_schema())
         return found
 
-    api.openapi = described  # type: ignore[method-assign]  # FastAPI says to do it so
+    api.openapi = described  # type: ignore[method-assign]  # the way that FastAPI documents
 
 
 def _failed(request: Request, error: Exception) -> Response:
-    assert isinstance(error, AgentGitError)  # noqa: S101  # it is registered for these
+    assert isinstance(error, AgentGitError)  # noqa: S101  # registered for this class only
     return problems.answer(problems.of_error(error), problems.headers_of(error))
 
 
 def _invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)  # noqa: S101  # it is registered for these
+    assert isinstance(error, RequestValidationError)  # noqa: S101  # registered for this class only
     wrong = [{"where": "/".join(map(str, one["loc"])), "what": one["msg"]} for one in error.errors()[:MOST]]
     told = "; ".join(f"{one['where']}: {one['what']}" for one in wrong)
     return problems.answer(problems.problem(422, f"{told}.", "InvalidInput", wrong=wrong))
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101  # it is registered for these
+    assert isinstance(error, HTTPException)  # noqa: S101  # registered for this class only
     told = str(error.detail)
-    if told == HTTPStatus(error.status_code).phrase:  # nobody of ours said more
+    if told == HTTPStatus(error.status_code).phrase:  # the default text: no route gave a detail
         described = f"{request.scope.get('root_path', '')}/openapi.json"
         told = f"There is no endpoint {request.method} {request.url.path}. {described} lists the endpoints."
     return problems.answer(problems.problem(error.status_code, told), dict(error.headers or {}))

@@ -1,4 +1,4 @@
-"""Answers of the API, for its description; made from the dataclasses that they show."""
+"""The response models of the API, most of them generated from dataclasses."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ ARGUMENT = re.compile(r"^ {4}(\w+): (.*(?:\n {5}.*)*)", re.MULTILINE)
 def described(
     name: str, of: type[Any], *, without: tuple[str, ...] = (), but: dict[str, Any] | None = None, **more: Any
 ) -> type[BaseModel]:
-    """Make the description of an answer that shows the fields of a dataclass.
+    """Create a response model with the fields of a dataclass.
 
     Args:
-        name: The name of the answer in the API.
-        of: The dataclass; its docstring describes the answer and its fields.
-        without: Fields that the answer does not have.
-        but: Types of fields that are shown otherwise, such as other answers.
-        more: Fields that the answer has beside those of the dataclass, each with its type.
+        name: The name of the model in the OpenAPI description.
+        of: The dataclass. Its docstring describes the model and the fields.
+        without: Fields to omit.
+        but: Types of fields that differ from those of the dataclass, such as other models.
+        more: Additional fields, each with its type.
 
     Example:
         >>> from agentgit.checkpoints.queries import Tag
@@ -46,41 +46,41 @@ def described(
 
 
 def listing(name: str, of: type[BaseModel], doc: str, **more: Any) -> type[BaseModel]:
-    """Make the description of an answer that lists others.
+    """Create a response model that lists items of another model.
 
     Args:
-        name: The name of the answer in the API.
-        of: What its `items` are.
-        doc: A sentence about it.
-        more: Fields that it has beside `items`, each with its type.
+        name: The name of the model in the OpenAPI description.
+        of: The model of the `items`.
+        doc: The description of the model.
+        more: Fields besides `items`, each with its type.
     """
     return answer(name, doc, items=many(of), **more)
 
 
 def answer(name: str, doc: str, **types: Any) -> type[BaseModel]:
-    """Make the description of an answer from its fields, each with its type."""
+    """Create a response model from its fields, each with its type."""
     fields: dict[str, Any] = {field: (kind, ...) for field, kind in types.items()}
     return create_model(name, __doc__=doc, **fields)
 
 
 def many(of: type[BaseModel]) -> Any:
-    """Return the type of a list of answers."""
+    """Return the type of a list of a model's instances."""
     return list.__class_getitem__(of)
 
 
 def _arguments(docstring: str) -> dict[str, str]:
-    """Return what the section `Args` of a docstring says of each argument."""
+    """Parse the `Args` section of a docstring; return the description of each argument."""
     section = ARGUMENTS.search(inspect.cleandoc(docstring))
     return {name: " ".join(text.split()) for name, text in ARGUMENT.findall(section[1])} if section else {}
 
 
 class Answer(Response):
-    """JSON, also of what other writers refuse: lone surrogates, huge numbers."""
+    """A JSON response. It also encodes values that Starlette's encoder refuses: lone surrogates, huge numbers."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """Write it."""
+        """Encode the content as JSON."""
         return to_json(content)
 
 
@@ -141,7 +141,7 @@ class MessageAnswer(BaseModel):
 
 Call = described("Call", ToolInvocation)
 PART = {"total": int, "next": int | None}
-"""What a part of a long list has beside its items; `next` is the `offset` of the part that follows."""
+"""The fields of a part of a long list besides `items`; `next` is the `offset` of the next part, or null."""
 Messages = listing("Messages", MessageAnswer, "A part of a conversation, oldest first.", **PART)
 Calls = listing("Calls", Call, "A part of a tool track, the first call first.", **PART)
 

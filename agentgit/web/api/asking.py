@@ -1,4 +1,4 @@
-"""Parts that all requests to the API share: the caller, and the limits of their parameters."""
+"""Dependencies and parameter types that the routes of the API share: the caller, ids, limits and offsets."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ BranchName = Annotated[str | None, Query(max_length=300, description="The branch
 
 
 def bearer_of(request: Request, bearer: Bearer) -> str:
-    """Return the credential of a request: of its header; where nothing is changed, also of a browser's cookie.
+    """Return the credential of a request: from the `Authorization` header or, for safe methods only, from the cookie.
 
     Raises:
-        Unknown: It has none.
+        Unknown: The request has no credential.
     """
     if bearer is not None:
         return bearer.credentials
@@ -55,10 +55,10 @@ Credential = Annotated[str, Depends(bearer_of)]
 
 
 def caller_of(request: Request, credential: Credential) -> Repository:
-    """Return the repository of whoever asks.
+    """Return the repository, bound to the user of the credential.
 
     Raises:
-        Unknown: The credential is nobody's.
+        Unknown: The credential is not valid.
     """
     try:
         found = site_of(request).entrance.repository(credential)
@@ -74,13 +74,13 @@ Caller = Annotated[Repository, Depends(caller_of)]
 
 
 class RequestBody(BaseModel):
-    """The body of a request. Unknown fields are refused, so that a misspelled field is not taken for a default."""
+    """The body of a request. Unknown fields are refused, so that a misspelled field does not get its default."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Describe the problems that an operation may answer with, besides those of all of them."""
+    """Return the OpenAPI descriptions of the error statuses that every route has, and of the given ones."""
     said = {
         400: "The request cannot be read.",
         401: "Not authenticated.",
@@ -100,7 +100,7 @@ def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def part(items: Sequence[T], offset: int, limit: int) -> dict[str, Any]:
-    """Return a part of a list.
+    """Return a part of a list, the total, and the offset of the next part.
 
     Example:
         >>> part(["a", "b", "c"], 1, 1)

@@ -1,4 +1,4 @@
-"""Routes of events: the audit trail by pages, and live as server-sent events."""
+"""Routes of events: the newest events of the audit trail, and a live feed as server-sent events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def list_events(
     since: datetime | None = None,
     limit: Limit = 50,
 ) -> Answer:
-    """List the newest events of the audit trail, the oldest of these first."""
+    """List the newest events of the audit trail, in chronological order."""
     found = caller.events.newest(session=session, kinds=kind or "*", since=since, limit=limit)
     return Answer({"items": [event.to_dict() for event in found]})
 
@@ -52,7 +52,7 @@ def follow_events(
     after: Annotated[int | None, Query(ge=0, le=LARGEST_ID, description="The last event that you received.")] = None,
     last_event_id: Annotated[str | None, Header(max_length=20, pattern=r"^\d*$")] = None,
 ) -> StreamingResponse:
-    """Stream events as they happen. Each event has its id; with `Last-Event-ID` a feed goes on where it was cut."""
+    """Stream events as they happen. To continue a feed, send the id of the last event in the header `Last-Event-ID`."""
     start = int(last_event_id) if last_event_id else after
     site = site_of(request)
     return live(site, caller, session, start, lambda: site.is_closing or site.entrance.has_left(caller, credential))
@@ -61,10 +61,10 @@ def follow_events(
 def live(
     site: Site, repo: Repository, session_id: int | None, start: int | None, is_over: Callable[[], bool]
 ) -> StreamingResponse:
-    """Open a feed; its place is freed when the last byte was sent, or the other side went away.
+    """Open a live feed. It counts towards the user's limit until it ends or the client disconnects.
 
     Raises:
-        HTTPException: The user has as many feeds open as allowed.
+        HTTPException: The user has reached the limit of open feeds.
     """
     if session_id is not None:
         repo.session(session_id)
@@ -80,11 +80,11 @@ def live(
 
 
 class Feed(StreamingResponse):
-    """Server-sent events.
+    """A response that streams server-sent events.
 
     Args:
-        content: Gives their bytes.
-        ended: Called once, however it ends.
+        content: The bytes to send.
+        ended: The function to call once when the response ends, with or without an error.
     """
 
     def __init__(self, content: AsyncIterator[bytes], ended: Callable[[], None]) -> None:

@@ -31,13 +31,13 @@ def get_checkpoint(caller: Caller, session_id: Id, checkpoint_id: Id) -> Answer:
 
 @checkpoint_router.delete("", response_model=answers.CheckpointAnswer, responses=failures(409))
 def delete_checkpoint(caller: Caller, session_id: Id, checkpoint_id: Id) -> Answer:
-    """Delete a checkpoint; the conversation and the tool track stay."""
+    """Delete a checkpoint. The conversation and the tool track are kept."""
     return Answer(records.of_checkpoint(caller.session(session_id).delete_checkpoint(checkpoint_id)))
 
 
 @checkpoint_router.get("/messages", response_model=answers.Messages, responses=failures())
 def list_messages(caller: Caller, session_id: Id, checkpoint_id: Id, offset: Offset = 0, limit: Limit = 100) -> Answer:
-    """Read the conversation at a checkpoint, oldest first."""
+    """List the messages of the conversation at a checkpoint, oldest first."""
     return Answer(part(caller.session(session_id).get_checkpoint(checkpoint_id).conversation_history, offset, limit))
 
 
@@ -45,13 +45,13 @@ def list_messages(caller: Caller, session_id: Id, checkpoint_id: Id, offset: Off
 def list_calls_before(
     caller: Caller, session_id: Id, checkpoint_id: Id, offset: Offset = 0, limit: Limit = 100
 ) -> Answer:
-    """List the tool calls on the way to a checkpoint, the first one first."""
+    """List the tool calls from the root of the session to a checkpoint, in order."""
     return Answer(part(caller.session(session_id).get_checkpoint(checkpoint_id).tool_invocations, offset, limit))
 
 
 @checkpoint_router.get("/state", response_model=answers.State, responses=failures())
 def get_state(caller: Caller, session_id: Id, checkpoint_id: Id, offset: Offset = 0, limit: Limit = 100) -> Answer:
-    """Read the values of the graph's state at a checkpoint, without the messages."""
+    """List the values of the graph's state at a checkpoint, without the messages."""
     state = caller.session(session_id).get_checkpoint(checkpoint_id).session_state
     found = part(sorted(state), offset, limit)
     return Answer({**found, "items": [{"key": key, "value": portable(state[key])} for key in found["items"]]})
@@ -59,18 +59,18 @@ def get_state(caller: Caller, session_id: Id, checkpoint_id: Id, offset: Offset 
 
 @checkpoint_router.get("/files", response_model=answers.CheckpointFiles, responses=failures(409))
 def get_files(caller: Caller, session_id: Id, checkpoint_id: Id) -> Answer:
-    """Return what changed in the files since the checkpoint before, and what bringing them back now would do."""
+    """Return the changes to the files since the previous checkpoint, and what restoring the files now would do."""
     return Answer(files_of(caller, session_id, caller.session(session_id).get_checkpoint(checkpoint_id)))
 
 
 def before_of(repo: Repository, session_id: int, point: Checkpoint) -> Checkpoint | None:
-    """Return the checkpoint before another one on its way; None if it is the first."""
+    """Return the previous checkpoint on the path of a checkpoint; None for the first one."""
     page = repo.session(session_id).log(branch=point.metadata["branch"]).page(1, after=point)
     return next(iter(page), None)
 
 
 def files_of(repo: Repository, session_id: int, point: Checkpoint) -> dict[str, Any]:
-    """Return what is known of a checkpoint's files, as `answers.CheckpointFiles` has it."""
+    """Return the file changes of a checkpoint in the form of `answers.CheckpointFiles`."""
     session = repo.session(session_id)
     snapshot = point.metadata["workspace_snapshot"]
     known: dict[str, Any] = {"snapshot": snapshot, "before": None, "rewind": None, "diff_content": ""}
@@ -89,20 +89,20 @@ def files_of(repo: Repository, session_id: int, point: Checkpoint) -> dict[str, 
 router = APIRouter(tags=["sessions"])
 
 IN_MEMORY = 1_000_000
-"""So many bytes of an export are held in memory before they go to a file."""
+"""The size in bytes up to which an export is held in memory; a larger one is written to a temporary file."""
 
 CHUNK = 64 * 1024
 
 
 class NewSession(RequestBody):
-    """A session to be made."""
+    """A session to create."""
 
     name: str = Field(min_length=1, max_length=200)
     template: str | int | None = Field(None, description="The checkpoint to start from, like `support-42@main#3`.")
 
 
 class NewTag(RequestBody):
-    """A tag to be given."""
+    """A tag to create."""
 
     ref: str = Field(min_length=1, max_length=300)
     name: str = Field(min_length=1, max_length=200)
@@ -116,7 +116,7 @@ def list_sessions(
     after: After = None,
     name: Annotated[str | None, Query(max_length=200, description="Only sessions whose name contains this.")] = None,
 ) -> Answer:
-    """List the sessions that you can see, the one that moved last first."""
+    """List the sessions that you can see, the most recently updated first."""
     page, following = page_of(caller, limit, after, name)
     return Answer({"items": [records.of_session(one) for one in page], "next": following})
 
@@ -124,14 +124,14 @@ def list_sessions(
 def page_of(
     repo: Repository, limit: int, after: str | None, name: str | None
 ) -> tuple[list[ExternalSession], str | None]:
-    """Return a page of sessions, and what leads to the one that follows."""
+    """Return a page of sessions, and the cursor of the next page; None on the last page."""
     found = repo.sessions(limit + 1, after, name=name or None)
     return found[:limit], found[limit - 1].cursor if len(found) > limit else None
 
 
 @router.post("/sessions", status_code=201, response_model=answers.Session, responses=failures(409))
 def make_session(caller: Caller, wanted: NewSession) -> Answer:
-    """Find the session of that name of yours, or make it."""
+    """Create a session. If you already have a session of this name, it is returned instead."""
     return Answer(records.of_session(caller.session(wanted.name, create=True, template=wanted.template).info), 201)
 
 
@@ -143,19 +143,19 @@ def get_session(caller: Caller, session_id: Id) -> Answer:
 
 @router.delete("/sessions/{session_id}", response_model=answers.Erased, responses=failures(409))
 def delete_session(caller: Caller, session_id: Id) -> Answer:
-    """Erase a session with all that is stored of it, for ever; tell what went."""
+    """Permanently delete a session with everything stored for it. Returns what was deleted."""
     return Answer(caller.session(session_id).delete().to_dict())
 
 
 @router.get("/sessions/{session_id}/branches", response_model=answers.Branches, responses=failures())
 def list_branches(caller: Caller, session_id: Id) -> Answer:
-    """List the branches of a session in the order they were made."""
+    """List the branches of a session, oldest first."""
     return Answer({"items": [records.of_branch(branch) for branch in caller.session(session_id).branches()]})
 
 
 @router.get("/sessions/{session_id}/tree", response_model=answers.Tree, responses=failures())
 def get_tree(caller: Caller, session_id: Id) -> Answer:
-    """Return the tree of a session's branches, with all their checkpoints."""
+    """Return the branches of a session as a tree, with all their checkpoints."""
     return Answer(records.of_tree(caller.session(session_id).tree()))
 
 
@@ -174,7 +174,7 @@ def get_log(
     limit: Limit = 50,
     after: After = None,
 ) -> Answer:
-    """List checkpoints, the newest first; all conditions hold at once. Times have a zone."""
+    """List checkpoints, newest first. All conditions must hold. Times must have a time zone."""
     log = caller.session(session_id).log(
         branch=branch, which=which, name=name, tag=tag, author=author, auto=auto, since=since, until=until
     )
@@ -192,7 +192,7 @@ def search(
     limit: Limit = 20,
     after: After = None,
 ) -> Answer:
-    """Find messages, tool calls and named checkpoints by their words."""
+    """Search the messages, tool calls and named checkpoints of a session for words."""
     return Answer(
         caller.session(session_id)
         .search(q, branch=branch, all_branches=all_branches, limit=limit, after=after)
@@ -204,26 +204,26 @@ def search(
 def list_calls(
     caller: Caller, session_id: Id, branch: BranchName = None, offset: Offset = 0, limit: Limit = 100
 ) -> Answer:
-    """List the tool calls along a branch, from the root of the session."""
+    """List the tool calls along a branch, from the root of the session, in order."""
     found = part(caller.session(session_id).tool_track(branch=branch), offset, limit)
     return Answer({**found, "items": [call.to_dict() for call in found["items"]]})
 
 
 @router.get("/sessions/{session_id}/checkpoint", response_model=answers.CheckpointAnswer, responses=failures(409))
 def find_checkpoint(caller: Caller, session_id: Id, ref: Place, branch: BranchName = None) -> Answer:
-    """Find the checkpoint that a reference means."""
+    """Return the checkpoint that a reference names."""
     return Answer(records.of_checkpoint(caller.session(session_id).get_checkpoint(ref, branch=branch)))
 
 
 @router.get("/sessions/{session_id}/diff", response_model=answers.Diff, responses=failures(409))
 def get_diff(caller: Caller, session_id: Id, a: Place, b: Place) -> Answer:
-    """Compare two checkpoints: what the second has and the first has not, and the other way round."""
+    """Compare two checkpoints: what the second one adds to the first, and what it removes."""
     return Answer(caller.session(session_id).diff(a, b).to_dict())
 
 
 @router.get("/sessions/{session_id}/compare", response_model=answers.Comparison, responses=failures(409))
 def get_comparison(caller: Caller, session_id: Id, a: Place, b: Place) -> Answer:
-    """Put two branches side by side: what each did since they parted."""
+    """Compare two branches: what each did since they diverged, and how they differ now."""
     return Answer(caller.session(session_id).compare(a, b).to_dict())
 
 
@@ -232,13 +232,13 @@ def get_comparison(caller: Caller, session_id: Id, a: Place, b: Place) -> Answer
 
 @router.get("/sessions/{session_id}/tags", response_model=answers.Tags, responses=failures())
 def list_tags(caller: Caller, session_id: Id) -> Answer:
-    """List the tags of a session, the newest first."""
+    """List the tags of a session, newest first."""
     return Answer({"items": [tag.to_dict() for tag in caller.session(session_id).tags()]})
 
 
 @router.post("/sessions/{session_id}/tags", status_code=201, response_model=answers.Tag, responses=failures(409))
 def make_tag(caller: Caller, session_id: Id, wanted: NewTag) -> Answer:
-    """Tag a checkpoint; a tagged checkpoint is kept."""
+    """Tag a checkpoint. A tagged checkpoint is kept."""
     return Answer(
         caller.session(session_id).tag(wanted.ref, wanted.name, description=wanted.description).to_dict(), 201
     )
@@ -246,7 +246,7 @@ def make_tag(caller: Caller, session_id: Id, wanted: NewTag) -> Answer:
 
 @router.delete("/sessions/{session_id}/tags", response_model=answers.Tag, responses=failures())
 def delete_tag(caller: Caller, session_id: Id, name: Annotated[str, Query(min_length=1, max_length=200)]) -> Answer:
-    """Take a tag away; the checkpoint stays as it is."""
+    """Remove a tag. The checkpoint is kept."""
     return Answer(caller.session(session_id).untag(name).to_dict())
 
 
@@ -259,13 +259,13 @@ def delete_tag(caller: Caller, session_id: Id, name: Annotated[str, Query(min_le
     responses={**failures(409), 200: {"description": "JSON lines.", "content": {"application/jsonl": {}}}},
 )
 def export(caller: Caller, session_id: Id, branch: BranchName = None, files: bool = False) -> Response:
-    """Download a session, or one branch of it, as JSON lines, which `agentgit import` reads."""
+    """Download a session, or one branch of it, as JSON lines. `agentgit import` reads this file."""
     return download(caller, session_id, branch, files=files)
 
 
 def download(caller: Caller, session_id: int, branch: str | None, *, files: bool) -> Response:
-    """Return an export as a file to keep. It is checked before the first byte goes out."""
-    file = SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115  # it is open until its last byte went out
+    """Return an export as a file download. It is complete before the first byte is sent."""
+    file = SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115  # stays open until the last byte is sent
     try:
         caller.session(session_id).export(file, branch=branch, files=files)
     except BaseException:

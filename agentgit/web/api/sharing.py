@@ -1,4 +1,4 @@
-"""Routes of sharing a session: members, links, and joining by a link."""
+"""Routes for sharing a session: members, links, and joining with a link."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Links = listing("Links", LinkAnswer, "The links of a session, including those th
 
 
 class Share(RequestBody):
-    """A role to be given."""
+    """A role to grant to a user."""
 
     user: str = Field(min_length=1, max_length=300, description="The name of the user.")
     role: Role = "viewer"
@@ -38,20 +38,20 @@ class Share(RequestBody):
 
 
 class NewLink(RequestBody):
-    """A link to be made."""
+    """A share link to create."""
 
     role: Literal["viewer", "forker", "editor"] = "viewer"
     expires_in: Seconds = 7 * 86_400
 
 
 class Join(RequestBody):
-    """A link to be used."""
+    """The token of a share link."""
 
     token: str = Field(min_length=1, max_length=300)
 
 
 def lasting(seconds: int | None) -> timedelta | None:
-    """Return a length of time; None is for ever."""
+    """Convert seconds to a `timedelta`; None means without end."""
     return timedelta(seconds=seconds) if seconds is not None else None
 
 
@@ -63,13 +63,13 @@ def plain(value: Member | ShareLink) -> dict[str, Any]:
 
 @router.get("/sessions/{session_id}/members", response_model=Members, responses=failures())
 def list_members(caller: Caller, session_id: Id) -> Answer:
-    """List who has a role in a session, besides its owner."""
+    """List the users who have a role in a session, besides its owner."""
     return Answer({"items": [plain(one) for one in caller.session(session_id).sharing.members()]})
 
 
 @router.post("/sessions/{session_id}/members", status_code=201, response_model=MemberAnswer, responses=failures(409))
 def share(caller: Caller, session_id: Id, wanted: Share) -> Answer:
-    """Grant a user a role, in place of the one that you granted before."""
+    """Grant a user a role in the session. It replaces the role that you granted before. Owners only."""
     return Answer(
         plain(caller.session(session_id).sharing.share(wanted.user, wanted.role, lasting(wanted.expires_in))), 201
     )
@@ -77,30 +77,30 @@ def share(caller: Caller, session_id: Id, wanted: Share) -> Answer:
 
 @router.delete("/sessions/{session_id}/members", status_code=204, response_class=Response, responses=failures())
 def unshare(caller: Caller, session_id: Id, user: Annotated[str, Query(min_length=1, max_length=300)]) -> Response:
-    """Take all roles of somebody away at once; or leave the session yourself."""
+    """Revoke all roles of a user in the session at once. With your own name, leave the session."""
     caller.session(session_id).sharing.unshare(user)
     return Response(status_code=204)
 
 
 @router.get("/sessions/{session_id}/links", response_model=Links, responses=failures())
 def list_links(caller: Caller, session_id: Id) -> Answer:
-    """List the links of a session; for its owner."""
+    """List the links of a session. Owners only."""
     return Answer({"items": [plain(one) for one in caller.session(session_id).sharing.links()]})
 
 
 @router.post("/sessions/{session_id}/links", status_code=201, response_model=LinkAnswer, responses=failures())
 def make_link(caller: Caller, session_id: Id, wanted: NewLink) -> Answer:
-    """Make a link: each user who has its token can join the session."""
+    """Create a link. Each user with its token, which only this answer contains, can join the session. Owners only."""
     return Answer(plain(caller.session(session_id).sharing.create_link(wanted.role, lasting(wanted.expires_in))), 201)
 
 
 @router.delete("/links/{link_id}", response_model=LinkAnswer, responses=failures())
 def revoke_link(caller: Caller, link_id: Id) -> Answer:
-    """End a link at once, and the right of all who joined by it."""
+    """Revoke a link and the roles of all who joined with it, at once. Owners only."""
     return Answer(plain(caller.revoke_link(link_id)))
 
 
 @router.post("/links/accept", response_model=answers.Session, responses=failures())
 def accept(caller: Caller, wanted: Join) -> Answer:
-    """Join a session by the token of a link."""
+    """Join a session with the token of a link."""
     return Answer(records.of_session(caller.accept(wanted.token).info))

@@ -1,4 +1,4 @@
-"""Routes of the account, of users for admins, and of API keys."""
+"""Routes for the user's own account, for users (by admins), and for API keys."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Login(RequestBody):
 
 
 class LoggedIn(BaseModel):
-    """A key to go on with."""
+    """The key of a login."""
 
     key: str = Field(description="Send it as `Authorization: Bearer …`; it is valid for 12 hours.")
 
@@ -49,7 +49,7 @@ def me(caller: Caller) -> Answer:
     "/login", status_code=201, response_model=LoggedIn, responses=failures(429), dependencies=[Depends(closed_line)]
 )
 def login(request: Request, wanted: Login) -> Answer:
-    """Return a key for a name and a password."""
+    """Log in with a name and a password. Returns a key for further requests."""
     entrance = site_of(request).entrance
     if not isinstance(entrance, Accounts):
         raise NotAllowed("This server has no passwords. Create an API key instead: agentgit keys create NAME")
@@ -62,7 +62,7 @@ def login(request: Request, wanted: Login) -> Answer:
 
 @account_router.post("/logout", status_code=204, response_class=Response, responses=failures())
 def logout(request: Request, caller: Caller, credential: Credential) -> Response:
-    """Let the key that you send be worth nothing from now on."""
+    """Log out: revoke the key that this request is sent with."""
     site_of(request).entrance.leave(credential)
     return Response(status_code=204)
 
@@ -70,7 +70,6 @@ def logout(request: Request, caller: Caller, credential: Credential) -> Response
 router = APIRouter(tags=["people"])
 
 Scope = Literal["read", "fork", "write", "admin"]
-PASSWORD = Field(None, max_length=1_000, description="With null, the account can be used only with API keys.")
 
 
 UserAnswer = described("User", User)
@@ -81,23 +80,25 @@ MadeKey = described("MadeKey", NewKey, but={"key": Key})
 
 
 class NewUser(RequestBody):
-    """A user to be made."""
+    """A user to create."""
 
     name: str = Field(min_length=1, max_length=200)
-    password: str | None = PASSWORD
+    password: str | None = Field(
+        None, max_length=1_000, description="With null, the account can be used only with API keys."
+    )
     is_admin: bool = False
 
 
 class UserChange(RequestBody):
-    """The changes to a user; omitted fields stay as they are."""
+    """The changes to a user. Omitted fields are unchanged."""
 
-    password: str | None = PASSWORD
+    password: str | None = Field(None, max_length=1_000, description="The new password; null leaves it unchanged.")
     current_password: str | None = Field(None, max_length=1_000, description="Needed to change your own password.")
     disabled: bool | None = None
 
 
 class WantedKey(RequestBody):
-    """A key to be made."""
+    """An API key to create."""
 
     name: str = Field(min_length=1, max_length=200)
     scopes: list[Scope] = Field(["read"], min_length=1, max_length=4)
@@ -112,19 +113,19 @@ def plain(value: User | ApiKey) -> dict[str, Any]:
 
 @router.get("/users", response_model=UserList, responses=failures())
 def list_users(caller: Caller) -> Answer:
-    """List the users; for admins."""
+    """List the users. Admins only."""
     return Answer({"items": [plain(user) for user in caller.users.all()]})
 
 
 @router.post("/users", status_code=201, response_model=UserAnswer, responses=failures(409))
 def make_user(caller: Caller, wanted: NewUser) -> Answer:
-    """Make a user; for admins."""
+    """Create a user. Admins only."""
     return Answer(plain(caller.users.add(wanted.name, wanted.password, is_admin=wanted.is_admin)), 201)
 
 
 @router.patch("/users/{user_id}", response_model=UserAnswer, responses=failures(409))
 def change_user(caller: Caller, user_id: Id, wanted: UserChange) -> Answer:
-    """Change the password of a user, or disable or enable them; for admins, and the own password for everybody."""
+    """Change a user's password, or disable or enable the user. Admins only, except for changing your own password."""
     if wanted.password is not None:
         caller.users.set_password(user_id, wanted.password, current=wanted.current_password)
     if wanted.disabled is not None:
@@ -134,14 +135,14 @@ def change_user(caller: Caller, user_id: Id, wanted: UserChange) -> Answer:
 
 @router.post("/users/{user_id}/revoke-tokens", status_code=204, response_class=Response, responses=failures())
 def revoke_tokens(caller: Caller, user_id: Id) -> Response:
-    """End all logins and tokens of a user that were given before now, in browsers too; for admins, and oneself."""
+    """Revoke all logins and tokens of a user that were issued before now. Admins only, except for yourself."""
     caller.users.revoke_tokens(user_id)
     return Response(status_code=204)
 
 
 @router.delete("/users/{user_id}", response_model=Erased, responses=failures(409))
 def delete_user(caller: Caller, user_id: Id) -> Answer:
-    """Erase a user with all of their sessions, for ever; tell what went. For admins, and oneself."""
+    """Permanently delete a user with all their sessions. Returns what was deleted. Admins only, except for yourself."""
     return Answer(caller.users.delete(user_id).to_dict())
 
 
@@ -149,19 +150,19 @@ def delete_user(caller: Caller, user_id: Id) -> Answer:
 def list_keys(
     caller: Caller, user: Annotated[str | None, Query(max_length=300, description="The owner; for admins.")] = None
 ) -> Answer:
-    """List API keys: yours, or those of a user."""
+    """List your API keys, or those of another user."""
     return Answer({"items": [plain(key) for key in caller.keys.all(user)]})
 
 
 @router.post("/keys", status_code=201, response_model=MadeKey, responses=failures())
 def make_key(caller: Caller, wanted: WantedKey) -> Answer:
-    """Make an API key of yours, which may do no more than the one that you use."""
+    """Create an API key for yourself. It cannot have more rights than the key that you use."""
     made = caller.keys.create(wanted.name, scopes=wanted.scopes, expires_in=lasting(wanted.expires_in))
     return Answer({"key": plain(made.key), "secret": made.secret}, 201)
 
 
 @router.delete("/keys/{key_id}", status_code=204, response_class=Response, responses=failures())
 def revoke_key(caller: Caller, key_id: Id) -> Response:
-    """Let a key be worth nothing from now on."""
+    """Revoke an API key."""
     caller.keys.revoke(key_id)
     return Response(status_code=204)

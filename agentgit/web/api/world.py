@@ -1,4 +1,4 @@
-"""Routes that act on the world of a session: plans, rollbacks, rewound files, switches, and what stopped half way."""
+"""Routes that act on the world of a session: plans, rollbacks, file restores, switches, and interrupted operations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REF = Field(min_length=1, max_length=300, description="A checkpoint: `main#3`, `
 
 
 class Rollback(RequestBody):
-    """A rollback to be done; see `Session.rollback`."""
+    """A rollback to run; see `Session.rollback`."""
 
     to: str = REF
     branch: str | None = Field(None, max_length=300, description="The branch to roll back; null is the current one.")
@@ -39,7 +39,7 @@ class Rollback(RequestBody):
 
 
 class Rewind(RequestBody):
-    """Files to be brought back; see `Session.rewind_files`."""
+    """A restore of files to run; see `Session.rewind_files`."""
 
     to: str = REF
     branch: str | None = Field(None, max_length=300)
@@ -47,7 +47,7 @@ class Rewind(RequestBody):
 
 
 class Switch(RequestBody):
-    """A switch to be done; see `Session.switch`."""
+    """A switch to run; see `Session.switch`."""
 
     branch: str = Field(min_length=1, max_length=300)
     sync: Literal["world", "note", "ignore"] | None = None
@@ -62,7 +62,7 @@ class Resume(RequestBody):
 
 
 class Resolve(RequestBody):
-    """The outcome that a person saw."""
+    """The outcome of a call, as a person determined it."""
 
     outcome: Literal["happened", "did_not_happen"]
     result: Any = Field(None, description="The result of the call, if it happened.")
@@ -79,7 +79,7 @@ def plan_rollback(
     conversation: bool = True,
     replay: Replay = "record",
 ) -> Answer:
-    """Return what a rollback would do; nothing is done."""
+    """Return what a rollback would do. Changes nothing."""
     plan = caller.session(session_id).plan_rollback(
         to, branch=branch, tools=tools, files=files, conversation=conversation, replay=replay
     )
@@ -90,7 +90,7 @@ def plan_rollback(
     "/sessions/{session_id}/rollbacks", status_code=201, response_model=answers.Report, responses=failures(409)
 )
 def roll_back(caller: Caller, session_id: Id, wanted: Rollback) -> Answer:
-    """Go back to a checkpoint on a new branch. Undo functions run here: those of the modules that the server trusts."""
+    """Roll back to a checkpoint on a new branch. The server runs the undo functions of the modules that it trusts."""
     asked = wanted.model_dump()
     return Answer(caller.session(session_id).rollback(asked.pop("to"), **asked).to_dict(), 201)
 
@@ -99,20 +99,20 @@ def roll_back(caller: Caller, session_id: Id, wanted: Rollback) -> Answer:
     "/sessions/{session_id}/rewinds", status_code=201, response_model=answers.FileChanges, responses=failures(409)
 )
 def rewind_files(caller: Caller, session_id: Id, wanted: Rewind) -> Answer:
-    """Bring the files of a session back; the conversation stays as it is."""
+    """Restore the files of a session. The conversation is unchanged."""
     done = caller.session(session_id).rewind_files(wanted.to, branch=wanted.branch, force=wanted.force)
     return Answer(done.to_dict(), 201)
 
 
 @router.get("/sessions/{session_id}/switch", response_model=answers.Plan, responses=failures(409))
 def plan_switch(caller: Caller, session_id: Id, branch: Annotated[str, Query(min_length=1, max_length=300)]) -> Answer:
-    """Return what `POST` with `sync: world` would do; nothing is done."""
+    """Return what a switch with `sync: world` would do. Changes nothing."""
     return Answer(caller.session(session_id).plan_switch(branch).to_dict())
 
 
 @router.post("/sessions/{session_id}/switch", response_model=answers.Switched, responses=failures(409))
 def switch(caller: Caller, session_id: Id, wanted: Switch) -> Answer:
-    """Make a branch the one that the session continues on."""
+    """Continue the session on another branch."""
     session = caller.session(session_id)
     report = session.switch(wanted.branch, sync=wanted.sync, force=wanted.force, on_error=wanted.on_error)
     branch = records.of_branch(session.branch(wanted.branch))
@@ -127,17 +127,17 @@ def list_operations(caller: Caller, session_id: Id) -> Answer:
 
 @router.get("/operations/{operation_id}", response_model=answers.Operation, responses=failures())
 def get_operation(caller: Caller, operation_id: Id) -> Answer:
-    """Return a rollback, a switch or a fork."""
+    """Return one operation: a rollback, a switch or a fork."""
     return Answer(records.of_operation(caller.operation(operation_id)))
 
 
 @router.post("/operations/{operation_id}/resume", response_model=answers.Report, responses=failures(409))
 def resume(caller: Caller, operation_id: Id, wanted: Resume) -> Answer:
-    """Finish what stopped half way; what was done is not done again."""
+    """Finish an operation that was interrupted or failed halfway. Completed steps are not repeated."""
     return Answer(caller.resume(operation_id, force=wanted.force).to_dict())
 
 
 @router.post("/invocations/{invocation_id}/resolve", response_model=answers.Call, responses=failures(409))
 def resolve(caller: Caller, invocation_id: Id, wanted: Resolve) -> Answer:
-    """Record what really happened, where the record could not know."""
+    """Record what really happened to a call whose outcome is unknown."""
     return Answer(caller.resolve(invocation_id, wanted.outcome, result=wanted.result).to_dict())

@@ -1,4 +1,4 @@
-"""The pages: server-rendered, each of use without any script."""
+"""The HTML pages, rendered on the server. Every page works without scripts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_to(app: FastAPI) -> None:
 
 
 def _failed(request: Request, error: Exception) -> Response:
-    assert isinstance(error, AgentGitError)  # noqa: S101  # it is registered for these
+    assert isinstance(error, AgentGitError)  # noqa: S101  # registered for this class only
     if isinstance(error, problems.Unknown):
         return to_the_door(request)
     plan = error.plan if isinstance(error, RollbackBlocked) else None
@@ -33,26 +33,26 @@ def _failed(request: Request, error: Exception) -> Response:
 
 
 def _invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)  # noqa: S101  # it is registered for these
+    assert isinstance(error, RequestValidationError)  # noqa: S101  # registered for this class only
     told = "; ".join(f"{one['loc'][-1]}: {one['msg']}" for one in error.errors()[:5])
     return _page(request, problems.problem(422, f"{told}. Go back and correct it."))
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101  # it is registered for these
+    assert isinstance(error, HTTPException)  # noqa: S101  # registered for this class only
     told = "This page does not exist." if error.status_code == 404 else str(error.detail)
     return _page(request, problems.problem(error.status_code, told), dict(error.headers or {}))
 
 
 def unexpected(request: Request, error: Exception) -> Response:
-    """Write the page of what nobody expected."""
+    """Render the page for an unexpected error."""
     return _page(request, problems.unexpected(error))
 
 
 def _page(
     request: Request, details: dict[str, object], headers: dict[str, str] | None = None, plan: object = None
 ) -> Response:
-    """Write a failure as a page, with the way around for those who are in."""
+    """Render an error as a page, with the navigation if the user is logged in."""
     try:
         visitor = visitor_of(request)
     except AgentGitError:

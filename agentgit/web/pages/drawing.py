@@ -1,7 +1,7 @@
-"""Rendering of pages: the templates, and the functions that they may call. Text from a database is made harmless.
+"""Rendering of pages: the templates and their filters. Text from a database is made harmless.
 
-Two walls: what a template shows is escaped (Jinja's autoescape), and characters that reorder, hide or break a page are
-written out first (`render.text.visible`). A template has no filter that takes either away.
+Two layers do this. `render.text.visible` escapes characters that reorder, hide or break text. Then Jinja's autoescape
+escapes HTML. No filter lets a template bypass either of them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from agentgit.values import portable
 from agentgit.web.security import mark_of
 
 LONGEST = 20_000
-"""The most characters of one text that a page shows."""
+"""The maximum number of characters of one text on a page."""
 
 
 def harmless(value: Any) -> Any:
-    """Make what a template shows harmless; what a template itself made stays as it is."""
+    """Escape control and direction characters in the output of a template, except in markup. None becomes empty."""
     if value is None:
         return ""
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def cut(text: str, longest: int = LONGEST) -> str:
-    """Shorten a text, and say so.
+    """Shorten a text, and append the number of characters that were cut.
 
     Example:
         >>> cut("abcdef", 3)
@@ -49,18 +49,18 @@ def cut(text: str, longest: int = LONGEST) -> str:
 
 
 def pretty(value: Any) -> str:
-    """Write JSON-like data for people."""
+    """Format JSON-like data with indentation."""
     return cut(json.dumps(portable(value), indent=2, ensure_ascii=False))
 
 
 def brief(value: Any, longest: int = 120) -> str:
-    """Write JSON-like data on one short line."""
+    """Format JSON-like data on one short line."""
     text = value if isinstance(value, str) else json.dumps(portable(value), ensure_ascii=False)
     return clean(text if len(text) <= longest else f"{text[:longest]}…")
 
 
 def when(moment: datetime | str | None) -> Markup:
-    """Write a time as an element that browsers and screen readers know."""
+    """Format a time in UTC as a `time` element."""
     if moment is None:
         return Markup("")
     at = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
@@ -68,7 +68,7 @@ def when(moment: datetime | str | None) -> Markup:
 
 
 def spans(lines: list[Line]) -> Markup:
-    """Write lines of the render room, each span with the class of its style."""
+    """Render lines of styled spans, each span with the CSS class of its style."""
     return Markup("\n").join(
         Markup("").join(
             Markup('<span class="s-{}">{}</span>').format(span.style, harmless(span.text)) if span.style else span.text
@@ -79,7 +79,7 @@ def spans(lines: list[Line]) -> Markup:
 
 
 def marked(text: str, marks: Any) -> Markup:
-    """Write a snippet with what was found in it."""
+    """Render a search snippet with its matches highlighted."""
     parts, at = list[str](), 0
     for start, end in marks:
         parts += [escape(harmless(text[at:start])), Markup("<mark>{}</mark>").format(harmless(text[start:end]))]
@@ -88,13 +88,13 @@ def marked(text: str, marks: Any) -> Markup:
 
 
 def query(**values: Any) -> str:
-    """Write the query of an address, without what is not given."""
+    """Return the query string of the given values, without those that are None."""
     return urlencode({name: value for name, value in values.items() if value is not None}, errors="replace")
 
 
 @cache
 def templates() -> Environment:
-    """Return the templates, read once."""
+    """Return the template environment, which is created once."""
     found = Environment(
         loader=PackageLoader("agentgit.web"),
         autoescape=True,
@@ -121,14 +121,14 @@ def templates() -> Environment:
 def draw(
     request: Request, name: str, context: Mapping[str, Any], *, status: int = 200, fresh: str | None = None
 ) -> HTMLResponse:
-    """Write a page.
+    """Render a page.
 
     Args:
         request: The request for the page.
-        name: The template, without its ending.
-        context: The values that it shows.
+        name: The name of the template, without `.html`.
+        context: The variables of the template.
         status: The HTTP status.
-        fresh: A new cookie of somebody who is not in.
+        fresh: A new value of the form cookie, for a visitor who is not logged in.
     """
     shared = {"root": request.scope.get("root_path", ""), "path": request.url.path, "csrf": mark_of(request, fresh)}
     text = templates().get_template(f"{name}.html").render({"visitor": None, **shared, **context})

@@ -29,7 +29,7 @@ Text = Annotated[str, Form(max_length=300)]
 
 @router.get("/")
 def home(visit: Visit) -> RedirectResponse:
-    """Begin with the sessions."""
+    """Redirect to the list of sessions."""
     return visit.go("/sessions")
 
 
@@ -53,8 +53,8 @@ def session(visit: Visit, session_id: Id, branch: BranchName = None, after: Afte
     def page_of_point(point: Point) -> str:
         return f"{root}/sessions/{session_id}/checkpoints/{point.id}"
 
-    # The picture escapes what it shows, and has no style and no script.
-    picture = Markup(tree_svg(tree, link=page_of_point))  # noqa: S704  # as the comment says
+    # `tree_svg` escapes all text, and adds no style and no script.
+    picture = Markup(tree_svg(tree, link=page_of_point))  # noqa: S704  # safe, see above
     return visit.page(
         "session",
         session=session.info,
@@ -76,7 +76,7 @@ def search(
     everywhere: bool = True,
     after: After = None,
 ) -> Response:
-    """Show what is found in a session."""
+    """Show the results of a search in a session."""
     found = visit.repo.session(session_id)
     wrong, hits = "", None
     if q.strip():
@@ -106,14 +106,14 @@ def export(visit: Visit, session_id: Id, branch: BranchName = None, files: bool 
 
 @router.post("/sessions", dependencies=[Depends(same_site)])
 def begin(visit: Visit, name: Text, template: Text = "") -> Response:
-    """Make a session, perhaps as a checkpoint of another one."""
+    """Create a session, optionally from a checkpoint of another one."""
     made = visit.repo.session(name, create=True, template=place_of(template) if template else None)
     return visit.go(f"/sessions/{made.id}")
 
 
 @router.post("/sessions/{session_id}/delete", dependencies=[Depends(same_site)])
 def delete(visit: Visit, session_id: Id, name: Text = "") -> Response:
-    """Erase a session, if its name was typed, and tell what went."""
+    """Permanently delete a session if its name was typed, and show what was deleted."""
     found = visit.repo.session(session_id)
     if name.strip() != found.name.strip():
         raise InvalidInput(f"Nothing was deleted. Type the name of the session, {found.name}, to delete it.")
@@ -121,7 +121,7 @@ def delete(visit: Visit, session_id: Id, name: Text = "") -> Response:
 
 
 MOST = 200
-"""The number of events that the page shows."""
+"""The maximum number of events on the page."""
 
 
 @router.get("/audit")
@@ -130,7 +130,7 @@ def audit(
     session: Annotated[int | None, Query(ge=1, le=LARGEST_ID)] = None,
     kind: Annotated[str, Query(max_length=100)] = "*",
 ) -> Response:
-    """Show what happened, the newest first."""
+    """Show the audit trail, newest event first."""
     found = visit.repo.events.newest(session=session, kinds=kind or "*", limit=MOST)
     of = visit.repo.session(session).info if session is not None else None
     me = visit.repo.user
@@ -142,14 +142,14 @@ def audit(
 checkpoint_router = APIRouter(prefix="/sessions/{session_id}")
 
 MESSAGES = 30
-"""The number of messages, calls or values of the state on a page."""
+"""The maximum number of messages, calls or values of the state on a page."""
 
 Ref = Annotated[str, Query(max_length=300)]
 
 
 @checkpoint_router.get("/checkpoints/{checkpoint_id}")
 def checkpoint(visit: Visit, session_id: Id, checkpoint_id: Id, earlier: Offset = 0, values: Offset = 0) -> Response:
-    """Show a checkpoint: the end of its conversation first, and what came earlier by pages."""
+    """Show a checkpoint: the end of its conversation, with links to earlier messages."""
     session = visit.repo.session(session_id)
     point = session.get_checkpoint(checkpoint_id)
     messages, state = point.conversation_history, point.session_state
@@ -177,7 +177,7 @@ def checkpoint(visit: Visit, session_id: Id, checkpoint_id: Id, earlier: Offset 
 
 @checkpoint_router.get("/checkpoints/{checkpoint_id}/files")
 def files(visit: Visit, session_id: Id, checkpoint_id: Id) -> Response:
-    """Show what changed in the files, and what bringing them back would do."""
+    """Show what changed in the files, and what restoring them would do."""
     session = visit.repo.session(session_id)
     point = session.get_checkpoint(checkpoint_id)
     found = files_of(visit.repo, session_id, point)
@@ -194,7 +194,7 @@ def files(visit: Visit, session_id: Id, checkpoint_id: Id) -> Response:
 
 @checkpoint_router.get("/diff")
 def diff(visit: Visit, session_id: Id, a: Ref = "", b: Ref = "") -> Response:
-    """Put two checkpoints side by side."""
+    """Compare two checkpoints."""
     session = visit.repo.session(session_id)
     found = session.diff(place_of(a), place_of(b)) if a and b else None
     content = found.diff_content if found is not None else ""
@@ -219,6 +219,6 @@ def tag(visit: Visit, session_id: Id, ref: Text, name: Text, description: Text =
 
 @checkpoint_router.post("/tags/delete", dependencies=[Depends(same_site)])
 def untag(visit: Visit, session_id: Id, name: Text) -> Response:
-    """Take a tag away."""
+    """Remove a tag."""
     gone = visit.repo.session(session_id).untag(name)
     return visit.go(f"/sessions/{session_id}/checkpoints/{gone.checkpoint_id}")

@@ -1,4 +1,4 @@
-"""The page of who may see a session."""
+"""The page for sharing a session: members, links, and joining."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Days = Annotated[int | None, Form(ge=0, le=36_500)]
 
 @router.get("/sessions/{session_id}/sharing")
 def sharing(visit: Visit, session_id: Id) -> Response:
-    """Show who may see a session, and its links."""
+    """Show the members of a session, and its links."""
     return _page(visit, session_id)
 
 
@@ -50,29 +50,29 @@ def share(visit: Visit, session_id: Id, user: Text, role: Role = "viewer", days:
 
 @router.post("/sessions/{session_id}/members/delete", dependencies=[Depends(same_site)])
 def unshare(visit: Visit, session_id: Id, user: Text) -> Response:
-    """Take somebody's roles away, or leave."""
+    """Revoke the roles of a user, or leave the session."""
     visit.repo.session(session_id).sharing.unshare(user)
-    is_mine = user != visit.repo.user.name
-    return visit.go(f"/sessions/{session_id}/sharing" if is_mine else "/sessions")
+    has_left = user == visit.repo.user.name
+    return visit.go("/sessions" if has_left else f"/sessions/{session_id}/sharing")
 
 
 @router.post("/sessions/{session_id}/links", dependencies=[Depends(same_site)])
 def make_link(visit: Visit, session_id: Id, role: Role = "viewer", days: Days = 7) -> Response:
-    """Make a link, and show it this once."""
+    """Create a link, and show its token once."""
     made = visit.repo.session(session_id).sharing.create_link(role, lasting(days * 86_400 if days else None))
     return _page(visit, session_id, made.token)
 
 
 @router.post("/sessions/{session_id}/links/revoke", dependencies=[Depends(same_site)])
 def revoke_link(visit: Visit, session_id: Id, link: Annotated[int, Form(ge=1, le=LARGEST_ID)]) -> Response:
-    """End a link."""
+    """Revoke a link."""
     visit.repo.revoke_link(link)
     return visit.go(f"/sessions/{session_id}/sharing")
 
 
 @router.get("/join")
 def join_page(visit: Visit, token: str = "") -> Response:
-    """Ask for the token of a link."""
+    """Show the form for the token of a link."""
     return visit.page("join", token=token[:300])
 
 

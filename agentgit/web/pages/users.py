@@ -37,7 +37,7 @@ Next = Annotated[str, Query(max_length=LONGEST)]
 
 @router.get("/enter", dependencies=[Depends(closed_line)])
 def enter(request: Request, token: Annotated[str, Query(max_length=200)]) -> Response:
-    """Come in by the link that was shown where the server was started."""
+    """Log in with the link that `agentgit serve` printed."""
     entrance = site_of(request).entrance
     if not isinstance(entrance, OwnerLink):
         raise NotAllowed("Log in with a name and a password.")
@@ -47,7 +47,7 @@ def enter(request: Request, token: Annotated[str, Query(max_length=200)]) -> Res
 
 @router.get("/login", dependencies=[Depends(closed_line)])
 def login_page(request: Request, next: Next = "/") -> Response:
-    """Ask for a name and a password, or say where the link is."""
+    """Show the login form, or where to find the login link."""
     return _door(request, next)
 
 
@@ -74,7 +74,7 @@ def login(
     password: Annotated[str, Form(max_length=2_000)],
     next: Annotated[str, Form(max_length=LONGEST)] = "/",
 ) -> Response:
-    """Come in with a name and a password."""
+    """Log in with a name and a password."""
     entrance = site_of(request).entrance
     if not isinstance(entrance, Accounts):
         raise NotAllowed("Log in with the link that agentgit serve printed.")
@@ -90,14 +90,14 @@ def login(
 
 @router.post("/logout", dependencies=[Depends(same_site)])
 def logout(request: Request, visit: Visit) -> Response:
-    """Go out; the key of this browser is worth nothing from now on."""
+    """Log out, and revoke the credential of this browser."""
     site_of(request).entrance.leave(request.cookies[cookie_name(request)])
     return forget_credential(request, visit.go("/login"))
 
 
 @router.get("/help")
 def help_page(visit: Visit) -> Response:
-    """Show the keys, and where the API is."""
+    """Show the help page."""
     return visit.page("help")
 
 
@@ -114,7 +114,7 @@ def users(visit: Visit) -> Response:
 
 @router.post("/users", dependencies=[Depends(same_site)])
 def make_user(visit: Visit, name: Text, password: Password = "", is_admin: Annotated[bool, Form()] = False) -> Response:
-    """Make a user."""
+    """Create a user."""
     visit.repo.users.add(name.strip(), password or None, is_admin=is_admin)
     return visit.go("/users")
 
@@ -123,7 +123,7 @@ def make_user(visit: Visit, name: Text, password: Password = "", is_admin: Annot
 def change_user(
     visit: Visit, user: Of, what: Annotated[Literal["disable", "enable", "password"], Form()], password: Password = ""
 ) -> Response:
-    """Shut a user out, let them in again, or give them another password."""
+    """Disable or enable a user, or change the user's password."""
     if what == "password":
         visit.repo.users.set_password(user, password)
     else:
@@ -133,7 +133,7 @@ def change_user(
 
 @router.post("/users/delete", dependencies=[Depends(same_site)])
 def delete_user(visit: Visit, user: Of, name: Text = "") -> Response:
-    """Erase a user with all of their sessions, if their name was typed, and tell what went."""
+    """Permanently delete a user with all their sessions if the name was typed, and show what was deleted."""
     found = visit.repo.users.find(user)
     if name.strip() != found.name:
         raise InvalidInput(f"Nothing was deleted. Type the name of the user, {found.name}, to delete them.")
@@ -142,7 +142,7 @@ def delete_user(visit: Visit, user: Of, name: Text = "") -> Response:
 
 @router.get("/keys")
 def keys(visit: Visit) -> Response:
-    """List one's own API keys."""
+    """List the user's own API keys."""
     return _keys(visit)
 
 
@@ -157,20 +157,20 @@ def make_key(
     scope: Annotated[Literal["read", "fork", "write", "admin"], Form()] = "read",
     days: Annotated[int, Form(ge=0, le=36_500)] = 90,
 ) -> Response:
-    """Make an API key, and show it this once."""
+    """Create an API key, and show its secret once."""
     made = visit.repo.keys.create(name.strip(), scopes=(scope,), expires_in=lasting(days * 86_400 if days else None))
     return _keys(visit, made.secret)
 
 
 @router.post("/keys/revoke", dependencies=[Depends(same_site)])
 def revoke_key(visit: Visit, key: Of) -> Response:
-    """Let a key be worth nothing from now on."""
+    """Revoke an API key."""
     visit.repo.keys.revoke(key)
     return visit.go("/keys")
 
 
 @router.post("/account/password", dependencies=[Depends(same_site)])
 def own_password(visit: Visit, password: Password, current: Password = "") -> Response:
-    """Set another password for oneself."""
+    """Change the user's own password."""
     visit.repo.users.set_password(visit.repo.user.id, password, current=current)
     return visit.go("/keys")

@@ -1,4 +1,4 @@
-"""Visitors of a page, and the redirect for those who are not logged in."""
+"""The logged-in user of a page, and the redirect to the login page for everyone else."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from agentgit.web.security import SAFE, cookie_name
 from agentgit.web.site import note_user, site_of
 
 LONGEST = 2_000
-"""The most characters of the address to which somebody comes back after logging in."""
+"""The maximum length of the URL to return to after a login."""
 
 
 @dataclass(frozen=True)
 class Visitor:
-    """Somebody who looks at a page.
+    """The user who requests a page.
 
     Args:
         request: The request of the user.
-        repo: The repository as the user sees it.
-        by_password: True if they came in with a password, and so have accounts.
+        repo: The repository, bound to the user.
+        by_password: True if the server has accounts, whose users log in with passwords.
     """
 
     request: Request
@@ -36,19 +36,19 @@ class Visitor:
     by_password: bool
 
     def page(self, template: str, /, *, status: int = 200, **context: Any) -> HTMLResponse:
-        """Write a page for them."""
+        """Render a page for this user."""
         return draw(self.request, template, {**context, "visitor": self}, status=status)
 
     def go(self, path: str) -> RedirectResponse:
-        """Send them to another page, after a form."""
+        """Redirect to another page, with status 303 so that a form is not sent again."""
         return RedirectResponse(self.request.scope.get("root_path", "") + path, 303)
 
 
 def visitor_of(request: Request) -> Visitor:
-    """Return the principal that looks at a page.
+    """Return the user who requests a page.
 
     Raises:
-        Unknown: They are not in.
+        Unknown: The browser is not logged in.
     """
     entrance, credential = site_of(request).entrance, request.cookies.get(cookie_name(request))
     if credential is None:
@@ -65,17 +65,17 @@ Visit = Annotated[Visitor, Depends(visitor_of)]
 
 
 def to_the_door(request: Request) -> RedirectResponse:
-    """Send somebody to where one comes in, and back to where they wanted to go."""
+    """Redirect to the login page, with the requested URL to return to."""
     wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     back = f"?next={quote(wanted)}" if request.method in SAFE and wanted != "/" and len(wanted) <= LONGEST else ""
     return RedirectResponse(f"{request.scope.get('root_path', '')}/login{back}", 303)
 
 
 def inside(path: str, root: str = "") -> str:
-    """Return a path to go to after logging in; what leads elsewhere leads to the beginning.
+    """Return a path to go to after a login; the home page if the path leads to another site.
 
     Args:
-        path: The path that somebody wanted to open.
+        path: The path that the request gave.
         root: The path at which the application is mounted.
 
     Example:
@@ -87,5 +87,5 @@ def inside(path: str, root: str = "") -> str:
 
 
 def place_of(text: str) -> str | int:
-    """Read a place: a number is the id of a checkpoint, whatever others may be called."""
+    """Parse a reference to a checkpoint: a number is always an id, even if something has it as its name."""
     return int(text) if text.isascii() and text.isdigit() else text

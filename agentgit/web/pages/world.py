@@ -1,4 +1,4 @@
-"""The pages of what moves the world: the plan before a rollback or a switch, its report, what stopped half way."""
+"""The pages for rollbacks and switches: the plan, the report, and how to finish an interrupted operation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plan(
     tools: Tools = "reverse",
     scope: Literal["all", "conversation", "files"] = "all",
 ) -> Response:
-    """Show what a rollback would do; nothing is done."""
+    """Show what a rollback would do, without doing it."""
     session = visit.repo.session(session_id)
     found = session.plan_rollback(place_of(to), branch=branch, tools=_tools(tools, scope), **_parts(scope))
     return visit.page(
@@ -51,14 +51,14 @@ def plan(
 
 
 class _Parts(TypedDict):
-    """The parts of a session that go back."""
+    """The parts of a session that a rollback affects."""
 
     conversation: bool
     files: bool
 
 
 class _How(_Parts):
-    """The parts that go back, the branch, and what to do with the tools."""
+    """The options that the plan of a rollback and the rollback itself share."""
 
     branch: str | None
     tools: str
@@ -69,16 +69,16 @@ def _parts(scope: str) -> _Parts:
 
 
 def _seen(plan: RollbackPlan) -> str:
-    """Return a text that is another one as soon as something else would be done."""
+    """Return a hash of a plan's effects. Two plans with the same hash would do the same."""
     files = plan.files.to_dict() if plan.files is not None else None
     return sha256(to_json([plan.kind, plan.checkpoint_id, plan.as_request(), files])).hexdigest()
 
 
 def _require_seen(seen: str, plan: RollbackPlan) -> None:
-    """Check that the plan is still the one that the user has looked at.
+    """Check that the plan is still the one that the user has seen.
 
     Raises:
-        Conflict: Something happened since, and something else would be done.
+        Conflict: The plan has changed since.
     """
     if seen != _seen(plan):
         raise Conflict(
@@ -105,7 +105,7 @@ def roll_back(
     force: Tick = False,
     go_on: Tick = False,
 ) -> Response:
-    """Go back as was planned, and show the report. The same form sent twice is done once."""
+    """Roll back as planned, and show the report. A form that is sent twice runs once."""
     repo, place = visit.repo, place_of(to)
     how: _How = {"branch": branch or None, "tools": _tools(tools, scope), **_parts(scope)}
     session = repo.session(session_id)
@@ -127,7 +127,7 @@ def roll_back(
 
 @router.get("/sessions/{session_id}/switch")
 def plan_switch(visit: Visit, session_id: Id, branch: Annotated[str, Query(max_length=300)]) -> Response:
-    """Show what bringing the world to a branch would do; nothing is done."""
+    """Show what a switch that also changes the world would do, without doing it."""
     session = visit.repo.session(session_id)
     found = session.plan_switch(branch)
     return visit.page("switch", session=session.info, plan=found, branch=branch, seen=_seen(found))
@@ -142,7 +142,7 @@ def switch(
     sync: Annotated[Literal["", "world", "note", "ignore"], Form()] = "",
     force: Tick = False,
 ) -> Response:
-    """Make a branch the one that the session continues on; bring the world along only as was planned."""
+    """Continue the session on another branch. The world is changed only as planned."""
     session = visit.repo.session(session_id)
     if sync == "world":
         _require_seen(seen, session.plan_switch(branch))
@@ -155,7 +155,7 @@ def switch(
 
 @router.get("/sessions/{session_id}/operations")
 def operations(visit: Visit, session_id: Id) -> Response:
-    """List what moved the world of a session."""
+    """List the operations of a session."""
     session = visit.repo.session(session_id)
     names = {branch.id: branch.name for branch in session.branches()}
     return visit.page(
@@ -168,7 +168,7 @@ def operations(visit: Visit, session_id: Id) -> Response:
 
 @router.get("/operations/{operation_id}")
 def operation(visit: Visit, operation_id: Id) -> Response:
-    """Show the report of an operation; of one that stopped, how to go on."""
+    """Show the report of an operation, and how to continue one that was interrupted."""
     found = visit.repo.operation(operation_id)
     session = visit.repo.session(found.external_session_id)
     report = visit.repo.report(found)
@@ -185,8 +185,8 @@ def operation(visit: Visit, operation_id: Id) -> Response:
 
 @router.post("/operations/{operation_id}/resume", dependencies=[Depends(same_site)])
 def resume(visit: Visit, operation_id: Id, force: Tick = False) -> Response:
-    """Finish what stopped half way."""
-    with suppress(RollbackIncomplete):  # its page shows the report so far
+    """Finish an interrupted operation."""
+    with suppress(RollbackIncomplete):  # the operation's page shows the report so far
         visit.repo.resume(operation_id, force=force)
     return visit.go(f"/operations/{operation_id}")
 
@@ -199,16 +199,16 @@ def resolve(
     back: Annotated[str, Form(max_length=LONGEST)] = "/",
     result: Annotated[str, Form(max_length=10_000)] = "",
 ) -> Response:
-    """Record what really happened, and return to the page that asked."""
+    """Record the real outcome of a call, and return to the previous page."""
     visit.repo.resolve(invocation_id, outcome, result=_json(result) if outcome == "happened" else None)
     return visit.go(inside(back, ""))
 
 
 def _json(text: str) -> Any:
-    """Read a result that somebody wrote into a form.
+    """Parse the result in a form; an empty text is None.
 
     Raises:
-        InvalidInput: It is no JSON.
+        InvalidInput: The text is not valid JSON.
     """
     try:
         return json.loads(text) if text.strip() else None

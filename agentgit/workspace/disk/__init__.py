@@ -1,1 +1,1 @@
-"""Changing files without losing any, and without leaving the workspace."""
+"""Changes to files that lose no data and never leave the workspace."""

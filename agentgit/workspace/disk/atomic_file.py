@@ -1,7 +1,7 @@
-"""One file in an open directory: contents in parts, writes in one step, and renames that lose nothing.
+"""Operations on one file in an open directory: streamed contents, writes, and renames that lose nothing.
 
-The two renames that lose nothing: exchange two names, and rename only to a name that is free. Linux has them as
-`renameat2`, macOS as `renameatx_np`; not every file system supports them.
+Two renames lose nothing: the exchange of two names, and the rename to a free name only. Linux has them as `renameat2`,
+macOS as `renameatx_np`. Not every file system supports them.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from agentgit.errors import InvalidInput, Unavailable
 from agentgit.values import shown
 
 IN_MEMORY = 8 << 20
-"""The most that is held in memory of one file, in bytes; git streams what is larger too."""
+"""The maximum size of contents that are held in memory, in bytes. Git is configured to stream larger files, too."""
 
 CHUNK = 1 << 20
-"""The part of a larger file that is read at once, in bytes."""
+"""The number of bytes of a larger file that are read at once."""
 
 
 class Large:
-    """Contents too large for memory. Iterating reads them from the beginning, part by part; `len` is their size.
+    """Contents that are too large for memory. Iterating reads them in chunks from the start; `len` is their size.
 
     Args:
-        file: The file, which holds nothing else. It stays open as long as this object is used.
+        file: The file with exactly these contents. This object closes it when it is deleted.
         size: The size in bytes.
     """
 
@@ -55,7 +55,7 @@ Data = bytes | Large
 
 
 def parts(data: Data) -> Iterable[bytes]:
-    """Iterate over contents.
+    """Return contents as an iterable of chunks.
 
     Args:
         data: The contents.
@@ -64,20 +64,20 @@ def parts(data: Data) -> Iterable[bytes]:
 
 
 def gather(read: Callable[[int], bytes], size: int, folder: str | bytes) -> Data:
-    """Read contents to their end, or to a size, into memory or into a file without a name.
+    """Read contents up to a size, into memory or, if they may be large, into an anonymous temporary file.
 
     Args:
-        read: The function that reads at most so many bytes, and none at the end.
-        size: The greatest number of bytes to read.
-        folder: The directory where the file without a name takes its space.
+        read: The function that reads at most a given number of bytes; it returns none at the end.
+        size: The maximum number of bytes to read.
+        folder: The directory for the temporary file.
 
     Raises:
-        Unavailable: There is no space for it.
+        Unavailable: The temporary file cannot be written, for example because the disk is full.
     """
     if size <= IN_MEMORY:
         return b"".join(_up_to(read, size))
     try:
-        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed with the object that holds it
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - `Large` closes it
         large = Large(file, sum(map(file.write, _up_to(read, size))))
         file.flush()
     except OSError as error:
@@ -92,10 +92,10 @@ def _up_to(read: Callable[[int], bytes], size: int) -> Iterator[bytes]:
 
 
 UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV}
-"""The errors of a system without the call, a file system that cannot do it, or a container that bars it."""
+"""Errors of a system without the call, a file system that does not support it, or a container that forbids it."""
 
 Call = Callable[[int, bytes, int, bytes, int], int]
-"""Renames a name in one open directory to a name in another; returns 0 or the number of the error."""
+"""A function that renames an entry of one open directory to a name in another; it returns 0 or an `errno`."""
 
 _MAC = sys.platform == "darwin"
 EXCHANGE, NO_REPLACE = (0x2, 0x4) if _MAC else (0x2, 0x1)
@@ -115,11 +115,11 @@ def _system_call() -> Call:
 
 
 system_call: Call = _system_call()
-"""The call of this system; replace it to see what happens on a system that does not have it."""
+"""The system call. Tests replace it, to simulate a system that does not have it."""
 
 
 def exchange(parent: int, one: bytes, other: bytes) -> bool:
-    """Exchange two names of a directory in one step.
+    """Exchange two entries of a directory atomically.
 
     Args:
         parent: The open directory.
@@ -127,18 +127,19 @@ def exchange(parent: int, one: bytes, other: bytes) -> bool:
         other: Another name in it.
 
     Returns:
-        False if this system or this file system cannot; nothing was done.
+        False if the system or the file system does not support this; nothing was changed.
 
     Raises:
-        OSError: The system refused, for example because one of the names is gone.
+        OSError: The call failed, for example because one of the names does not exist any more.
     """
     return _renamed(parent, one, other, EXCHANGE)
 
 
 def rename_to_free(parent: int, name: bytes, new: bytes) -> bool:
-    """Rename within a directory if the new name is free.
+    """Rename an entry of a directory if the new name is free.
 
-    Where the system cannot do it in one step, look first and rename then: what somebody makes in between is replaced.
+    If the system cannot do this atomically, check first and then rename. A file that another process creates in between
+    is then replaced.
 
     Args:
         parent: The open directory.
@@ -146,10 +147,10 @@ def rename_to_free(parent: int, name: bytes, new: bytes) -> bool:
         new: The name that must be free.
 
     Returns:
-        False if something has the new name; nothing was done.
+        False if the new name is in use; nothing was changed.
 
     Raises:
-        OSError: The system refused.
+        OSError: The call failed.
     """
     try:
         if _renamed(parent, name, new, NO_REPLACE):
@@ -173,13 +174,13 @@ def _renamed(parent: int, name: bytes, new: bytes, flags: int) -> bool:
 
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""The flags that open each directory on the way to a file: never through a symbolic link."""
+"""The flags to open each directory of a path, without following a symbolic link."""
 
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""The flags that open a file for reading, without waiting for a pipe that somebody puts in its place."""
+"""The flags to open a file for reading, without blocking if another process replaces it with a pipe."""
 
 PRIVATE, OLD = b".agentgit-", b"-old"
-"""The beginning and the end of the names of a change's working files, which are gone when the change is done."""
+"""The prefix and the suffix of the names of temporary files, which exist only during a change."""
 
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -193,7 +194,8 @@ def told(path: bytes) -> Iterator[None]:
     """Convert an operating-system error into one that names the file.
 
     Raises:
-        Unavailable: The operating system reported an error.
+        InvalidInput: The name is too long.
+        Unavailable: The operating system reported another error.
     """
     try:
         yield
@@ -206,19 +208,19 @@ def told(path: bytes) -> Iterator[None]:
 
 @contextmanager
 def regular(parent: int, name: bytes) -> Iterator[tuple[BinaryIO, os.stat_result] | None]:
-    """Open a file to read it, and tell how it looks; None if something else stands there by now."""
+    """Open a file for reading; yield it with its status, or None if it is not a regular file."""
     with open(os.open(name, READ, dir_fd=parent), "rb") as file:
         found = os.fstat(file.fileno())
         yield (file, found) if stat.S_ISREG(found.st_mode) else None
 
 
 def written_name(name: bytes) -> bytes:
-    """Return the name under which the new contents of a file are written, beside it."""
+    """Return the temporary name in the same directory under which new contents of a file are written."""
     return PRIVATE + sha256(name).hexdigest()[:16].encode()
 
 
 def taken_name(name: bytes) -> bytes:
-    """Return the name under which a replaced item is kept until it is clear what becomes of it."""
+    """Return the temporary name under which a replaced item is kept until it is checked."""
     return name if name.startswith(PRIVATE) and name.endswith(OLD) else written_name(name) + OLD
 
 
@@ -227,10 +229,10 @@ def write(parent: int, name: bytes, parts: Iterable[bytes], mode: int, owner: tu
 
     Args:
         parent: The open directory.
-        name: The name of the file in it. Nothing is there.
+        name: The name of the file in the directory, which must be free.
         parts: The contents of the file.
         mode: The permission bits of the file.
-        owner: The ids of its user and group, which only a superuser can give.
+        owner: The ids of its user and group, which only a superuser can set; ignored otherwise.
     """
     with open(os.open(name, CREATE, 0o600, dir_fd=parent), "wb") as file:
         file.writelines(parts)
@@ -241,7 +243,7 @@ def write(parent: int, name: bytes, parts: Iterable[bytes], mode: int, owner: tu
 
 
 def flush(*folders: str | bytes | os.PathLike[str]) -> None:
-    """Bring the names in directories to the disk, so that they outlast a loss of power."""
+    """Flush the entries of directories to disk, so that they survive a power failure."""
     for folder in folders:
         at = os.open(folder, FOLDER & ~os.O_NOFOLLOW)
         try:
@@ -251,13 +253,13 @@ def flush(*folders: str | bytes | os.PathLike[str]) -> None:
 
 
 def remove_file(parent: int, name: bytes) -> None:
-    """Remove a file or a link; nothing is done if it is gone."""
+    """Remove a file or a link if it exists."""
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=parent)
 
 
 def remove_empty(parent: int, name: bytes) -> bool:
-    """Remove a directory if it is empty and nothing is mounted there; tell whether it was."""
+    """Remove a directory if it is empty and not a mount point; return whether it was removed."""
     try:
         os.rmdir(name, dir_fd=parent)
     except OSError as error:
@@ -268,16 +270,16 @@ def remove_empty(parent: int, name: bytes) -> bool:
 
 
 def set_mode(parent: int, name: bytes, mode: int) -> None:
-    """Set the permission bits of a directory, never through a link.
+    """Set the permission bits of a directory, without following a link.
 
-    A file never gets other bits in place: it may have other names, outside of the workspace too.
+    The bits of a file are never changed in place, because it may have hard links outside the workspace.
 
     Raises:
-        OSError: It is no directory, or is not one's own.
+        OSError: It is not a directory, or this user does not own it.
     """
     try:
         file = os.open(name, FOLDER, dir_fd=parent)
-    except PermissionError:  # its owner may set the bits of what they may not read
+    except PermissionError:  # the owner can set the mode without permission to read
         if not hasattr(os, "O_PATH"):
             os.chmod(name, stat.S_IMODE(mode), dir_fd=parent, follow_symlinks=False)
             return

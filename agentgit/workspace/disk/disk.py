@@ -1,6 +1,7 @@
-"""Changing the files of a workspace without ever leaving it: no symbolic link is followed, nothing is lost.
+"""Changes to the files of a workspace that never leave it and lose nothing.
 
-Each directory on the way to a path is opened by itself. What stands in the way and is in no snapshot is moved aside.
+Each directory of a path is opened separately, so that no symbolic link is followed. Items in the way that are in no
+snapshot are moved aside.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ class Disk:
     """The files of one workspace.
 
     Args:
-        root: The workspace, without a `/` at its end.
-        aside: The directory to move things to; it is made when it is needed.
-        permits: Lets its owner look into, and change, what he has closed to himself.
+        root: The workspace, without a trailing `/`.
+        aside: The directory for items that are moved aside; it is created when needed.
+        permits: Grants permissions temporarily, so that the owner can read and change files whose modes deny it.
     """
 
     def __init__(self, root: bytes, aside: bytes, permits: Permits) -> None:
@@ -34,17 +35,17 @@ class Disk:
         self.created: list[bytes] = []
 
     def look(self, path: bytes) -> TreeEntry | None:
-        """Return what stands at a path; something that is no file, link or directory has no `oid`."""
+        """Return the entry at a path; None if there is none. Only readable files and links have an `oid`."""
         with told(path), self._parent(path) as parent:
             folder, name = os.path.split(path)
             return None if parent is None else self._look(folder, parent, name)
 
     def read(self, path: bytes, most: int) -> bytes | None:
-        """Read a file or a link; None if it is larger than so many bytes. What is gone by now is empty.
+        """Read a file or a link; return None if the file is too large, and no bytes if it does not exist any more.
 
         Args:
             path: The path, relative to the workspace.
-            most: The most to read, in bytes.
+            most: The maximum size of a file, in bytes.
         """
         with told(path), self._parent(path) as parent, suppress(FileNotFoundError, NotADirectoryError):
             name = os.path.basename(path)
@@ -60,55 +61,55 @@ class Disk:
         return b""
 
     def put(self, path: bytes, entry: TreeEntry, data: Data, seen: TreeEntry | None) -> bool:
-        """Put a file or a link at a path in one step. A file is always a new one: other names of the old one keep it.
+        """Write a file or a link atomically. A file is always a new one, so other hard links keep the old contents.
 
         Args:
-            path: The path.
-            entry: The entry to put there.
+            path: The path, relative to the workspace.
+            entry: The entry to write.
             data: The contents of a file, or the target of a link.
-            seen: The thing seen there before: a file, a link, or nothing.
+            seen: The entry that was seen at the path before: a file, a link, or None for nothing.
 
         Returns:
-            False if something else stands there by now; that stays.
+            False if something else is at the path by now; it is kept.
         """
         self.make_folder(os.path.dirname(path))
         with told(path), self._place(path, must=True) as place:
-            assert place is not None  # noqa: S101 - made above
+            assert place is not None  # noqa: S101 - created above
             if entry.is_link:
                 return place.put(partial(os.symlink, b"".join(parts(data)), dir_fd=place.parent), entry, seen)
             owner = _owner(place.parent, place.name)
             return place.put(lambda name: write(place.parent, name, parts(data), entry.mode, owner), entry, seen)
 
     def set_folder_mode(self, path: bytes, mode: int) -> None:
-        """Set the permission bits of a directory, never through a link."""
+        """Set the permission bits of a directory, without following a link."""
         with told(path), self._parent(path, must=True) as parent:
-            assert parent is not None  # noqa: S101 - it must be there
+            assert parent is not None  # noqa: S101 - `must` guarantees it
             set_mode(parent, os.path.basename(path), mode)
             self._permits.forget(path)
 
     def unlink(self, path: bytes, seen: TreeEntry) -> bool:
-        """Remove the file or the link that was seen at a path; return False if something else stands there by now."""
+        """Remove the file or link that was seen at a path; return False if something else is there by now."""
         with told(path), self._place(path) as place:
             return place is None or place.take_away(seen)
 
     def recover(self, path: bytes, *known: TreeEntry) -> bytes | None:
-        """Clear away what a process left that was killed while it changed a path; see `Place.recover`."""
+        """Clean up after a process that was killed while it changed a path; see `DirectoryEntry.recover`."""
         with told(path), self._place(path) as place:
             return None if place is None else place.recover(*known)
 
     def remove_folder(self, path: bytes) -> bool:
-        """Remove a directory if it is empty; tell whether it was."""
+        """Remove a directory if it is empty; return whether it was removed."""
         with told(path), self._parent(path, change=True) as parent:
             return parent is not None and remove_empty(parent, os.path.basename(path))
 
     def make_folder(self, path: bytes) -> None:
-        """Make a directory and those above it; what is no directory and in the way is moved aside."""
+        """Create a directory and its parents; move aside anything else that is in the way."""
         names = path.split(b"/") if path else []
         for end in range(1, len(names) + 1):
             at = b"/".join(names[:end])
             with told(at), self._parent(at, must=True, change=True) as parent:
                 name = names[end - 1]
-                assert parent is not None  # noqa: S101 - it was made before
+                assert parent is not None  # noqa: S101 - created before
                 try:
                     os.mkdir(name, dir_fd=parent)
                     set_mode(parent, name, PLAIN_DIRECTORY)
@@ -121,11 +122,11 @@ class Disk:
             self.make_folder(at)
 
     def move_aside(self, path: bytes) -> None:
-        """Move what stands at a path out of the workspace, with all that is in it."""
+        """Move the item at a path, with everything in it, out of the workspace."""
         with told(path), self._place(path, must=True) as place:
-            assert place is not None  # noqa: S101 - it must be there
+            assert place is not None  # noqa: S101 - `must` guarantees it
             found = os.lstat(place.name, dir_fd=place.parent)
-            # A directory that may not be written cannot be moved; its mode goes along.
+            # A directory without write permission cannot be moved. Its mode is restored after the move.
             given = stat.S_ISDIR(found.st_mode) and self._permits.give(path, WRITABLE)
             to = place.move_aside()
             if given:
@@ -133,11 +134,11 @@ class Disk:
                 self._permits.forget(path)
 
     def moved(self) -> list[tuple[bytes, bytes]]:
-        """Return what this restore moved aside: the path of each file that it had, and where it is now."""
+        """Return the files that were moved aside: the original path and the current path of each."""
         return self._aside.moved()
 
     def _look(self, folder: bytes, parent: int, name: bytes) -> TreeEntry | None:
-        """Return what stands at a name of an open directory.
+        """Return the entry of a name in an open directory; None if there is none.
 
         Args:
             folder: The path of the directory.
@@ -153,10 +154,10 @@ class Disk:
             return self._hashed(path, parent, before) if stat.S_ISREG(found.st_mode) else TreeEntry(before.st_mode)
         except FileNotFoundError:
             return None
-        except PermissionError:  # nobody knows what is in it; it is neither what was there nor what is wanted
+        except PermissionError:  # unknown contents must equal neither the old entry nor the new one
             return TreeEntry(before.st_mode)
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.EINVAL):  # a file became a link since, or a link a file
+            if error.errno in (errno.ELOOP, errno.EINVAL):  # since `lstat`, a file became a link, or a link a file
                 return self._look(folder, parent, name)
             raise
 
@@ -171,7 +172,7 @@ class Disk:
 
     @contextmanager
     def _place(self, path: bytes, *, must: bool = False) -> Iterator[DirectoryEntry[TreeEntry | None] | None]:
-        """Open the directory that a path is in to change it, and give the place of its name there."""
+        """Open the directory of a path for changes, and yield the entry of the path in it; None as for `_parent`."""
         with self._parent(path, must=must, change=True) as parent:
             folder, name = os.path.split(path)
             look = partial(self._look, folder)
@@ -179,12 +180,12 @@ class Disk:
 
     @contextmanager
     def _parent(self, path: bytes, *, must: bool = False, change: bool = False) -> Iterator[int | None]:
-        """Open the directory that a path is in; None if it is not there, or a link or a file is in its place.
+        """Open the directory of a path; yield None if it does not exist, or is a link or a file.
 
         Args:
             path: The path, relative to the workspace.
-            must: True to fail instead.
-            change: True to add names to it, or take some away.
+            must: True to raise an error instead of yielding None.
+            change: True to make the directory writable, if needed, so that names can be added or removed.
         """
         at, way = self._open(None, self._root, b""), b""
         try:
@@ -208,20 +209,20 @@ class Disk:
             os.close(at)
 
     def _open(self, at: int | None, name: bytes, path: bytes) -> int:
-        """Open one directory on the way; its owner may also do so if he has closed it to himself."""
+        """Open one directory of a path. If its mode denies this to the owner, grant the permission temporarily."""
         try:
             below = os.open(name, FOLDER, dir_fd=at)
         except PermissionError:
             if not self._permits.give(path, SEARCHABLE):
                 raise
             below = os.open(name, FOLDER, dir_fd=at)
-        if os.fstat(below).st_mode & SEARCHABLE != SEARCHABLE:  # it can be listed, and nothing in it be looked at
+        if os.fstat(below).st_mode & SEARCHABLE != SEARCHABLE:  # it can be listed, but its entries cannot be accessed
             self._permits.give(path, SEARCHABLE)
         return below
 
 
 def _owner(parent: int, name: bytes) -> tuple[int, int]:
-    """Return the owner of a file to write: that of the item that stands there, or that of the directory."""
+    """Return the owner for a new file: that of the item that it replaces, or else that of the directory."""
     try:
         found = os.lstat(name, dir_fd=parent)
     except FileNotFoundError:

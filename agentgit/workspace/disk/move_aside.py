@@ -1,4 +1,4 @@
-"""Moving something out of a workspace into its storage, to another file system too, without losing any of it."""
+"""Moves items out of a workspace into its storage without data loss, also to another file system."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from agentgit.workspace.disk.atomic_file import CHUNK, CREATE, FOLDER, regular, 
 from agentgit.workspace.disk.permissions import O_PATH, READABLE, SEARCHABLE
 
 IMMOVABLE = {stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
-"""The kinds of files that cannot be made again on another file system."""
+"""The kinds of files that cannot be recreated on another file system."""
 
 
 class Aside:
-    """A directory of the storage, with what stood in the way in the workspace.
+    """A directory in the storage that receives items moved out of the workspace.
 
     Args:
-        folder: The directory; it is made when it is needed.
+        folder: The directory. It is created when the first item is moved.
     """
 
     def __init__(self, folder: bytes) -> None:
         self._folder = folder
 
     def take(self, parent: int, name: bytes, path: bytes) -> bytes:
-        """Move something here, with all that is in it; return where it is now.
+        """Move an item here, with everything below it, and return its new path.
 
         Args:
-            parent: The open directory that has it.
-            name: Its name there.
-            path: Its path in the workspace.
+            parent: The open directory that contains the item.
+            name: The name of the item in that directory.
+            path: The path of the item in the workspace.
 
         Raises:
-            Unavailable: It cannot be moved; it is still there. The error names the path that stands against it.
+            Unavailable: The item cannot be moved and is still in its place. The error names the path that failed.
         """
         to = self._free(path)
         with told(path):
@@ -49,7 +49,7 @@ class Aside:
         return to
 
     def moved(self) -> list[tuple[bytes, bytes]]:
-        """Return what was moved here: the path of each file that it had, and where it is now."""
+        """Return the items that were moved here, each as its original path and its new path."""
         found = []
         for parent, folders, names in os.walk(self._folder):
             links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
@@ -60,7 +60,7 @@ class Aside:
         return sorted(found)
 
     def _free(self, path: bytes) -> bytes:
-        """Return a place for a path that nothing has: what was moved before stays."""
+        """Return an unused path for an item, so that items moved earlier are not overwritten."""
         to = first = os.path.join(self._folder, path)
         number = 0
         while os.path.lexists(to):
@@ -70,7 +70,10 @@ class Aside:
 
 
 def _carry(parent: int, name: bytes, path: bytes, to: bytes) -> None:
-    """Move to another file system: under another name first, so that nobody writes there while it is copied."""
+    """Move an item to another file system.
+
+    The item is renamed first, so that other processes do not write to it while it is copied.
+    """
     hidden = taken_name(name)
     if name != hidden:
         os.rename(name, hidden, src_dir_fd=parent, dst_dir_fd=parent)
@@ -86,10 +89,10 @@ def _carry(parent: int, name: bytes, path: bytes, to: bytes) -> None:
 
 
 def _copy(parent: int, name: bytes, path: bytes, to: bytes) -> None:
-    """Copy to another file system. A named pipe is made again and never read.
+    """Copy an item to another file system. A named pipe is recreated and never read.
 
     Raises:
-        Unavailable: The path that it names cannot be copied.
+        Unavailable: An item cannot be copied. The error names its path.
     """
     with told(path):
         found = os.lstat(name, dir_fd=parent)
@@ -133,7 +136,7 @@ def _copy_file(parent: int, name: bytes, to: bytes, mode: int) -> None:
 
 
 def _remove(parent: int | None, name: bytes) -> None:
-    """Remove something with all that is in it, also what its owner has closed to himself."""
+    """Remove an item and everything below it, including directories that their owner has no permission to read."""
     found = os.lstat(name, dir_fd=parent)
     if not stat.S_ISDIR(found.st_mode):
         os.unlink(name, dir_fd=parent)
@@ -150,7 +153,7 @@ def _remove(parent: int | None, name: bytes) -> None:
 
 @contextmanager
 def _lent(parent: int | None, name: bytes, found: os.stat_result, bits: int) -> Iterator[None]:
-    """Add permission bits for a while to what this user owns; to a file only if it has no other name."""
+    """Add permission bits until the block ends, if this user owns the item and a file has no other hard links."""
     lacks = found.st_mode & bits != bits and found.st_uid == os.geteuid() != 0
     if not lacks or O_PATH is None or (found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode)):
         yield

@@ -1,6 +1,7 @@
-"""Permission bits that an owner gives himself for a while: to look into a 0555 directory or a 0000 file, and change it.
+"""Temporary permission bits, which let an owner read and change, for example, a 0555 directory or a 0000 file.
 
-Each bit that is given is journaled before, so that the next user of the workspace puts it back after a kill.
+Each change of a mode is journaled first. If the process is killed, the next process that uses the workspace restores
+the mode.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from agentgit.workspace.catalog import Catalog
 READABLE, SEARCHABLE, WRITABLE = stat.S_IRUSR, stat.S_IRUSR | stat.S_IXUSR, stat.S_IWUSR | stat.S_IXUSR
 
 O_PATH: int | None = getattr(os, "O_PATH", None)
-"""Opens what may not be read, without following a link; a system without it gives no permissions here."""
+"""The flag that opens a path without read permission. On a system without it, no permission bits are added."""
 
 
 class Permits:
-    """The bits given in one workspace. A context manager that takes them all back.
+    """The temporary permission bits of one workspace. A context manager that restores all modes at the end.
 
     Args:
         root: The workspace.
-        journal: The catalog of the workspace, which records them.
+        journal: The catalog of the workspace, which records the original modes.
     """
 
     def __init__(self, root: bytes, journal: Catalog) -> None:
@@ -38,13 +39,13 @@ class Permits:
         self.close()
 
     def give(self, path: bytes, bits: int) -> bool:
-        """Add permission bits to what stands at a path, if this user owns it and may; tell whether they were added.
+        """Add permission bits to a path, if this user may change its mode; return whether they were added.
 
         Args:
             path: The path, relative to the workspace. The workspace itself is `b""`.
-            bits: The permission bits to add for its owner.
+            bits: The permission bits to add for the owner.
         """
-        if os.geteuid() == 0:  # whom modes do not bind
+        if os.geteuid() == 0:  # permission bits do not restrict root
             return False
         try:
             with _held(self._root, path) as (at, found):
@@ -59,12 +60,12 @@ class Permits:
             return False
 
     def before(self, path: bytes) -> os.stat_result | None:
-        """Return how something looked before a bit was given to it; None if none was."""
+        """Return the status of a path before bits were added to it; None if none were added."""
         return self._held.get(path)
 
     @contextmanager
     def lent(self, path: bytes, bits: int) -> Iterator[bool]:
-        """Add permission bits until the block ends; tell whether they were added."""
+        """Add permission bits until the block ends; yield whether they were added."""
         given = path not in self._held and self.give(path, bits)
         try:
             yield given
@@ -73,17 +74,17 @@ class Permits:
                 self._take_back(path)
 
     def forget(self, path: bytes) -> None:
-        """Take note that the mode of a path has been set to what it is to be."""
+        """Drop the original mode of a path, because its final mode has been set."""
         if self._held.pop(path, None):
             self._journal.unpermit(path)
 
     def close(self) -> None:
-        """Put all modes back, the deepest first: what is below is reached through what is above."""
+        """Restore all modes, the deepest path first, because a path is reached through its parent directories."""
         for path in sorted(self._held, key=_depth, reverse=True):
             self._take_back(path)
 
     def recover(self) -> None:
-        """Put back the modes that a killed process had changed."""
+        """Restore the modes that a killed process had changed."""
         for path, mode, inode in sorted(self._journal.permits(), key=lambda one: _depth(one[0]), reverse=True):
             _put_back(self._root, path, mode, inode)
             self._journal.unpermit(path)
@@ -99,14 +100,17 @@ def _depth(path: bytes) -> int:
 
 
 def _put_back(root: bytes, path: bytes, mode: int, inode: int) -> None:
-    """Set a mode again, if the same thing still stands there and nobody has set another one."""
+    """Restore a mode, if the path still has the same inode and its other bits are unchanged."""
     with suppress(OSError), _held(root, path) as (at, found):
         if found.st_ino == inode and found.st_mode & ~stat.S_IRWXU == mode & ~stat.S_IRWXU:
             os.chmod(at, stat.S_IMODE(mode))
 
 
 def _is_own(found: os.stat_result) -> bool:
-    """Return whether a mode may be changed here: a file with other names may be one of somebody else's outside."""
+    """Return whether the mode of an item may be changed.
+
+    A file with other hard links is refused, because one of them may be outside of the workspace.
+    """
     return found.st_uid == os.geteuid() and (
         stat.S_ISDIR(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_nlink == 1)
     )
@@ -114,7 +118,7 @@ def _is_own(found: os.stat_result) -> bool:
 
 @contextmanager
 def _held(root: bytes, path: bytes) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield a name by which the mode of a path can be set, through no link, and the path's status."""
+    """Yield a `/proc` path that sets the mode of a path without following links, and the status of the path."""
     if O_PATH is None:
         raise PermissionError("this system cannot set a mode without following links")
     flags = O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -1,12 +1,11 @@
-"""One file at a time: what stands at a path, and putting something else there, without ever leaving the workspace.
+"""Reads and replaces one file at a time, without ever leaving the workspace or losing a concurrent write.
 
-One name in an open directory: put something there or take it away, and lose nothing that somebody writes meanwhile.
-Whoever changes a path looks at it first. Between that look and the change somebody else may write. So the new thing is
-exchanged with the old one, and what comes out is looked at again: if it is not what was seen, it goes back.
+A caller examines a path before it changes it. Another process may write between the two steps. Therefore the new item
+is exchanged with the old one in one step, and the item that comes out is examined again. If it is not the item that
+was examined before, it is put back.
 
-One file at a time: look at what stands at a path, and put something else there, without ever leaving the workspace.
-Paths are bytes, relative to the workspace. Every directory on the way is opened by itself and no symbolic link is
-followed, so that a link which somebody puts there leads nowhere.
+Paths are bytes, relative to the workspace. Each directory of a path is opened separately and no symbolic link is
+followed, so that a link which another process puts there cannot lead out of the workspace.
 """
 
 from __future__ import annotations
@@ -51,10 +50,10 @@ class DirectoryEntry(Generic[Look]):
     Args:
         parent: The open directory.
         name: The name in it.
-        path: Its path in the workspace, which errors name.
-        look: The function that examines a name of the directory.
-        nothing: The result of `look` where nothing stands.
-        aside: The place for what can neither stay nor go back.
+        path: The path in the workspace, for error messages.
+        look: The function that returns the state of a name in the directory.
+        nothing: The result of `look` for a name that does not exist.
+        aside: The directory for items that can be neither kept in place nor put back.
     """
 
     parent: int
@@ -65,18 +64,18 @@ class DirectoryEntry(Generic[Look]):
     aside: Aside
 
     def put(self, make: Callable[[bytes], None], new: Look, seen: Look) -> bool:
-        """Put a file or a link here, in place of what was seen here, in one step.
+        """Replace the item that was seen here with a file or a link, in one step.
 
         Args:
-            make: The function that makes the new thing under a given name in this directory.
-            new: The result of `look` for the new thing.
+            make: The function that creates the new item under a given name in this directory.
+            new: The result of `look` for the new item.
             seen: The result of `look` when this name was examined.
 
         Returns:
-            False if something else stands here by now; that stays.
+            False if the item is no longer the one that was seen; it is kept.
 
         Raises:
-            OSError: The system refused; what stood here stays.
+            OSError: A system call failed; the old item is kept.
         """
         written, taken = written_name(self.name), taken_name(self.name)
         remove_file(self.parent, written)
@@ -94,7 +93,7 @@ class DirectoryEntry(Generic[Look]):
             raise
 
     def take_away(self, seen: Look) -> bool:
-        """Remove the file or the link that was seen here; return False if something else stands here: that stays."""
+        """Remove the file or link that was seen here; return False, and keep the item, if it is no longer the same."""
         try:
             self._hide(self.name)
         except FileNotFoundError:
@@ -106,25 +105,25 @@ class DirectoryEntry(Generic[Look]):
         return False
 
     def move_aside(self) -> bytes:
-        """Move what stands here to the storage; return where it is now.
+        """Move the item to the storage, and return its new path.
 
         Raises:
-            Unavailable: It cannot be moved, and is still here.
+            Unavailable: The item cannot be moved and is still here.
         """
         return self.aside.take(self.parent, self.name, self.path)
 
     def recover(self, *known: Look) -> bytes | None:
-        """Clear away what a process left that was killed while it changed this place.
+        """Clean up after a process that was killed while it changed this entry.
 
         Args:
-            known: The result of `look` for what snapshots hold, which may go.
+            known: The results of `look` for items that snapshots hold, which may be removed.
 
         Returns:
-            Where in the storage something else is now that somebody wrote; None if there is no such thing, or it stands
-            here again.
+            The path in the storage of an item that another process wrote and that could not be put back here; None if
+            there is no such item.
 
         Raises:
-            Unavailable: It cannot be moved.
+            Unavailable: The item cannot be moved.
         """
         remove_file(self.parent, written_name(self.name))
         left = self._look(taken_name(self.name))
@@ -136,7 +135,7 @@ class DirectoryEntry(Generic[Look]):
         return self._give_back()
 
     def _swap(self, taken: bytes, new: Look, seen: Look) -> bool:
-        """Exchange the new thing with what was seen; if something else comes out, give it its place again."""
+        """Exchange the new item with the one that was seen; if a different item comes out, put it back."""
         if seen == self.nothing:
             if rename_to_free(self.parent, taken, self.name):
                 return True
@@ -154,7 +153,10 @@ class DirectoryEntry(Generic[Look]):
         return False
 
     def _undo(self, taken: bytes, new: Look) -> None:
-        """Exchange until what comes out is what was put in: the newest that somebody else wrote stands here then."""
+        """Exchange until the item that comes out is the one that was put in last.
+
+        Then the newest item that another process wrote is here.
+        """
         put: object = new
         coming = self._look(taken)
         while self._exchange(taken):
@@ -162,7 +164,7 @@ class DirectoryEntry(Generic[Look]):
             if out == put:
                 break
             put, coming = coming, out
-        else:  # somebody has deleted what stood here: this was the last thing before
+        else:  # another process deleted the item: the one under `taken` is the newest
             self._give_back()
             return
         if out == new:
@@ -171,28 +173,28 @@ class DirectoryEntry(Generic[Look]):
             self.aside.take(self.parent, taken, self.path)
 
     def _exchange(self, taken: bytes) -> bool | None:
-        """Exchange with what stands here; return False if nothing does, None if the system cannot."""
+        """Exchange the two names; return False if this name does not exist, None if the system cannot exchange."""
         try:
             return exchange(self.parent, taken, self.name) or None
         except FileNotFoundError:
             return False
 
     def _give_back(self) -> bytes | None:
-        """Let what was taken away stand here again; if the name is not free by now, move it to the storage."""
+        """Put the removed item back; if the name is in use again, move the item to the storage."""
         taken = taken_name(self.name)
         if rename_to_free(self.parent, taken, self.name):
             return None
         return self.aside.take(self.parent, taken, self.path)
 
     def _look(self, name: bytes) -> object:
-        """Return what stands at a name; what cannot be read is never what was seen."""
+        """Return the state of a name. An item that cannot be read never equals the one that was seen."""
         try:
             return self.look(self.parent, name)
         except OSError:
             return UNREADABLE
 
     def _hide(self, name: bytes) -> None:
-        """Rename an item to the name for what is taken away; what a failure has left under that name is kept."""
+        """Rename an item to the temporary name. An item that a failure left under that name is put back first."""
         if not rename_to_free(self.parent, name, taken_name(self.name)):
             self._give_back()
             self._rename(name, taken_name(self.name))
@@ -202,12 +204,12 @@ class DirectoryEntry(Generic[Look]):
 
 
 MOST_LINKS = 40
-"""The greatest number of symbolic links that may lead to each other, as in Linux."""
+"""The maximum length of a chain of symbolic links, as in Linux."""
 
 ABSENT, FILE, LINK, OTHER = "absent", "file", "link", "other"
 
 Keep = Callable[[bytes, bytes], None]
-"""Takes a part of a file with its hash."""
+"""A function that stores a part of a file: the SHA-256 of the part, and its bytes."""
 
 
 @dataclass(frozen=True)
@@ -215,9 +217,9 @@ class FileState:
     """The state of a path.
 
     Args:
-        kind: `absent`, `file`, `link`, or `other`: a directory, a socket, a path that leads through a link.
+        kind: `absent`, `file`, `link`, or `other` (a directory, a socket, a path that leads through a link).
         mode: The permission bits of a file.
-        owner: The ids of a file's user and group, for a superuser, who alone can give a file away; else zeros.
+        owner: The user and group ids of a file, if the process runs as root, which alone can change them; else zeros.
         parts: The SHA-256 of each `CHUNK` of a file, in order.
         target: The target of a link.
     """
@@ -234,7 +236,7 @@ class SingleFiles:
 
     Args:
         root: The directory.
-        aside: The place for what somebody else writes while a file is changed, if it cannot stay.
+        aside: The directory for items that another process writes during a change and that cannot be kept in place.
     """
 
     def __init__(self, root: str | os.PathLike[str], aside: str | os.PathLike[str]) -> None:
@@ -242,13 +244,13 @@ class SingleFiles:
         self._aside = Aside(os.fsencode(aside))
 
     def named(self, path: str | bytes | os.PathLike[str]) -> list[bytes]:
-        """Return the paths that a file has in here: its own, and where it leads if it is a symbolic link.
+        """Return the path of a file and, if it is a symbolic link, the paths that it leads to.
 
         Args:
             path: The path, relative to the workspace or absolute.
 
         Raises:
-            InvalidInput: It is outside of the workspace, or leads there.
+            InvalidInput: The path is outside of the workspace, or leads there.
         """
         found: list[bytes] = []
         at = os.path.join(self.root, os.fsencode(path))
@@ -267,19 +269,19 @@ class SingleFiles:
             at = os.path.join(os.path.dirname(full), os.readlink(full))
 
     def missing_folders(self, path: bytes) -> list[bytes]:
-        """Return the directories on the way to a path that are not there, the outermost first."""
+        """Return the parent directories of a path that do not exist, the outermost first."""
         parents = [path[:end] for end, byte in enumerate(path) if byte == ord("/")]
         return [parent for parent in parents if not os.path.lexists(os.path.join(self.root, parent))]
 
     def look(self, path: bytes, keep: Keep | None = None) -> FileState:
-        """Return what stands at a path.
+        """Return the state of a path.
 
         Args:
             path: The path, relative to the workspace.
             keep: The function that receives the contents of a file, part by part.
 
         Raises:
-            Unavailable: It cannot be read.
+            Unavailable: The path cannot be read.
         """
         with told(path), self._parent(path) as parent:
             if parent is None:
@@ -289,19 +291,19 @@ class SingleFiles:
             return _look(parent, os.path.basename(path), keep)
 
     def put(self, path: bytes, state: FileState, read: Callable[[bytes], bytes], seen: FileState) -> bool:
-        """Put something at a path, in one step: whoever reads the file sees either what was there or what comes.
+        """Replace the item at a path atomically: a reader sees either the old item or the new one.
 
         Args:
             path: The path, relative to the workspace.
-            state: What is to stand there; missing directories are made.
+            state: The new state of the path. Missing parent directories are created.
             read: The function that returns a part of a file by its hash.
-            seen: The thing seen there before: a file, a link, or nothing.
+            seen: The state of the path when it was examined: a file, a link, or absent.
 
         Returns:
-            False if something else stands there by now; that stays.
+            False if the state is no longer `seen`; the item is kept.
 
         Raises:
-            Unavailable: It cannot be written.
+            Unavailable: The path cannot be written.
         """
         with told(path), self._parent(path, make=state.kind != ABSENT) as parent:
             if parent is None:
@@ -317,7 +319,7 @@ class SingleFiles:
             return place.put(lambda name: write(parent, name, parts, state.mode, state.owner), state, seen)
 
     def recover(self, path: bytes, *known: FileState) -> bytes | None:
-        """Clear away what a process left that was killed while it changed a path; see `Place.recover`."""
+        """Clean up after a process that was killed while it changed a path; see `DirectoryEntry.recover`."""
         with told(path), self._parent(path) as parent:
             return None if parent is None or parent < 0 else self._place(parent, path).recover(*known)
 
@@ -325,7 +327,7 @@ class SingleFiles:
         return DirectoryEntry(parent, os.path.basename(path), path, _look, FileState(ABSENT), self._aside)
 
     def remove_folders(self, paths: Iterable[bytes]) -> list[bytes]:
-        """Remove those directories that are empty; give those that are gone.
+        """Remove the directories that are empty, and return their paths.
 
         Args:
             paths: The paths, relative to the workspace.
@@ -339,12 +341,12 @@ class SingleFiles:
 
     @contextmanager
     def _parent(self, path: bytes, *, make: bool = False) -> Iterator[int | None]:
-        """Open the directory of a path: None if it is not there, -1 if something else is in its place."""
+        """Open the parent directory of a path; yield None if it does not exist, -1 if it is not a directory."""
         require_in_place(self.root)
         at: int | None = os.open(self.root, FOLDER)
         try:
             for name in path.split(b"/")[:-1]:
-                assert at is not None  # noqa: S101 - the loop ends when it is
+                assert at is not None  # noqa: S101 - the loop returns when it is None
                 below = _open_folder(at, name, make=make)
                 os.close(at)
                 at = None

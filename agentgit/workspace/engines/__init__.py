@@ -1,1 +1,1 @@
-"""Engines that keep snapshots: git, directories, containers, and the engines of users."""
+"""Engines that store snapshots: git, directories, containers, and custom environments."""

@@ -1,4 +1,4 @@
-"""Container snapshots: the files of a container as images, through the docker or podman command line."""
+"""Container snapshots: stores the files of a container as images, through the docker or podman command line."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ from agentgit.workspace.engines.container_settings import (
 from agentgit.workspace.locations import exclusive
 
 ENGINES = ("docker", "podman")
-"""The command lines that are looked for, in this order."""
+"""The commands to look for, in this order."""
 
 OWNER, RECORD = "agentgit.container", "agentgit.snapshot"
-"""Labels of a snapshot's image: whose it is, and what is known of it."""
+"""Labels of a snapshot's image: the name of the container, and the record of the snapshot."""
 
 RUNNING = "agentgit.running"
-"""A label of a container that was made by a restore: whether it is to run."""
+"""A label of a container that a restore created: `true` if the container must be started, else `false`."""
 
 NEXT, BEFORE = ".agentgit-next", ".agentgit-before"
-"""The suffixes of the container's name for the two that stand beside it while it is replaced."""
+"""Suffixes of the container's name during a replacement: those of the new container and the old one."""
 
 NEVER_RAN = ("created", "configured")
-"""States of a container that was made and not yet started."""
+"""States of a container that was created and not yet started."""
 
 IN_USE = re.compile(r"in use|being used|is using|conflict", re.IGNORECASE)
 
 
 class ContainerEnvironment:
-    """Snapshots of one container. All that is known of them is in the engine's own images.
+    """Snapshots of one container. All their data is stored in the engine's images.
 
     Args:
         container: The name of the container.
-        engine: A command, or its words where it needs options, like `("podman", "--root", "/srv/pods")`; None for
-            docker or podman, whichever answers and has the container.
-        timeout: The time that one command may take, in seconds.
+        engine: A command, or a sequence of words if the command needs options, like `("podman", "--root",
+            "/srv/pods")`; None for docker or podman, whichever responds and has the container.
+        timeout: The maximum time for one command, in seconds.
 
     Raises:
-        InvalidInput: That is no name of a container.
-        Unavailable: There is no engine, or it does not answer.
+        InvalidInput: `container` is not a valid name of a container.
+        Unavailable: There is no engine, or it does not respond.
 
     Example:
         >>> sandbox = ContainerEnvironment("sandbox")  # doctest: +SKIP
@@ -65,7 +65,7 @@ class ContainerEnvironment:
     """
 
     takes_safety = True
-    """A restore takes the safety snapshot itself, when the container stands still; a `Workspace` takes no other."""
+    """True: `restore` takes the safety snapshot, while the container is stopped or paused. A `Workspace` takes none."""
 
     def __init__(self, container: str, *, engine: str | Sequence[str] | None = None, timeout: float = 600) -> None:
         if not re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*", container):
@@ -75,30 +75,30 @@ class ContainerEnvironment:
         self._engine = _words(engine) if engine else self._find_engine()
 
     def checkpoint(self, message: str = "") -> str:
-        """Take a snapshot, running or stopped; give its id.
+        """Take a snapshot of the container, running or stopped, and return its id.
 
         Args:
             message: A description of the snapshot.
 
         Raises:
             NotFound: There is no such container.
-            Unavailable: The engine does not answer, or says no; its words are in the message.
+            Unavailable: The engine does not respond, or reports an error, which the message quotes.
         """
         with self._alone():
             return self._commit(self._container(self.container), "manual", message)
 
     def restore(self, id: str) -> ContainerRestored:
-        """Replace the container by one of a snapshot, with the same name and settings.
+        """Replace the container with one created from a snapshot, with the same name and settings.
 
-        What stands now becomes a safety snapshot first. If the new container cannot be made or started, the old one
-        goes on.
+        A safety snapshot of the current container is taken first. If the new container cannot be created or started,
+        the old one is put back.
 
         Args:
             id: The id of the snapshot.
 
         Raises:
             NotFound: There is no such snapshot.
-            Unavailable: The engine does not answer, or says no; its words are in the message.
+            Unavailable: The engine does not respond, or reports an error, which the message quotes.
         """
         with self._alone():
             target = self._known(id)
@@ -116,7 +116,7 @@ class ContainerEnvironment:
         """Return the snapshots, newest first.
 
         Raises:
-            Unavailable: The engine does not answer.
+            Unavailable: The engine does not respond.
         """
         found = self._run("images", "--quiet", "--no-trunc", f"--filter=label={OWNER}={self.container}").split()
         if not found:
@@ -126,7 +126,7 @@ class ContainerEnvironment:
         return tuple(sorted((one for one in snapshots if one), key=lambda one: one.id, reverse=True))
 
     def get(self, id: str) -> ContainerSnapshot | None:
-        """Return one snapshot; None if there is none of that id.
+        """Return one snapshot; None if none has this id.
 
         Args:
             id: The id of the snapshot.
@@ -141,7 +141,7 @@ class ContainerEnvironment:
 
         Raises:
             NotFound: There is no such snapshot.
-            Conflict: A container runs on its image.
+            Conflict: A container uses its image.
         """
         snapshot = self._known(id)
         try:
@@ -152,12 +152,12 @@ class ContainerEnvironment:
             raise Conflict(f"A container uses the snapshot {id}. Restore another snapshot first.") from error
 
     def gc(self, keep: int = 100) -> tuple[str, ...]:
-        """Remove the oldest snapshots but some; give the ids of those that are gone.
+        """Remove all but the newest snapshots, and return the ids of the removed ones.
 
-        One that the container is made of stays.
+        A snapshot that a container uses is kept.
 
         Args:
-            keep: The number of snapshots that stay.
+            keep: The number of newest snapshots to keep.
         """
         gone = []
         for snapshot in self.list()[max(keep, 0) :]:
@@ -171,7 +171,7 @@ class ContainerEnvironment:
     # -- replacing the container
 
     def _replace(self, old: Inspected | None, running: bool, message: str) -> str | None:
-        """Put the new container in the place of the old one; else the old one goes on."""
+        """Replace the old container with the new one. If that fails, put the old one back."""
         safety = None
         try:
             if old:
@@ -186,8 +186,8 @@ class ContainerEnvironment:
         return safety
 
     def _set_aside(self, old: Inspected, message: str) -> str:
-        """Stop the old container, take the safety snapshot, and free its name."""
-        if old["HostConfig"].get("AutoRemove"):  # it goes as soon as it stops
+        """Stop the old container, take the safety snapshot and free its name; return the id of the snapshot."""
+        if old["HostConfig"].get("AutoRemove"):  # the engine removes it as soon as it stops
             safety = self._commit(old, "safety", message)
             self._run("rm", "--force", self.container)
             return safety
@@ -197,7 +197,7 @@ class ContainerEnvironment:
         return safety
 
     def _go_back(self, old: Inspected | None, safety: str | None) -> None:
-        """Let the old container stand again, from its safety snapshot if it went when it was stopped."""
+        """Put the old container back. If it was removed when it stopped, create it from the safety snapshot."""
         self._remove(NEXT)
         if old and safety:
             self._remove()
@@ -210,7 +210,7 @@ class ContainerEnvironment:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other users of this container out, and settle what one that was killed left."""
+        """Lock the container, and complete or revert a replacement whose process was killed."""
         name = (
             f"agentgit-{os.getuid()}-{hashlib.sha256(repr((self._engine, self.container)).encode()).hexdigest()[:16]}"
         )
@@ -220,7 +220,7 @@ class ContainerEnvironment:
             yield
 
     def _settle(self) -> None:
-        """Finish a replacement that was broken off after the new container got its name, and take back any other."""
+        """Complete an interrupted replacement if the new container already had its name; otherwise revert it."""
         names = self._run("ps", "--all", "--format={{.Names}}").split()
         aside = [self.container + suffix for suffix in (BEFORE, NEXT) if self.container + suffix in names]
         made = self._inspect(aside[-1]) if aside and aside[-1].endswith(NEXT) else self._inspect(self.container)
@@ -239,10 +239,10 @@ class ContainerEnvironment:
     # -- images
 
     def _commit(self, container: Inspected, kind: str, message: str) -> str:
-        """Make an image of the container, which stands still meanwhile.
+        """Create an image of the container, which is paused meanwhile, and return the id of the snapshot.
 
         Args:
-            container: The engine's description of it. It may have been stopped since.
+            container: The engine's description of the container, which may have been stopped since.
             kind, message: The kind and the message of the snapshot.
         """
         id = f"{time.time_ns():016x}{secrets.token_hex(2)}"
@@ -263,7 +263,10 @@ class ContainerEnvironment:
         return f"agentgit/{_as_repository(self.container)}:{id}"
 
     def _snapshot(self, image: Inspected, tag: str) -> ContainerSnapshot | None:
-        """Read a tag of an image; None if it is not ours: an image made of our containers has our labels too."""
+        """Return the snapshot for a tag of an image; None if the tag is not ours.
+
+        Images that users build from our containers inherit our labels, so the labels alone do not identify a snapshot.
+        """
         packed = image["Config"]["Labels"][RECORD]
         record = json.loads(base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)))
         if not tag.endswith(self._image(record["id"])):
@@ -347,7 +350,7 @@ def _last_line(said: str) -> str:
 
 
 def _as_repository(container: str) -> str:
-    """Return a name that an image may have: small letters, and no two containers with the same one."""
+    """Return a valid name of an image: lowercase, and different for each container."""
     if re.fullmatch(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*", container):
         return container
     plain = re.sub(r"[^a-z0-9]+", "-", container.lower()).strip("-")

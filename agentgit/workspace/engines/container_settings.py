@@ -1,4 +1,4 @@
-"""Containers as values: settings read from the engine as options, snapshots, and the result of a restore."""
+"""Container values: snapshots, the result of a restore, and settings converted to command-line options."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class ContainerSnapshot:
         created_at: UTC.
         kind: `manual`, or `safety` if a restore took it.
         image: The tag of the image.
-        size: The size of the image with the layers that it shares, in bytes.
-        running: True if the container ran then.
-        not_included: Paths in the container that the image does not hold: volumes, mounts.
-        settings: The options that a container of it is made with, if the container itself is gone.
+        size: The size of the image in bytes, including shared layers.
+        running: True if the container was running.
+        not_included: Paths in the container that the image does not contain: volumes, mounts.
+        settings: The options for creating a container from the image if the original container no longer exists.
     """
 
     id: str
@@ -39,7 +39,7 @@ class ContainerSnapshot:
     not_included: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON-like values."""
+        """Return the fields as JSON-like values."""
         return {
             "id": self.id,
             "message": self.message,
@@ -57,11 +57,11 @@ class ContainerRestored:
     """The result of restoring a container.
 
     Args:
-        snapshot: The id of the snapshot that the container is based on now.
-        safety: The id of the snapshot that was taken of it before; None if there was no container.
-        not_included: Paths in the container that are in no image, so that they are unchanged: volumes, mounts.
-        not_kept: Settings of the old container that the engine did not give the new one in the same way.
-        not_mounted: Paths that were a volume or a mount when the snapshot was taken, and are none now.
+        snapshot: The id of the snapshot from which the container was created.
+        safety: The id of the safety snapshot of the previous container; None if there was no container.
+        not_included: Paths in the container that no image contains and that are unchanged: volumes, mounts.
+        not_kept: The names of settings that differ between the old container and the new one.
+        not_mounted: Paths that were a volume or a mount when the snapshot was taken, and no longer are.
     """
 
     snapshot: str
@@ -72,7 +72,7 @@ class ContainerRestored:
 
     @property
     def left(self) -> tuple[tuple[str, str], ...]:
-        """The paths that stay as they are, each with the reason."""
+        """The paths that are unchanged, each with the reason."""
         return tuple((path, "a volume or a mount, which is not part of an image") for path in self.not_included)
 
     @property
@@ -88,7 +88,7 @@ class ContainerRestored:
         return "\n".join(lines + [f"setting changed: {name}" for name in self.not_kept])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON-like values."""
+        """Return the fields as JSON-like values."""
         return {
             "snapshot": self.snapshot,
             "safety": self.safety,
@@ -99,7 +99,7 @@ class ContainerRestored:
 
 
 Inspected = Mapping[str, Any]
-"""One container as `docker inspect` or `podman inspect` tells it."""
+"""The description of one container, as `docker inspect` or `podman inspect` prints it."""
 
 TEXTS = {
     "NetworkMode": "--network",
@@ -112,7 +112,7 @@ TEXTS = {
     "CpusetMems": "--cpuset-mems",
     "VolumeDriver": "--volume-driver",
 }
-"""Settings that are one word."""
+"""Settings with a string value, each with its option."""
 
 NUMBERS = {
     "Memory": "--memory",
@@ -126,7 +126,7 @@ NUMBERS = {
     "PidsLimit": "--pids-limit",
     "ShmSize": "--shm-size",
 }
-"""Settings that are a number; 0 and null mean that they were not given."""
+"""Settings with a numeric value, each with its option. 0 and null mean that the setting was not given."""
 
 SWITCHES = {
     "AutoRemove": "--rm",
@@ -154,7 +154,7 @@ LISTS = {
 MAPPINGS = {"Sysctls": "--sysctl", "StorageOpt": "--storage-opt"}
 
 HOST_NAMED = ("host", "container:")
-"""Networks in which a container has no host name of its own."""
+"""Prefixes of network modes in which a container has no host name of its own."""
 
 COMPARED = (
     "Cmd",
@@ -168,39 +168,39 @@ COMPARED = (
     "User",
     "WorkingDir",
 )
-"""The settings in a snapshot's image that a container made from it must share."""
+"""The fields of `Config` that `differences` compares."""
 
 VOLATILE = frozenset({"Annotations", "Binds", "ConsoleSize", "ContainerIDFile", "Isolation", "LogConfig", "Mounts"})
-"""Fields that differ between containers and are no settings, and those that `Mounts` of the container says better."""
+"""Fields of `HostConfig` that `differences` ignores: they are not settings, or the container's `Mounts` covers them."""
 
 
 def options(container: Inspected) -> list[str]:
-    """Return the options of `create` that make a container with the settings of this one.
+    """Return the options of `create` for a container with the same settings as this one.
 
-    Command, environment variables, labels, user and working directory are not among them: the image of a snapshot
-    carries those.
+    They do not include the command, environment variables, labels, user and working directory, which the image of a
+    snapshot contains.
 
     Args:
-        container: The engine's description of it.
+        container: The engine's description of the container.
     """
     return list(_options(container))
 
 
 def mounts(container: Inspected) -> tuple[str, ...]:
-    """Return the paths in a container that no image of it holds: volumes, mounted directories, memory.
+    """Return the paths in a container that its images do not contain: volumes, mounted directories, tmpfs mounts.
 
     Args:
-        container: The engine's description of it.
+        container: The engine's description of the container.
     """
     memory = container["HostConfig"].get("Tmpfs") or {}
     return tuple(sorted({mount["Destination"] for mount in container.get("Mounts") or ()} | set(memory)))
 
 
 def differences(before: Inspected, after: Inspected) -> tuple[str, ...]:
-    """Name the settings that two containers do not share.
+    """Return the names of the settings that differ between two containers.
 
     Args:
-        before, after: The engine's descriptions of them.
+        before, after: The engine's descriptions of the containers.
     """
     one, other = _comparable(before), _comparable(after)
     return tuple(sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name)))
@@ -225,10 +225,10 @@ def _options(container: Inspected) -> Iterator[str]:
 
 
 def _shaped(host: Mapping[str, Any]) -> Iterator[str]:
-    """Visit the settings that have a form of their own."""
+    """Yield the options of settings that need special formatting."""
     if host.get("NanoCpus"):
         yield f"--cpus={host['NanoCpus'] / 1e9:g}"
-    if host.get("Runtime") not in (None, "", "oci"):  # podman's is chosen for the whole command
+    if host.get("Runtime") not in (None, "", "oci"):  # podman always reports "oci"; its runtime is a global option
         yield f"--runtime={host['Runtime']}"
     restart = host.get("RestartPolicy") or {}
     if restart.get("Name") not in (None, "", "no"):
@@ -248,7 +248,7 @@ def _shaped(host: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _volumes(container: Inspected) -> Iterator[str]:
-    """Visit the mounts that are not among the binds; a volume without a name is given on by the one it got."""
+    """Yield the options of mounts that are not among the binds. An anonymous volume keeps its generated name."""
     host = container["HostConfig"]
     known = {part for bind in host.get("Binds") or () for part in bind.split(":")}
     for mount in host.get("Mounts") or ():
@@ -294,7 +294,7 @@ def _comparable(container: Inspected) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in a form in which what means the same is the same."""
+    """Return a normalized value, so that equivalent values are equal: lists are sorted and empty values are None."""
     if isinstance(value, list):
         return sorted(map(repr, value)) or None
     return value or None

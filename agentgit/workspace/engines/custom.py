@@ -1,4 +1,4 @@
-"""The engine of a workspace with an environment of its user's own: all that two methods allow."""
+"""The engine of a workspace with a custom environment, of which only `checkpoint` and `restore` are known."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ Paths = Iterable[bytes] | None
 
 
 class Own:
-    """Snapshots that an environment takes and restores; it alone knows what is in them.
+    """Snapshots that a custom environment takes and restores. Their contents are opaque to agentgit.
 
     Args:
-        environment: Takes them; if it has `delete(id)`, that is called for those that are not needed any more. If its
-            `takes_safety` is true, its `restore` takes the safety snapshot, and names it as `safety` of what it gives.
+        environment: The environment. If it has a method `delete(id)`, it is called for snapshots that are no longer
+            needed. If its `takes_safety` is true, its `restore` takes the safety snapshot itself and returns an object
+            whose `safety` is the id of that snapshot.
         catalog: The catalog that lists the snapshots.
     """
 
@@ -37,7 +38,7 @@ class Own:
         *,
         anew: bool = True,
     ) -> FileCheckpoint:
-        """See `Files.snapshot`; it is always a new one, because nobody can tell whether an older one is the same."""
+        """Take a snapshot; see `Files.snapshot`. It is always a new one, because snapshots cannot be compared."""
         if paths is not None:
             self._refuse("paths")
         with self._asking("checkpoint"):
@@ -52,7 +53,7 @@ class Own:
         return snapshot
 
     def restore(self, target: Target, safety: Callable[[int], FileCheckpoint], progress: Progress | None) -> Restored:
-        """See `Files.restore`."""
+        """Restore a snapshot; see `Files.restore`."""
         if target.paths is not None or target.expected is not None:
             self._refuse("paths" if target.paths is not None else "expect")
         if not getattr(self._environment, "takes_safety", False):
@@ -67,30 +68,30 @@ class Own:
         return Restored(target.row.snapshot.id, kept, everything=True, **said)
 
     def finish(self) -> list[Restored]:
-        """There is no journal of what an environment does."""
+        """Return an empty list: restores by a custom environment are not journaled."""
         return []
 
     def forget(self) -> None:
-        """There is nothing that it remembers."""
+        """Do nothing: this engine caches no state."""
 
     def skipped(self) -> tuple[tuple[str, str], ...]:
-        """It does not tell what it leaves out."""
+        """Return an empty tuple: a custom environment does not report what it leaves out."""
         return ()
 
     def plan(self, target: CatalogRow, paths: Paths, since: CatalogRow | None = None) -> RestorePlan:
-        """Not known."""
+        """Raise `InvalidInput`: a custom environment cannot plan a restore."""
         self._refuse("plan_restore")
 
     def changed(self) -> tuple[str, ...]:
-        """Not known."""
+        """Raise `InvalidInput`: a custom environment does not list changed files."""
         self._refuse("changed")
 
     def diff(self, a: CatalogRow | None, b: CatalogRow | None, paths: Paths) -> WorkspaceDiff:
-        """Not known."""
+        """Raise `InvalidInput`: a custom environment cannot compare snapshots."""
         self._refuse("diff")
 
     def collect(self) -> int:
-        """Delete what is not needed, if the environment can; it does not tell how much that freed."""
+        """Delete unneeded snapshots, if the environment can. Return 0, because the freed size is not known."""
         delete: Callable[[str], Any] | None = getattr(self._environment, "delete", None)
         failures: list[AgentGitError] = []
         if delete is None:
@@ -100,10 +101,10 @@ class Own:
                 with self._asking("delete"):
                     delete(tree)
             except NotFound:
-                pass  # somebody deleted it
-            except AgentGitError as error:  # the others are to go too
+                pass  # already deleted
+            except AgentGitError as error:  # still delete the others
                 failures.append(error)
-                continue  # it stays waste, and the next time tries again
+                continue  # it stays listed as waste, so that the next call tries again
             self._catalog.gone([tree])
         if failures:
             raise failures[0]
@@ -111,7 +112,7 @@ class Own:
 
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:
-        """Make what its user's code raises a failure that whoever uses a workspace knows."""
+        """Convert an exception of the custom environment into `Unavailable`; pass `AgentGitError` through."""
         try:
             yield
         except AgentGitError:

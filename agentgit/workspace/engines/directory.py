@@ -1,4 +1,4 @@
-"""Snapshots as directories, where there is no git: what did not change is a hard link to the copy of the one before."""
+"""Snapshots as directories, for systems without git. Unchanged files are hard links to copies of an older snapshot."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ from agentgit.workspace.disk.atomic_file import IN_MEMORY, Data, Large, flush, p
 from agentgit.workspace.trees import TreeChange, TreeEntry, WrittenTree, digest_of
 
 FILES, INDEX = b"files", "tree.json"
-"""The contents of a snapshot's directory: the copies, and the entry of each path with its real permission bits."""
+"""The contents of a snapshot's directory: the copies, and an index with the mode and hash of each path."""
 
 UNFINISHED = ".new-"
-"""The prefix of the key of a snapshot that is being written."""
+"""The prefix of the directory of a snapshot that is being written or removed."""
 
 READ_ONLY = 0o444
-"""Copies are shared by snapshots, so nobody should write to one by mistake."""
+"""The permission bits of copies. Snapshots share copies, so that an accidental write would damage several."""
 
 NO_LINKS = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS)
-"""The errors of a file system that has no hard links, or no more of them for one file."""
+"""The errors of a file system that does not support hard links, or allows no more of them for a file."""
 
 
 class Copies:
-    """Keeps each snapshot as a directory of copies. A copy is never a link to a file of the workspace.
+    """A store of snapshots that keeps each one as a directory of copies.
+
+    A copy is never a hard link to a file of the workspace.
 
     Args:
-        folder: The directory that holds them, which is made if it is not there.
+        folder: The directory that holds the snapshots. It is created if it does not exist.
 
     Raises:
-        Unavailable: It cannot be made.
+        Unavailable: The directory cannot be created.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -46,7 +48,7 @@ class Copies:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def write(self, key: str, base: str | None, changes: Iterable[WrittenTree]) -> None:
-        """Keep a snapshot: that of another key, with changes; see `Trees.write`."""
+        """Write a snapshot as another one with changes; see `Trees.write`."""
         known = self.tree(base) if base is not None else {}
         new = self._folder / f"{UNFINISHED}{key}"
         with _told(new):
@@ -64,11 +66,12 @@ class Copies:
                 raise
 
     def tree(self, key: str) -> dict[bytes, TreeEntry]:
-        """Return all that stands in a snapshot.
+        """Return all entries of a snapshot, by path.
 
         Raises:
-            NotFound: There is none under this key.
-            Corrupt: What is known of it cannot be read.
+            NotFound: There is no snapshot under this key.
+            Corrupt: The index of the snapshot cannot be parsed.
+            Unavailable: The index of the snapshot cannot be read.
         """
         path = self._folder / key / INDEX
         try:
@@ -81,7 +84,7 @@ class Copies:
             raise Unavailable(f"{path} cannot be read: {error.strerror}. Grant the permission.") from error
 
     def directories(self, key: str) -> dict[bytes, TreeEntry]:
-        """Return the directories that a snapshot names.
+        """Return the directories that have an entry in a snapshot.
 
         Raises:
             NotFound: There is no snapshot under this key.
@@ -92,7 +95,7 @@ class Copies:
         """Return the paths at which two snapshots differ.
 
         Raises:
-            NotFound: There is none under one of the keys.
+            NotFound: There is no snapshot under one of the keys.
         """
         one, other = self.tree(before), self.tree(after)
         return {
@@ -102,10 +105,10 @@ class Copies:
         }
 
     def contents(self, key: str, entries: Iterable[tuple[bytes, TreeEntry]]) -> Iterator[tuple[bytes, TreeEntry, Data]]:
-        """Read files and links of a snapshot, one after the other; each comes with its contents.
+        """Read files and links of a snapshot one by one, and yield each with its contents.
 
         Raises:
-            Corrupt: The contents are gone or are not what was written.
+            Corrupt: The contents are missing, or were modified after they were written.
         """
         for path, entry in entries:
             at = self._files(key) + b"/" + path
@@ -118,13 +121,13 @@ class Copies:
             yield path, entry, data
 
     def collect(self, keep: Collection[str]) -> int:
-        """Remove all snapshots but these, and whatever a killed process left; give how many bytes that freed."""
+        """Remove all snapshots except `keep`, and remains of killed processes; return the number of bytes freed."""
         freed = 0
         with _told(self._folder):
             for folder in self._folder.iterdir():
                 if folder.name not in keep:
                     freed += _last_links(folder)
-                    # Under another name first: a process that is killed on the way leaves no half snapshot.
+                    # Renamed first, so that a process that is killed meanwhile leaves no partial snapshot.
                     doomed = folder.rename(self._folder / f"{UNFINISHED}{folder.name.removeprefix(UNFINISHED)}")
                     shutil.rmtree(doomed)
         return freed
@@ -134,12 +137,12 @@ class Copies:
 
 
 class _Writing:
-    """One snapshot on its way to disk.
+    """The writer of one snapshot.
 
     Args:
-        new: The directory of its copies, which is empty.
-        old: The directory of the snapshot to begin with.
-        known: The entries of that snapshot.
+        new: The directory for the copies of the new snapshot. It is empty.
+        old: The directory of the copies of the base snapshot; None if there is none.
+        known: The entries of the base snapshot.
     """
 
     def __init__(self, new: bytes, old: bytes | None, known: dict[bytes, TreeEntry]) -> None:
@@ -150,11 +153,11 @@ class _Writing:
 
     @property
     def folders(self) -> list[bytes]:
-        """The directories that were made, with that of all copies."""
+        """The directories that were created, including the one that contains all copies."""
         return [os.path.join(self._new, path) for path in self._made]
 
     def write(self, changes: Iterable[WrittenTree]) -> dict[bytes, TreeEntry]:
-        """Put everything there; give what stands in it."""
+        """Write the base snapshot with changes, and return the entries of the new snapshot."""
         for path, entry in self._index.items():
             self._place(path, entry)
         for path, entry_now, data in changes:
@@ -185,7 +188,7 @@ class _Writing:
             self._made.add(path)
 
     def _take_away(self, path: bytes) -> None:
-        """Remove a copy, and the directories that held nothing else."""
+        """Remove a path, and its parent directories that are then empty."""
         gone = self._index.pop(path, None)
         if gone is None:
             return
@@ -193,7 +196,7 @@ class _Writing:
         if not gone.is_directory:
             os.unlink(at)
             at = os.path.dirname(at)
-        with suppress(OSError):  # the first one that holds something else ends it
+        with suppress(OSError):  # stops at the first directory that is not empty
             while at != self._new:
                 os.rmdir(at)
                 self._made.discard(at[len(self._new) + 1 :])
@@ -217,7 +220,7 @@ def _write(at: bytes, data: Data) -> None:
 
 
 def _read(at: bytes) -> Data:
-    file = open(at, "rb")  # noqa: SIM115 - large contents are read from it later
+    file = open(at, "rb")  # noqa: SIM115 - `Large` reads from it later
     size = os.fstat(file.fileno()).st_size
     if size > IN_MEMORY:
         return Large(file, size)
@@ -226,7 +229,7 @@ def _read(at: bytes) -> Data:
 
 
 def _last_links(folder: Path) -> int:
-    """Return how many bytes a directory holds that nothing else does."""
+    """Return the size in bytes of the files in a directory that have no other hard link."""
     found = (os.lstat(os.path.join(at, name)) for at, _, names in os.walk(os.fsencode(folder)) for name in names)
     return sum(one.st_size for one in found if one.st_nlink == 1)
 

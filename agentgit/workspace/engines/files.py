@@ -1,4 +1,4 @@
-"""The engine of a workspace of files: takes snapshots, restores them, tells what differs. Its caller has the lock."""
+"""The engine of a workspace of files: takes, restores and compares snapshots. The caller must hold the lock."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, Wor
 Paths = Iterable[bytes] | None
 
 NAMED = 5
-"""The number of paths that a failure names."""
+"""The maximum number of paths in an error message."""
 
 
 class Expected(NamedTuple):
-    """The state that a caller expects in the workspace: its name for the state, and the key of the tree."""
+    """The state that a caller expects in the workspace: a name for error messages, and the key of the tree."""
 
     name: str
     tree: str
@@ -55,7 +55,7 @@ class Target:
 
     Args:
         row: The snapshot to restore.
-        paths: The paths to restore, with what is below them; None for everything.
+        paths: The paths to restore, each with everything below it; None for all.
         expected: The state that the caller expects in the workspace; None for any state.
     """
 
@@ -68,8 +68,8 @@ class Looked(NamedTuple):
     """The result of a scan of the workspace.
 
     Args:
-        known: The state that was known before the scan.
-        changes: The new entry at each path that changed; None if nothing stands there now.
+        known: The index before the scan.
+        changes: The new entry of each changed path; None for a removed path.
         left: The paths that are left out now.
     """
 
@@ -87,7 +87,7 @@ class Files:
         trees: The store of the trees.
         catalog: The catalog that lists the snapshots.
         patterns: The patterns of paths that are left out.
-        max_file_size: The greatest size in bytes. A greater file is left out.
+        max_file_size: The maximum size of a file in bytes. Larger files are left out.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class Files:
         *,
         anew: bool = True,
     ) -> FileCheckpoint:
-        """Take a snapshot, and enter it in the catalog.
+        """Take a snapshot, and add it to the catalog.
 
         Args:
-            made: The function that makes the value, given the number of changed files.
-            paths: Only these paths.
+            made: The function that creates the snapshot value, given the number of changed files.
+            paths: The paths to scan; None for all.
             progress: The function to call with the number of files done and their total.
-            anew: False to give the newest snapshot that holds the files as they are, if there is one.
+            anew: False to return the newest snapshot with the current contents of the files, if there is one.
         """
         known = self._now(paths, progress)
         left = self._left(known)
@@ -132,13 +132,13 @@ class Files:
         return snapshot
 
     def put(self, snapshot: FileCheckpoint, base: str | None, changes: Iterable[WrittenTree], left: Left) -> str:
-        """Store a snapshot of files that did not stand here; give the key of its tree.
+        """Store a snapshot that was taken elsewhere, and return the key of its tree.
 
         Args:
-            snapshot: The snapshot, as it is to be listed.
-            base: The key of the tree to begin with; None begins with nothing.
-            changes: The changes: first the removals, then the additions.
-            left: The paths that it left out where it was taken.
+            snapshot: The snapshot value for the catalog.
+            base: The key of the base tree; None for an empty tree.
+            changes: The changes to the base tree: first the removals, then the additions.
+            left: The paths that were left out when the snapshot was taken.
         """
         key = secrets.token_hex(8)
         self._trees.write(key, base, changes)
@@ -146,17 +146,17 @@ class Files:
         return key
 
     def _written(self, tree: str, entries: Mapping[bytes, TreeEntry]) -> Iterator[WrittenTree]:
-        """Iterate over a part of a snapshot as it is put into another one."""
+        """Yield entries of a snapshot as changes for another one: directories first, then files with their contents."""
         yield from (WrittenTree(path, entry) for path, entry in sorted(entries.items()) if entry.is_directory)
         files = [(path, entry) for path, entry in sorted(entries.items()) if not entry.is_directory]
         yield from (WrittenTree(*one) for one in self._trees.contents(tree, files))
 
     def restore(self, target: Target, safety: Callable[[int], FileCheckpoint], progress: Progress | None) -> Restored:
-        """Go to a snapshot, after a safety snapshot of what stands now.
+        """Restore a snapshot, after a safety snapshot of the current files.
 
         Raises:
-            WorkspaceChanged: What is to be touched is not what was expected; nothing was touched.
-            Unavailable: A path cannot be written; what is done stays, and restoring again goes on from there.
+            WorkspaceChanged: A path that the restore would change is not in the expected state. Nothing was changed.
+            Unavailable: A path cannot be written. Completed changes stay; a second restore makes the others.
         """
         known = self._now(None, progress)
         self._known, before = known, known.key or ""
@@ -171,7 +171,7 @@ class Files:
         return self._run(Restoring(number, snapshot, tree, kept.id, before, target.paths), progress)
 
     def finish(self) -> list[Restored]:
-        """Put back modes that a killed process changed for a while, and finish the restores that were killed."""
+        """Restore modes that a killed process changed temporarily, and finish its interrupted restores."""
         Permits(self._root, self._catalog).recover()
         return [self._run(one, None, again=True) for one in self._catalog.unfinished()]
 
@@ -180,8 +180,8 @@ class Files:
 
         Args:
             target: The snapshot.
-            paths: Only these paths and what is below them; None is everything.
-            since: The snapshot that `changed` is told against; None is the last one.
+            paths: The paths to restore, each with everything below it; None for all.
+            since: The snapshot that `changed` of the plan is relative to; None for the last one.
         """
         now = self._unwritten()
         differences = self._differences_to_now(target.tree, now)
@@ -203,7 +203,10 @@ class Files:
         return self._files_among(self._unwritten())
 
     def diff(self, a: CatalogRow | None, b: CatalogRow | None, paths: Paths) -> WorkspaceDiff:
-        """Return how two snapshots differ; None for the second is the workspace as it is now."""
+        """Return the differences between two snapshots.
+
+        None for the first is an empty tree. None for the second is the workspace as it is now.
+        """
         first = a.tree if a else None
         then = self._catalog.left(a.snapshot.id) if a else {}
         if b is not None:
@@ -226,19 +229,19 @@ class Files:
             return compared(ids[0], ids[1], changes, (before, after), sides, among)
 
     def collect(self) -> int:
-        """Remove what no snapshot needs; give how many bytes that freed."""
+        """Remove stored data that no snapshot needs, and return the number of bytes freed."""
         waste = self._catalog.waste()
         freed = self._trees.collect(self._catalog.trees())
         self._catalog.gone(waste)
         return freed
 
     def skipped(self) -> tuple[tuple[str, str], ...]:
-        """Return the paths that no snapshot holds, as they were last seen, each with the reason."""
+        """Return the paths that the last scan left out, each with the reason."""
         known = self._known or self._catalog.known(None)
         return tuple(sorted((os.fsdecode(path), skipped.why) for path, skipped in known.skipped.items()))
 
     def forget(self) -> None:
-        """Discard what is known, so that it is read from storage again; an operation was broken off."""
+        """Discard the cached index after an interrupted operation, so that it is read from storage again."""
         self._known = None
 
     def _scan(self, known: Known, permits: Permits, paths: Paths) -> Scan:
@@ -249,27 +252,30 @@ class Files:
         return Scan(*places, settings=settings, paths=paths, outside=outside)
 
     def _left(self, known: Known) -> Left:
-        """Return what is left out, without what is none of the workspace's own."""
+        """Return the paths that are left out, except those that do not belong to the workspace."""
         return left_of(known.skipped, {os.path.relpath(path, self._root) for path in self._outside()})
 
     def _outside(self) -> tuple[bytes, ...]:
-        """Return the absolute paths that are not to be touched, wherever they are."""
+        """Return the absolute paths that must never be captured or changed, such as the storage."""
         return (self._storage, *(os.path.join(self._root, os.fsencode(path)) for path in self._catalog.left_out()))
 
     def _limited(self, differences: Mapping[bytes, TreeChange], paths: Paths) -> dict[bytes, TreeChange]:
-        """Return the differences at some paths, without those paths that are left out now and were not always."""
+        """Return the differences at some paths, without paths that do not belong to the workspace.
+
+        An older snapshot may contain such a path.
+        """
         outside = {os.path.relpath(path, self._root) for path in self._outside()}
         return {path: change for path, change in limited(differences, paths).items() if path not in outside}
 
     def _now(self, paths: Paths, progress: Progress | None) -> Known:
-        """Write what stands now, if it is not what was last written.
+        """Write a tree of the current files if they differ from the last tree, and return the updated index.
 
         Args:
-            paths: Only these paths.
+            paths: The paths to scan; None for all.
             progress: The function to call with the number of files done and their total.
         """
         known = self._catalog.known(self._known)
-        self._known = None  # until it is stored
+        self._known = None  # not valid until it is stored
         with Permits(self._root, self._catalog) as permits:
             scan = self._scan(known, permits, None if known.key is None else paths)
             changes = _counted(scan.changes(), scan.candidates, progress)
@@ -283,7 +289,7 @@ class Files:
         return known
 
     def _check(self, target: Target, now: str, left: Left) -> None:
-        assert target.expected is not None  # noqa: S101 - its caller looked
+        assert target.expected is not None  # noqa: S101 - checked by the caller
         touched = self._limited(self._trees.differences(now, target.row.tree), target.paths)
         touched = self._planner.steps(target.row.snapshot.id, target.row.tree, touched, left).changes
         moved = self._between(target.expected.tree or None, now)
@@ -319,7 +325,10 @@ class Files:
         return self._told(restoring, disk, outcome, self._planner.said(steps, now, restoring.paths))
 
     def _arrive(self, restoring: Restoring, differences: dict[bytes, TreeChange], steps: RestoreSteps) -> None:
-        """Take note that the files are as in a snapshot, but for those that stay although it does not have them."""
+        """Update the index after a complete restore.
+
+        If paths stay that the snapshot does not have, write a new tree that includes them.
+        """
         known, key = self._catalog.known(self._known), restoring.target
         if steps.stays:
             key = secrets.token_hex(8)
@@ -332,7 +341,7 @@ class Files:
         _arrived(known, key, arrived, self._trees.directories(key))
         put = {path for path, change in steps.changes.items() if change.after is not None}
         for path in {*in_the_way(known.skipped, steps.changes), *(put & known.skipped.keys())}:
-            del known.skipped[path]  # it was moved aside, or it is what the snapshot has
+            del known.skipped[path]  # it was moved aside, or it is part of the snapshot
             known.dirty.add(path)
         for path in {within(path, steps.then) or path for path in steps.ignored}:
             with suppress(FileNotFoundError):
@@ -370,12 +379,12 @@ class Files:
         return Looked(known, changes, self._left(seen))
 
     def _files_among(self, now: Looked) -> tuple[str, ...]:
-        """Name the files among what changed, and what changed of that which is left out."""
+        """Return the paths of the files that a scan found changed, and of changed paths that are left out."""
         files = [path for path, entry in now.changes.items() if path in now.known.files or _leaf(entry)]
         return _texts(chain(files, *compare(self._left(now.known), now.left, self._root)))
 
     def _files_since(self, since: CatalogRow, now: Looked) -> tuple[str, ...]:
-        """Name the files that are not as in a snapshot, and what differs of that which it left out."""
+        """Return the paths of the files that differ from a snapshot, and of changed paths that it left out."""
         found = self._limited(self._differences_to_now(since.tree, now), None)
         files = [path for path, (before, after) in found.items() if _leaf(before) or _leaf(after)]
         then = self._catalog.left(since.snapshot.id)
@@ -383,9 +392,9 @@ class Files:
         return _texts(path for path in chain(files, *compare(then, now.left, self._root)) if path not in imported)
 
     def _differences_to_now(self, a: str | None, now: Looked) -> dict[bytes, TreeChange]:
-        """Return how the workspace differs from a snapshot."""
+        """Return the differences between a snapshot and the workspace as it is now."""
         known = now.known
-        if known.key is None:  # this workspace has never been looked at; the snapshot is of another one
+        if known.key is None:  # this workspace was never scanned: the snapshot is from another one
             found = {path: TreeChange(entry, None) for path, entry in (self._trees.tree(a) if a else {}).items()}
         else:
             found = self._between(a, known.key)
@@ -396,7 +405,7 @@ class Files:
         return {path: change for path, change in found.items() if change.before != change.after}
 
     def _read(self, entries: Iterable[tuple[bytes, TreeEntry]]) -> Generator[Read, None, None]:
-        """Read files of the workspace, in the same way."""
+        """Read files of the workspace; the counterpart of `contents_of` for a snapshot."""
         with Permits(self._root, self._catalog) as permits:
             disk = Disk(self._root, b"", permits)
             for path, _ in entries:
@@ -404,7 +413,7 @@ class Files:
 
 
 def _arrived(known: Known, key: str, differences: dict[bytes, TreeChange], named: dict[bytes, TreeEntry]) -> None:
-    """Bring what is known to a snapshot that was restored; what was touched is to be looked at again."""
+    """Update an index to a restored snapshot. Changed files get no stamp, so that the next scan reads them again."""
     for path, (_, after) in differences.items():
         known.dirty.add(path)
         known.files.pop(path, None)

@@ -1,7 +1,8 @@
-"""Snapshots in a git object database of their own: no index, no work tree, no filters, no hooks, no configuration.
+"""Snapshots in a separate git object database: no index, work tree, filters, hooks or user configuration.
 
-A snapshot is one commit without parents on a private ref. Its tree has `files/`, and `odd`: JSON with the modes that
-git cannot tell (0600 too), also of directories. One `git fast-import` writes it; git never sees the workspace.
+A snapshot is a commit without parents on a private ref. Its tree has `files/`, and a blob `odd`: JSON with the modes
+that git does not store, such as 0600 and those of directories. One `git fast-import` process writes a snapshot. Git
+never accesses the workspace.
 """
 
 from __future__ import annotations
@@ -26,33 +27,33 @@ from agentgit.workspace.trees import PLAIN_MODES, TreeChange, TreeEntry, Written
 REFS = "refs/agentgit/"
 
 SETTINGS = (
-    ("core.compression", "1"),  # a third of the time of the default, for a few per cent of the size
-    ("fastimport.unpackLimit", "0"),  # a snapshot stays one file
-    ("core.protectNTFS", "false"),  # any name that this system has can be kept
+    ("core.compression", "1"),  # three times as fast as the default, a few per cent larger
+    ("fastimport.unpackLimit", "0"),  # keep each snapshot as one pack file
+    ("core.protectNTFS", "false"),  # allow every file name that this system allows
     ("core.protectHFS", "false"),
-    ("core.fsync", "pack,pack-metadata,reference"),  # a snapshot that is listed survives a loss of power
-    ("core.bigFileThreshold", str(IN_MEMORY)),  # git streams what is larger
+    ("core.fsync", "pack,pack-metadata,reference"),  # a listed snapshot survives a power failure
+    ("core.bigFileThreshold", str(IN_MEMORY)),  # git streams larger files
     ("gc.auto", "0"),
-    ("core.hooksPath", os.devnull),  # nothing in the folder is run
+    ("core.hooksPath", os.devnull),  # never run hooks
 )
 
 KEPT = 8
-"""The number of snapshots whose odd modes and trees are remembered."""
+"""The number of snapshots whose `odd` modes and tree ids are cached."""
 
 NOTHING = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
-"""The tree without entries, which every git knows."""
+"""The id of the empty tree, which is built into git."""
 
 LINK, DIRECTORY = "120000", "040000"
 
 
 class GitTrees:
-    """Snapshots in a git repository that nobody else uses.
+    """A store of snapshots in a private git repository.
 
     Args:
-        folder: The GIT_DIR; it is made if it is not there.
+        folder: The path of the git directory. It is created if it does not exist.
 
     Raises:
-        Unavailable: Git is not installed, or the folder cannot be made.
+        Unavailable: Git is not installed, or the directory cannot be created.
     """
 
     def __init__(self, folder: str) -> None:
@@ -71,7 +72,7 @@ class GitTrees:
             self._run("init", "--bare", "--quiet", "--template=", folder)
 
     def write(self, key: str, base: str | None, changes: Iterable[WrittenTree]) -> None:
-        """See `Trees.write`."""
+        """Write a snapshot; see `Trees.write`."""
         odd = dict(self._odd_of(base)) if base else {}
         tree = self._tree_of(base) if base else NOTHING
         with _told(self._folder):
@@ -83,13 +84,13 @@ class GitTrees:
                 env=self._environment,
                 cwd=self._folder,
             )
-        assert process.stdin is not None  # noqa: S101 - asked for above
+        assert process.stdin is not None  # noqa: S101 - a pipe was requested above
         try:
             with suppress(BrokenPipeError):
                 _send(process.stdin, key, tree, changes, odd)
             out, err = process.communicate()
         except BaseException:
-            process.kill()  # without `done` it publishes nothing
+            process.kill()  # without the `done` command, fast-import does not update the ref
             process.communicate()
             raise
         if process.returncode:
@@ -100,7 +101,7 @@ class GitTrees:
         self._remember(key, out.split()[2].decode() if b" tree " in out else NOTHING, odd)
 
     def tree(self, key: str) -> dict[bytes, TreeEntry]:
-        """See `Trees.tree`."""
+        """Return all entries of a snapshot; see `Trees.tree`."""
         odd, found = self._odd_of(key), self.directories(key)
         for line in _parts(self._run("ls-tree", "-r", "-z", self._tree_of(key))):
             about, _, path = line.partition(b"\t")
@@ -109,11 +110,11 @@ class GitTrees:
         return found
 
     def directories(self, key: str) -> dict[bytes, TreeEntry]:
-        """See `Trees.directories`."""
+        """Return the directories that have an entry in a snapshot; see `Trees.directories`."""
         return {path: TreeEntry(mode) for path, mode in self._odd_of(key).items() if stat.S_ISDIR(mode)}
 
     def differences(self, before: str, after: str) -> dict[bytes, TreeChange]:
-        """See `Trees.differences`."""
+        """Return the paths at which two snapshots differ; see `Trees.differences`."""
         if before == after:
             return {}
         old, new = self._odd_of(before), self._odd_of(after)
@@ -131,7 +132,7 @@ class GitTrees:
         return {path: change for path, change in found.items() if change.before != change.after}
 
     def contents(self, key: str, entries: Iterable[tuple[bytes, TreeEntry]]) -> Iterator[tuple[bytes, TreeEntry, Data]]:
-        """See `Trees.contents`."""
+        """Read files and links of a snapshot; see `Trees.contents`."""
         wanted = list(entries)
         if not wanted:
             return
@@ -146,7 +147,7 @@ class GitTrees:
                 env=self._environment,
                 cwd=self._folder,
             )
-        assert process.stdout is not None  # noqa: S101 - asked for above
+        assert process.stdout is not None  # noqa: S101 - a pipe was requested above
         try:
             for path, entry in wanted:
                 with _told(self._folder):
@@ -158,7 +159,7 @@ class GitTrees:
             process.wait()
 
     def collect(self, keep: Collection[str]) -> int:
-        """See `Trees.collect`."""
+        """Remove all snapshots except `keep`; see `Trees.collect`."""
         before = _size(self._folder)
         refs = self._run("for-each-ref", "--format=%(refname)").decode().split()
         gone = [ref for ref in refs if ref.removeprefix(REFS) not in keep]
@@ -169,7 +170,7 @@ class GitTrees:
         self._trees.clear()
         try:
             self._run("repack", "-a", "-d", "-q", "-l", "--window=0", "--no-write-bitmap-index")
-        except Unavailable:  # most likely there is no space for a copy
+        except Unavailable:  # most likely no space is left for the new pack
             self._sweep()
             if not self._remove_packs():
                 raise
@@ -177,7 +178,7 @@ class GitTrees:
         return max(0, before - _size(self._folder))
 
     def _remove_packs(self) -> int:
-        """Remove the packs of which nothing is needed, which takes no space; give how many."""
+        """Remove the packs that contain no needed object, which needs no free space; return their number."""
         needed = set(self._run("rev-list", "--objects", "--no-object-names", "--all").split())
         folder, removed = os.path.join(self._folder, "objects/pack"), 0
         for name in [name for name in os.listdir(folder) if name.endswith(".idx")]:
@@ -185,13 +186,13 @@ class GitTrees:
                 held = {line.split()[1] for line in self._run("show-index", data=index.read()).splitlines()}
             if needed.isdisjoint(held):
                 removed += 1
-                for end in (".idx", ".rev", ".pack"):  # without its index a pack counts for nothing
+                for end in (".idx", ".rev", ".pack"):  # the index first: git ignores a pack without an index
                     with suppress(FileNotFoundError):
                         os.unlink(os.path.join(folder, name.removesuffix(".idx") + end))
         return removed
 
     def _sweep(self) -> None:
-        """Remove what a killed git left; nobody else writes meanwhile."""
+        """Remove temporary files and locks of killed git processes. No other process writes at the same time."""
         for where, left in (
             ("objects/pack", "tmp_*"),
             ("", "fast_import_crash_*"),
@@ -204,7 +205,7 @@ class GitTrees:
     def _differing_modes(
         self, key: str, old: dict[bytes, int], new: dict[bytes, int], found: dict[bytes, TreeChange]
     ) -> None:
-        """Add what only `odd` tells: directories, and files whose bytes are the same."""
+        """Add the differences that only `odd` shows: directories, and files that differ only in their mode."""
         others = [path for path in old.keys() | new.keys() if old.get(path) != new.get(path)]
         tree: dict[bytes, TreeEntry] | None = None
         for path in others:
@@ -258,7 +259,7 @@ class GitTrees:
 
 @contextmanager
 def _told(folder: str) -> Iterator[None]:
-    """Convert an error that prevents git from starting into one that names the place."""
+    """Convert an operating-system error into one that names the path."""
     try:
         yield
     except OSError as error:
@@ -267,7 +268,7 @@ def _told(folder: str) -> Iterator[None]:
 
 
 def _isolated(folder: str) -> dict[str, str]:
-    """Return an environment in which nothing of the user's git has a say."""
+    """Return environment variables that isolate git from the configuration of the user and the system."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     nothing = os.devnull
     return plain | {
@@ -278,14 +279,14 @@ def _isolated(folder: str) -> dict[str, str]:
         "GIT_ATTR_NOSYSTEM": "1",
         "GIT_TERMINAL_PROMPT": "0",
         "GIT_OPTIONAL_LOCKS": "0",
-        "GIT_NO_LAZY_FETCH": "1",  # what is missing is gone: no remote that the folder names is asked
+        "GIT_NO_LAZY_FETCH": "1",  # never fetch a missing object from a remote that the folder configures
         "GIT_ALLOW_PROTOCOL": "",
         "LC_ALL": "C",
     }
 
 
 def _send(to: IO[bytes], key: str, tree: str, changes: Iterable[WrittenTree], odd: dict[bytes, int]) -> None:
-    """Send a commit: the tree to begin with, what changed, the odd modes; and ask which tree that made."""
+    """Send a commit to fast-import: base tree, changes and `odd` modes. Then request the id of the new tree."""
     to.write(f"commit {REFS}{key}\ncommitter agentgit <agentgit> 0 +0000\ndata 0\n".encode())
     if tree != NOTHING:
         to.write(f"M 040000 {tree} files\n".encode())
@@ -346,14 +347,14 @@ def _read(out: IO[bytes], key: str, path: bytes, entry: TreeEntry, folder: str) 
 
 
 def _reason(err: bytes) -> str:
-    """Return why git failed; after that it may tell what it does about it."""
+    """Return the reason why git failed: the last `fatal:` line, which other messages may follow, or the last line."""
     lines = err.decode("utf-8", "replace").strip().split("\n")
     fatal = [line for line in lines if line.startswith("fatal: ")]
     return (fatal or lines)[-1] or "git gave no reason"
 
 
 def _size(folder: str) -> int:
-    """Return how much disk space a folder takes, in bytes."""
+    """Return the disk usage of a directory in bytes."""
     return sum(
         os.lstat(os.path.join(parent, name)).st_blocks * 512 for parent, _, names in os.walk(folder) for name in names
     )

@@ -1,1 +1,1 @@
-"""Scanning of a workspace: what stands in it, what is left out, and what changed."""
+"""Scans of a workspace: its files, the paths that are left out, and the changes since the last scan."""

@@ -1,7 +1,6 @@
-"""The paths that a snapshot leaves out: by which rules, why, and how plans and reports name them.
+"""The paths that a snapshot leaves out: the rules, the reasons, and the lists in plans and reports.
 
-The paths that a snapshot leaves out, and why. They are stored with the snapshot, so that a restore never deletes them
-and a report can name them.
+These paths are stored with the snapshot, so that a restore never deletes them and a report can name them.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from agentgit.workspace.scan.index import Skipped, within
 from agentgit.workspace.trees import TreeChange, TreeEntry
 
 GIT = b".git"
-"""A repository's own folder, or the file of a submodule: it is never captured and never touched."""
+"""The name of a repository's directory, or of a submodule's file. It is never captured and never changed."""
 
 NAME = b".gitignore"
 
 MOST = 1_000_000
-"""The greatest size of a `.gitignore` file that is read, in bytes."""
+"""The maximum number of bytes that are read of a `.gitignore` file."""
 
 
 class IgnoreRules:
-    """The rules of one workspace, as they stand when they are first asked.
+    """The ignore rules of one workspace. Each `.gitignore` file is read at its first use and cached.
 
     Args:
         root: The workspace.
-        patterns: The patterns to leave out, as lines of a `.gitignore` in the root. They win over any file.
-        files: The contents of the `.gitignore` files by path, where they are not those that stand there.
+        patterns: The patterns to leave out, as lines of a `.gitignore` in the root. They override all files.
+        files: The contents of the `.gitignore` files by path; None to read them from the workspace.
 
     Raises:
-        InvalidInput: A pattern of `patterns` cannot be understood.
+        InvalidInput: A pattern of `patterns` is invalid.
 
     Example:
         >>> import tempfile
@@ -59,7 +58,7 @@ class IgnoreRules:
         self._folders: dict[bytes, bool] = {b"": False}
 
     def ignored(self, path: bytes, *, directory: bool = False) -> bool:
-        """Return whether a path is left out, by itself or with a directory that it is in.
+        """Return whether a path, or a directory that contains it, is left out.
 
         Args:
             path: The path, relative to the workspace.
@@ -75,7 +74,7 @@ class IgnoreRules:
         return self.ignored(path.rpartition(b"/")[0], directory=True)
 
     def _matches(self, path: bytes, end: bytes) -> bool:
-        """Ask the user's own patterns, then the files from the nearest up to the root; the first to know decides."""
+        """Check the user's patterns, then the files from the nearest up to the root; the first match decides."""
         if path.rpartition(b"/")[2] == GIT:
             return True
         if own := self._own.check_file(os.fsdecode(path + end)).include:
@@ -98,18 +97,18 @@ class IgnoreRules:
 
 
 def _read(path: bytes) -> bytes | None:
-    """Read one file; as git does, follow no link."""
+    """Read a `.gitignore` file. Like git, do not follow a symbolic link."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return None
             return file.read(MOST)
-    except OSError:  # not there, or not to be read: then it says nothing, as with git
+    except OSError:  # a missing or unreadable file has no rules, as in git
         return None
 
 
 def _spec_of(data: bytes) -> GitIgnoreSpec:
-    """Understand one file; as git does, leave out the lines that mean nothing."""
+    """Parse a `.gitignore` file. Like git, ignore invalid lines."""
     text = os.fsdecode(data[:MOST].removeprefix(b"\xef\xbb\xbf"))
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     return GitIgnoreSpec.from_lines(line for line in lines if _meant(line))
@@ -124,13 +123,13 @@ def _meant(line: str) -> bool:
 
 
 class ExcludedPaths(NamedTuple):
-    """Something that a snapshot does not hold, as it stood when the snapshot was taken.
+    """The status of a path that a snapshot leaves out, at the time of the snapshot.
 
     Args:
         why: The reason, such as `excluded`.
         mode: The mode, as `os.lstat` returns it; 0 if it is not known.
-        size: The size in bytes; 0 for a directory, which is not looked into.
-        mtime: The time of its last modification in nanoseconds; 0 for a directory.
+        size: The size in bytes; 0 for a directory, whose contents are not examined.
+        mtime: The time of the last modification in nanoseconds; 0 for a directory.
     """
 
     why: str
@@ -140,24 +139,24 @@ class ExcludedPaths(NamedTuple):
 
     @property
     def stood_here(self) -> bool:
-        """True unless an import brought the record: then nobody here knows how it looked."""
+        """True unless the record was imported: an import does not include the status of the path."""
         return self.mode != 0
 
     def is_like(self, other: ExcludedPaths) -> bool:
-        """Return whether it still looks the same, as far as that is known; the reason does not matter."""
+        """Return whether two records have the same status or one status is not known; the reason is ignored."""
         return not (self.stood_here and other.stood_here) or self[1:] == other[1:]
 
 
 Left = Mapping[bytes, ExcludedPaths]
-"""The excluded paths, by path. Of an excluded directory there is only its own path."""
+"""The excluded paths, by path. Paths below an excluded directory are not listed."""
 
 
 def left_of(skipped: Mapping[bytes, Skipped], outside: Container[bytes]) -> dict[bytes, ExcludedPaths]:
-    """Return what is left out of the workspace.
+    """Return the paths that are left out of the workspace.
 
     Args:
         skipped: The paths that the last scan left out.
-        outside: Paths that are none of the workspace's own, such as the storage.
+        outside: Paths that do not belong to the workspace, such as the storage.
     """
     return {
         path: _looking(why, stamp[4], stamp[2], stamp[0])
@@ -167,14 +166,14 @@ def left_of(skipped: Mapping[bytes, Skipped], outside: Container[bytes]) -> dict
 
 
 def look(root: bytes, path: bytes) -> ExcludedPaths | None:
-    """Return how something looks now; None if nothing is there. No link is followed inside the workspace.
+    """Return the current status of a path; None if it does not exist. No link inside the workspace is followed.
 
     Args:
         root: The workspace.
-        path: The path, relative to it.
+        path: The path, relative to the workspace.
 
     Raises:
-        PermissionError: A directory on the way cannot be searched.
+        PermissionError: A parent directory cannot be searched.
     """
     end = path.find(b"/")
     try:
@@ -193,22 +192,22 @@ def _looking(why: str, mode: int, size: int, mtime: int) -> ExcludedPaths:
 
 
 def packed(left: Left) -> tuple[str, bytes]:
-    """Return a name by which the same record is found again, and the record as bytes."""
+    """Return the key of a record, which is a hash of its contents, and the record as bytes."""
     rows = [(path.decode("latin-1"), *left[path]) for path in sorted(left)]
     plain = json.dumps(rows, separators=(",", ":")).encode()
     return sha256(plain).hexdigest()[:32], zlib.compress(plain, 6)
 
 
 def unpacked(data: bytes) -> dict[bytes, ExcludedPaths]:
-    """Read what `packed` gave."""
+    """Convert the bytes from `packed` back to the record."""
     return {path.encode("latin-1"): ExcludedPaths(*values) for path, *values in json.loads(zlib.decompress(data))}
 
 
 def staying(changes: Mapping[bytes, TreeChange], then: Left) -> dict[bytes, TreeEntry]:
-    """Return what a restore must not remove, because the snapshot left it out.
+    """Return the entries that a restore must not remove, because the snapshot left them out.
 
     Args:
-        changes: The differences between what stands now and the snapshot.
+        changes: The differences between the workspace and the snapshot.
         then: The paths that the snapshot left out.
     """
     gone = {path: before for path, (before, after) in changes.items() if before is not None and after is None}
@@ -216,10 +215,12 @@ def staying(changes: Mapping[bytes, TreeChange], then: Left) -> dict[bytes, Tree
 
 
 def no_room(changes: Mapping[bytes, TreeChange]) -> Callable[[bytes], bool]:
-    """Return a function that tells where a snapshot cannot have left out a file: above and below what it has.
+    """Return a predicate for paths at which a snapshot cannot have left out a file.
+
+    These are the parents of its entries, its files, and the paths below its files.
 
     Args:
-        changes: The entries that a restore puts.
+        changes: The differences between the workspace and the snapshot.
     """
     files = {path for path, (_, after) in changes.items() if after is not None and not after.is_directory}
     parents = {one for path, (_, after) in changes.items() if after is not None for one in above(path)}
@@ -227,7 +228,7 @@ def no_room(changes: Mapping[bytes, TreeChange]) -> Callable[[bytes], bool]:
 
 
 class Difference(NamedTuple):
-    """The differences between two records of what is left out: paths with the reason for which they are left out."""
+    """The differences between two records of excluded paths. Each path has the reason why it is left out."""
 
     missing: dict[bytes, str]
     changed: dict[bytes, str]
@@ -235,20 +236,21 @@ class Difference(NamedTuple):
 
 
 def compare(then: Left, now: Left, root: bytes | None = None) -> Difference:
-    """Compare what was left out with what is left out later.
+    """Compare two records of excluded paths.
 
-    What was left out once and is part of the later snapshot is in none of the three.
+    Without `root`, a path that only the earlier record has counts as missing, even if the later snapshot captured it.
+    The records alone cannot tell the two apart.
 
     Args:
         then: The earlier record.
         now: The later record.
-        root: The workspace, if the later one is that of now: then the files themselves are looked at.
+        root: The workspace, if `now` is its current record; the files themselves are then examined.
     """
     found = Difference({}, {}, {})
     for path, was in then.items():
         later = now.get(path)
         if later is None and root is not None:
-            with suppress(PermissionError):  # then the directory that cannot be searched is left out, and named
+            with suppress(PermissionError):  # that directory is left out itself, and listed
                 if (later := look(root, path)) is None:
                     found.missing[path] = was.why
         elif later is None and within(path, now) is None:
@@ -261,21 +263,21 @@ def compare(then: Left, now: Left, root: bytes | None = None) -> Difference:
 
 
 def above(path: bytes) -> Iterator[bytes]:
-    """Iterate over the directories that a path is in, the nearest first."""
+    """Yield the parent directories of a path, the nearest first."""
     while path := path.rpartition(b"/")[0]:
         yield path
 
 
 Pairs = tuple[tuple[str, str], ...]
-"""Paths, each with the reason."""
+"""Paths, each with a reason."""
 
 
 class Named(NamedTuple):
     """The paths that a snapshot left out, as a plan or a report names them.
 
     Args:
-        missing: Paths that existed when the snapshot was taken, and that cannot be restored.
-        left: Paths that stay as they are, although they changed or came since.
+        missing: Paths that existed when the snapshot was taken, no longer exist, and cannot be restored.
+        left: Paths that were changed or added since the snapshot and that the restore does not change.
     """
 
     missing: Pairs
@@ -290,14 +292,14 @@ def of_left_out(
     has: Collection[bytes],
     among: Callable[[bytes], bool],
 ) -> Named:
-    """Compare what a snapshot left out with what stands in the workspace.
+    """Compare the paths that a snapshot left out with the workspace.
 
     Args:
         then: The paths that the snapshot left out.
         now: The paths that are left out now.
         root: The workspace.
-        has: The paths at which the snapshot has something else than what stands now.
-        among: The test for paths that are asked about.
+        has: The paths at which the snapshot has an entry that differs from the current one.
+        among: A predicate for the paths to include.
     """
     found = compare(then, now, root)
     missing = {path: f"left out of the snapshot ({why})" for path, why in found.missing.items() if among(path)}
@@ -307,7 +309,7 @@ def of_left_out(
 
 
 def in_the_way(now: Mapping[bytes, ExcludedPaths | Skipped], changes: Mapping[bytes, TreeChange]) -> Iterator[bytes]:
-    """Iterate over what is left out now and stands where a restore puts something else: it is moved aside.
+    """Yield the paths that are left out now and that a restore must move aside because it writes there.
 
     Args:
         now: The paths that are left out now.
@@ -326,12 +328,12 @@ def in_the_way(now: Mapping[bytes, ExcludedPaths | Skipped], changes: Mapping[by
 
 
 def is_among(paths: tuple[bytes, ...] | None, path: bytes) -> bool:
-    """Return whether a path is one of some, or below one; None is all."""
+    """Return whether a path is one of `paths`, or below one; None for all paths."""
     return paths is None or any(not one or path == one or path.startswith(one + b"/") for one in paths)
 
 
 def _holds(paths: Collection[bytes], path: bytes) -> bool:
-    """Return whether a path is among some, or one of them is below it."""
+    """Return whether a path is one of `paths`, or contains one."""
     return any(one == path or one.startswith(path + b"/") for one in paths)
 
 

@@ -1,4 +1,4 @@
-"""Index of the files of a workspace: what the last snapshot holds, and how each file looked then."""
+"""The index of a workspace: the entries of the last snapshot, and a stamp of each file, like the index of git."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import NamedTuple
 from agentgit.workspace.trees import TreeEntry
 
 Stamp = tuple[int, int, int, int, int]
-"""Times of modification and of change in nanoseconds, size, inode, mode: while they stay, so does the content."""
+"""Modification and change times in nanoseconds, size, inode and mode. An unchanged stamp means unchanged content."""
 
 WHOLE_SECOND = 1_000_000_000
 
 RECENT, RECENT_COARSE = 20_000_000, 2_000_000_000
-"""For so long a file may change without a new time, in nanoseconds; the latter where times are whole seconds."""
+"""The period, in nanoseconds, in which a file can change without a new time. The second is for whole-second times."""
 
 PLAIN_DIRECTORY = stat.S_IFDIR | 0o755
 
@@ -27,7 +27,7 @@ class SeenFiles(NamedTuple):
 
     Args:
         entry: The entry.
-        stamp: The stamp of the file; None if it may have changed since without looking different.
+        stamp: The stamp of the file; None if it may have changed since without a change of the stamp.
     """
 
     entry: TreeEntry
@@ -35,7 +35,7 @@ class SeenFiles(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """A path that no snapshot holds: why, and how it looked."""
+    """A path that is left out: the reason, and its stamp."""
 
     why: str
     stamp: Stamp
@@ -43,16 +43,16 @@ class Skipped(NamedTuple):
 
 @dataclass
 class Known:
-    """All that is known, by path.
+    """The index of a workspace, by path.
 
     Args:
-        key: The key of the snapshot that holds just this; None before the first.
-        settings: The settings of what to leave out when this was scanned.
+        key: The key of the tree with the same contents; None before the first snapshot.
+        settings: The exclusion settings of the last scan, as text.
         files: Regular files and links.
-        folders: Every directory that is not left out, the workspace itself as `b""`.
+        folders: All directories that are not left out. The workspace itself is `b""`.
         skipped: The paths that are left out.
-        dirty: Paths of which something else is known now than is stored.
-        generation: A value that changes whenever something else is stored.
+        dirty: Paths whose records differ from the stored ones.
+        generation: A value that changes with each change of the stored index.
     """
 
     key: str | None = None
@@ -64,7 +64,7 @@ class Known:
     generation: str = ""
 
     def copy(self) -> Known:
-        """Return one that may be changed by itself."""
+        """Return a copy that can be changed independently."""
         return replace(
             self,
             files=dict(self.files),
@@ -74,7 +74,7 @@ class Known:
         )
 
     def directories(self) -> dict[bytes, TreeEntry]:
-        """Return the directories that a snapshot must name: those with nothing captured below, or with odd modes."""
+        """Return the directories that need an entry: those with nothing captured below, or a mode other than 0755."""
         parents = {path.rpartition(b"/")[0] for path in self.files}
         parents |= {path.rpartition(b"/")[0] for path in self.folders}
         return {
@@ -85,16 +85,16 @@ class Known:
 
 
 def stamp_of(found: os.stat_result) -> Stamp:
-    """Return how a file looks."""
+    """Return the stamp of a file."""
     return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_mode
 
 
 def settled(stamp: Stamp, now: int | None = None) -> Stamp | None:
-    """Return the stamp if a later change is sure to show in it, else None.
+    """Return the stamp if any later change of the file is certain to change it, else None.
 
     Args:
         stamp: The stamp of the file.
-        now: The time of that, in nanoseconds; None is now.
+        now: The time of the stamp, in nanoseconds; None for the current time.
     """
     newest = max(stamp[:2])
     recent = RECENT if newest % WHOLE_SECOND else RECENT_COARSE
@@ -102,12 +102,12 @@ def settled(stamp: Stamp, now: int | None = None) -> Stamp | None:
 
 
 def mode_of(stamp: Stamp) -> int:
-    """Return what a snapshot keeps of a mode: a link has none of its own."""
+    """Return the mode that a snapshot stores. All links have the same mode."""
     return stat.S_IFLNK | 0o777 if stat.S_ISLNK(stamp[4]) else stamp[4]
 
 
 def within(path: bytes, paths: Container[bytes]) -> bytes | None:
-    """Return the path among some that this one is, or is below; None if there is none."""
+    """Return the one of `paths` that equals a path or contains it, the nearest first; None if there is none."""
     while path:
         if path in paths:
             return path

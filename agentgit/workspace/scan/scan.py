@@ -1,6 +1,7 @@
-"""Detection of changes in a workspace since the last scan: one `lstat` for each known path, and no process.
+"""Detects changes in a workspace since the last scan, with one `lstat` for each known path and no child process.
 
-A directory is listed again only if its times moved. A file is read only if it looks different or is too new to tell.
+A directory is listed again only if its times changed. A file is read only if its stamp changed, or if it is so recent
+that the stamp is not reliable.
 """
 
 from __future__ import annotations
@@ -23,39 +24,39 @@ from agentgit.workspace.trees import TreeEntry, WrittenTree, digest, digest_of
 EXCLUDED, UNREADABLE = "excluded", "cannot be read"
 
 UNLISTED = {errno.EACCES: UNREADABLE, errno.EPERM: UNREADABLE, errno.ENAMETOOLONG: "its path is too long"}
-"""The reasons for which a directory that cannot be listed is left out, by the system's error."""
+"""The reasons for leaving out a directory that cannot be listed, by error number."""
 
 KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a named pipe", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
 
 NO_STAMP: Stamp = (0, 0, 0, 0, 0)
-"""The stamp of something that cannot be examined."""
+"""The stamp of a path whose status cannot be read."""
 
 Found = tuple[bytes, Stamp]
-"""A path, and how it looks."""
+"""A path and its stamp."""
 
 Contents = tuple[Stamp | None, str, Data]
 """The stamp of a file, the hash of its contents, and the contents."""
 
 NOTHING: Contents = (None, "", b"")
-"""The contents of something that is no file."""
+"""The contents of a path that is neither a file nor a link."""
 
 
 class Scan:
-    """One look at a workspace. `changes` tells what changed, and brings `known` up to date on the way.
+    """One scan of a workspace. `changes` returns the changes and updates `known`.
 
     Args:
         root: The workspace, without a `/` at its end.
-        known: The known files so far. They are changed.
-        permits: Lets its owner look into what he has closed to himself.
-        spool: The folder in which a large file takes space while it is read.
-        rules: The rules for what is left out, as they are now.
-        max_file_size: The greatest size in bytes. A greater file is left out, unless it is captured already.
-        settings: Stands for all that decides what is left out, but the workspace's own files.
-        paths: Look only at these and what is below them; None looks at everything.
-        outside: Absolute paths that are none of its own though they may be in it, such as the storage.
+        known: The index from the last scan, which this scan updates.
+        permits: The temporary permission bits, for files and directories that their owner cannot read.
+        spool: The directory for temporary copies of large files.
+        rules: The current ignore rules.
+        max_file_size: The maximum size of a file in bytes. Larger files are left out, unless already captured.
+        settings: A text that identifies all exclusion settings except the `.gitignore` files of the workspace.
+        paths: The paths to scan, each with everything below it; None for all.
+        outside: Absolute paths that do not belong to the workspace but may be inside it, such as the storage.
 
     Raises:
-        Unavailable: The workspace is not there.
+        Unavailable: The workspace does not exist.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Scan:
         return len(self._changed)
 
     def changes(self) -> Iterator[WrittenTree]:
-        """Return what is gone, then what is new or different, then directories."""
+        """Yield the changes: first removed paths, then new and changed files, then directories."""
         if not (self._moved or self._changed or self._gone):
             return
         named = self._name()
@@ -103,13 +104,13 @@ class Scan:
         yield from (WrittenTree(path, now[path]) for path in sorted(now) if now[path] != named.get(path))
 
     def _name(self) -> dict[bytes, TreeEntry]:
-        """Return the directories that were named before anything that is known was changed."""
+        """Return the directories that had an entry before this scan. Call it before any change to the index."""
         if self._named is None:
             self._named = self._known.directories()
         return self._named
 
     def _find(self, settings: str) -> None:
-        """Check every known path, list what moved, and note what is to be read."""
+        """Check every known path, list changed directories, and collect the files to read."""
         known = self._known
         self._look_at_folders()
         self._look_at_files()
@@ -147,7 +148,7 @@ class Scan:
         self._moved -= lost
 
     def _look_at_files(self) -> None:
-        """The hot loop: what is here runs once for each file."""
+        """Find changed and removed files. This is the hot loop, which runs once for each file."""
         at, lost, lstat = self._at, self._lost, os.lstat
         away = []
         for path, seen in self._known.files.items():
@@ -156,7 +157,7 @@ class Scan:
                 continue
             try:
                 st = lstat(at + path)
-            except OSError:  # gone, or what is wrong with it shows when its directory is listed
+            except OSError:  # removed; any other problem shows when its directory is listed
                 away.append(path)
                 continue
             if (st.st_mtime_ns, st.st_ctime_ns, st.st_size, st.st_ino, st.st_mode) != seen.stamp:
@@ -171,14 +172,14 @@ class Scan:
             self._forget(path)
 
     def _let_go(self) -> None:
-        """Forget what was captured before it was known to be outside."""
+        """Remove paths from the index that were captured and later declared as outside."""
         for path in [one.removeprefix(self._at) for one in self._outside]:
             self._changed.pop(path, None)
             if path in self._known.files:
                 self._forget(path)
 
     def _look_at_skipped(self) -> None:
-        """List the directory again in which one looks otherwise: it may be small now, or readable, or gone."""
+        """Schedule directories with changed excluded paths: such a path may now be smaller, readable, or removed."""
         for path, skipped in list(self._known.skipped.items()):
             folder, _, name = path.rpartition(b"/")
             stamp = self._stamp(path)
@@ -194,7 +195,7 @@ class Scan:
                 self._known.dirty.add(path)
 
     def _settle_skipped(self) -> None:
-        """Forget that a path was left out which is captured now, or which is in a directory that is left out."""
+        """Remove excluded paths that are captured now, or that are in a directory that is left out."""
         known = self._known
         held = (known.files, known.folders, self._changed)
         for path in list(known.skipped):
@@ -203,7 +204,7 @@ class Scan:
                 known.dirty.add(path)
 
     def _enter(self, folder: bytes, stamp: Stamp) -> None:
-        """See to it that a directory can be listed and what is in it looked at, as far as its owner may."""
+        """Add permission bits to a directory that its owner cannot list or search."""
         if stamp[4] & SEARCHABLE != SEARCHABLE:
             self._permits.give(folder, SEARCHABLE)
 
@@ -215,7 +216,7 @@ class Scan:
         self._moved.add(path.rpartition(b"/")[0])
 
     def _list(self, folders: Collection[bytes]) -> list[bytes]:
-        """List directories and whatever new ones are in them; give the new files."""
+        """List directories, including new ones below them, and return the new files."""
         known, new = self._known, []
         mine = (path for path in folders if path in known.folders or not path)
         waiting = [path for path in mine if path not in self._lost and self._relevant(path)]
@@ -263,7 +264,7 @@ class Scan:
             yield (folder + b"/" + name if folder else name), found
 
     def _skips(self, path: bytes, stamp: Stamp) -> bool:
-        """Note a new path if it is left out."""
+        """Record a new path if it must be left out; return whether it is."""
         kind, folder = stat.S_IFMT(stamp[4]), stat.S_ISDIR(stamp[4])
         if self._at + path in self._outside or self._rules.ignored(path, directory=folder):
             why = EXCLUDED
@@ -284,7 +285,7 @@ class Scan:
         self._known.dirty.add(path)
 
     def _looked_at(self, path: bytes) -> Iterator[WrittenTree]:
-        """Read one file or link, and give it if it is not what is known."""
+        """Read one file or link, update the index, and yield the change, if any."""
         known = self._known.files.get(path)
         now = time.time_ns()
         stamp, oid, data = self._read(path, known.entry.oid if known else "")
@@ -301,7 +302,7 @@ class Scan:
             yield WrittenTree(path, entry, data)
 
     def _read(self, path: bytes, known: str) -> Contents:
-        """Read one file or link; if it cannot be read, leave it out."""
+        """Read one file or link, and record it as left out if it cannot be read."""
         at = self._at + path
         try:
             return read(at, self._spool, known)
@@ -316,7 +317,7 @@ class Scan:
                 return now, oid, data
             self._skip(path, UNREADABLE, stamp)
             return NOTHING
-        except OSError as error:  # whatever is wrong with one file, the others are captured
+        except OSError as error:  # a problem with one file must not prevent the others from being captured
             self._skip(path, _why(error), self._stamp(path) or NO_STAMP)
             return NOTHING
 
@@ -330,20 +331,20 @@ class Scan:
         return self._paths is None or any(path == one or path.startswith(one + b"/") or not one for one in self._paths)
 
     def _relevant(self, path: bytes) -> bool:
-        """Return True if a path is looked at, or something below it is."""
+        """Return whether a path, or a path below it, must be scanned."""
         return self._within(path) or not path or any(one.startswith(path + b"/") for one in self._paths or ())
 
 
 def _stamp_if_there(entry: os.DirEntry[bytes]) -> Stamp | None:
-    """Return how something looks that was listed; None if it went meanwhile."""
+    """Return the stamp of a directory entry; None if it was removed after the directory was listed."""
     try:
         return stamp_of(entry.stat(follow_symlinks=False))
     except FileNotFoundError:
         return None
     except OSError as error:
-        if error.errno in UNLISTED:  # the directory does not let anybody in
+        if error.errno in UNLISTED:  # the directory cannot be searched
             raise
-        return NO_STAMP  # reading it tells what is wrong
+        return NO_STAMP  # the problem shows when it is read
 
 
 def _why(error: OSError) -> str:
@@ -351,15 +352,15 @@ def _why(error: OSError) -> str:
 
 
 def read(at: bytes, spool: bytes, known: str = "") -> Contents:
-    """Read a regular file or a link: how it looked before, the hash of its contents, the contents.
+    """Read a regular file or a link, and return its stamp before the read, the hash of its contents, and the contents.
 
     Args:
         at: An absolute path.
-        spool: The folder in which large contents take space.
-        known: A hash; the contents of a large file that has it are not kept.
+        spool: The directory for temporary copies of large contents.
+        known: The last known hash. If a large file still has it, its contents are not returned.
 
     Raises:
-        OSError: It is not there, or cannot be read.
+        OSError: The path does not exist or cannot be read.
     """
     found = os.lstat(at)
     if stat.S_ISLNK(found.st_mode):

@@ -1,1 +1,1 @@
-"""The undo stack: what files were before each call that modified them."""
+"""The undo stack: the state of files before each call that modified them."""

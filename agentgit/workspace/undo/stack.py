@@ -1,4 +1,4 @@
-"""The undo stack: what files were before each call that modified them, on disk, newest first."""
+"""The undo stack: the state of files before each call that modified them, stored on disk."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ class Whole(Protocol):
     """An object that can take and restore snapshots of the whole workspace."""
 
     def checkpoint(self) -> str:
-        """Take one; give its id."""
+        """Take a snapshot, and return its id."""
 
     def restore(self, id: str, /) -> Any:
-        """Go back to one."""
+        """Restore a snapshot."""
 
     def release(self, id: str, /) -> None:
-        """Be told that the stack does not need one any more."""
+        """Release a snapshot that the stack no longer needs."""
 
 
 @dataclass(frozen=True)
 class UndoEntry:
-    """The files as they were before one call.
+    """The state of files before one call.
 
     Args:
         id: The id that `redo` takes.
-        label: The name that its user gave it, like `edit_file: a.txt`.
-        created_at: The time at which it was made, in UTC.
+        label: The label that the user gave the entry, like `edit_file: a.txt`.
+        created_at: The time at which the entry was created, in UTC.
         paths: The paths of the files, relative to the workspace; empty for the whole workspace.
         whole: The id of the snapshot of the whole workspace; None for single files.
     """
@@ -52,7 +52,7 @@ class UndoEntry:
     whole: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON-like values."""
+        """Return the fields as JSON-like values."""
         return {
             "id": self.id,
             "label": self.label,
@@ -63,13 +63,14 @@ class UndoEntry:
 
 
 class UndoStack:
-    """The files as they were before each call that modified them. They survive a restart, and a kill at any moment.
+    """The state of files before each call that modified them. It survives a restart, and a kill at any moment.
 
     Args:
         workspace_dir: The directory of the files.
-        storage_dir: The directory where the stack is kept, outside of the workspace.
-        max_snapshots: The number of entries to keep; the oldest goes first.
-        whole: Takes snapshots of the whole workspace, for calls that do not name their files; None if there is none.
+        storage_dir: The directory that stores the stack, outside of the workspace.
+        max_snapshots: The maximum number of entries; the oldest are removed first.
+        whole: The object that takes snapshots of the whole workspace, for calls that do not name their files. None if
+            there is none; such calls then raise `InvalidInput`.
 
     Raises:
         InvalidInput: `max_snapshots` is not a positive number.
@@ -106,14 +107,15 @@ class UndoStack:
     # -- what is on it
 
     def snapshot(self, label: str, paths: Iterable[str | os.PathLike[str]] | None = None) -> int:
-        """Keep what files are, before a call modifies them; give the id of the entry.
+        """Save the state of files before a call modifies them, and return the id of the entry.
 
         Args:
-            label: Its label, like `edit_file: a.txt`.
-            paths: The paths of the files, which need not be there; None for the whole workspace.
+            label: The label of the entry, like `edit_file: a.txt`.
+            paths: The paths of the files, which need not exist; None for the whole workspace.
 
         Raises:
-            InvalidInput: A path is outside of the workspace or no file; or paths are needed and not given.
+            InvalidInput: A path is outside of the workspace or not a file; or `paths` is None and this stack cannot
+                take snapshots of the whole workspace.
             Unavailable: A file cannot be read, or the storage cannot be written.
         """
         with self._alone():
@@ -130,14 +132,14 @@ class UndoStack:
             return entry
 
     def peek(self) -> UndoEntry | None:
-        """Return the newest entry, which `undo` takes next; None if there is none."""
+        """Return the newest entry, which `undo` uses next; None if there is none."""
         with self._alone():
             newest = self._rows.newest(UNDO)
             return _value(newest) if newest else None
 
     @property
     def depth(self) -> int:
-        """The number of entries that `undo` can take."""
+        """The number of entries that can be undone."""
         with self._alone():
             return len(self._rows.ids(UNDO))
 
@@ -149,38 +151,38 @@ class UndoStack:
 
     @property
     def wholes(self) -> frozenset[str]:
-        """The ids of the snapshots of the whole workspace that entries need; the lock is not waited for."""
+        """The ids of the snapshots of the whole workspace that entries need, read without waiting for the lock."""
         return frozenset(self._rows.wholes())
 
     @property
     def safety(self) -> tuple[UndoEntry, ...]:
-        """The entries with what stood before each undo, oldest first; `redo(id)` brings it back."""
+        """The entries with the files as they were before each undo, oldest first. `redo(id)` restores one."""
         with self._alone():
             return tuple(map(_value, self._rows.list(REDO, SAFETY)))
 
     def clear(self) -> None:
-        """Forget all entries, and give their space back."""
+        """Delete all entries, and free their disk space."""
         with self._alone():
             self._release(self._rows.clear())
 
     def close(self) -> None:
-        """Close the storage. Everything is on disk already."""
+        """Close the storage. All entries are already on disk."""
         with self._thread:
             self._rows.close()
 
     # -- going back and forth
 
     def undo(self, n: int = 1) -> Undone:
-        """Take the newest entries and make their files what they were; what stands now is kept for `redo`.
+        """Undo the newest entries: restore their files, and save the current ones for `redo`.
 
-        One whose undo was broken off is the first of them: asking again goes on with it, and takes no other.
+        An entry whose undo was interrupted is completed first and counts toward `n`.
 
         Args:
-            n: The number of entries; all if there are fewer.
+            n: The number of entries to undo; all if there are fewer.
 
         Raises:
             InvalidInput: `n` is less than one.
-            Unavailable: A file cannot be written; the next use of the stack goes on from there.
+            Unavailable: A file cannot be written. The next use of the stack continues the undo.
         """
         if n < 1:
             raise InvalidInput(f"undo() takes the number of entries to undo, 1 or more, not {n}.")
@@ -195,14 +197,14 @@ class UndoStack:
         return done
 
     def redo(self, id: int | None = None) -> Undone:
-        """Take back the newest undo; what stands now is kept on the stack.
+        """Revert the newest undo, and save the current files on the stack.
 
         Args:
-            id: The id of one of `safety`; None for the newest undo, if nothing was kept since.
+            id: The id of an entry of `safety`; None for the newest undo, if no entry was added since.
 
         Raises:
             NotFound: There is no such entry.
-            Unavailable: A file cannot be written; the next use of the stack goes on from there.
+            Unavailable: A file cannot be written. The next use of the stack continues the redo.
         """
         with self._alone():
             pending = self._rows.pending()
@@ -215,7 +217,7 @@ class UndoStack:
             return self._swap(entry, UNDO) if entry else Undone()
 
     def _swap(self, entry: StoredEntry, onto: str) -> Undone:
-        """Keep on the other stack what stands at the places of an entry, then do what the entry says."""
+        """Save the current files of an entry on the other stack, then restore the entry."""
         with self._rows.writing():
             if entry.whole is not None:
                 id = self._rows.add(onto, entry.label, {}, whole=self._needed().checkpoint())
@@ -226,19 +228,19 @@ class UndoStack:
         return self._go_on(entry, kept) if kept else Undone()
 
     def _finish(self, *stacks: str) -> Undone:
-        """Do what is left of an undo that was broken off; tell what that was if its entry is of one of these stacks."""
+        """Complete an interrupted undo; return its result if its entry is of one of these stacks, else an empty one."""
         if pending := self._rows.pending():
             counts = pending[0].id in self._rows.ids(*stacks)
             try:
                 done = self._recover(*pending) + self._go_on(*pending)
-            except WorkspaceChanged:  # by a person, meanwhile: the entry stays, to be undone when it is asked for
+            except WorkspaceChanged:  # somebody changed files since: keep the entry for the next undo
                 self._rows.cancel(pending[0].id)
             else:
                 return done if counts else Undone()
         return Undone()
 
     def _recover(self, entry: StoredEntry, kept: StoredEntry) -> Undone:
-        """Clear away what a process left that was killed in an undo; what somebody else wrote then is kept."""
+        """Remove temporary files of a process killed during an undo, and keep what other processes wrote."""
         left = []
         for path, wanted in entry.states.items():
             known = (one for one in (wanted, kept.states[path]) if one.kind in (FILE, LINK))
@@ -247,10 +249,10 @@ class UndoStack:
         return Undone(left=tuple(left))
 
     def _go_on(self, entry: StoredEntry, kept: StoredEntry) -> Undone:
-        """Do what an entry says where it is not done yet, and take it off its stack.
+        """Restore the files of an entry that are not restored yet, and remove the entry from its stack.
 
         Raises:
-            Unavailable: A file cannot be written; all others are done, and the entry stays.
+            Unavailable: A file cannot be written. All others are restored, and the entry stays.
         """
         done = Undone(labels=(entry.label,), safety=(kept.id,))
         if entry.whole is not None:
@@ -272,19 +274,19 @@ class UndoStack:
     def _put_whole(self, id: str) -> Undone:
         try:
             done = self._needed().restore(id)
-        except NotFound as error:  # somebody deleted it; the entry is of no use any more
+        except NotFound as error:  # the snapshot was deleted, so that the entry is useless
             return Undone(left=(("the workspace", str(error)),))
         left = [pair for name in ("conflicts", "missing", "left") for pair in getattr(done, name, ())]
         return Undone(wholes=(id,), left=tuple(left))
 
     def _put(self, path: bytes, wanted: FileState, known: FileState) -> Undone:
-        """Make a file what it was, if what stands there is what we know of."""
+        """Restore a file, if its current state is the known one."""
         name, now = os.fsdecode(path), self._files.look(path)
         if now == wanted:
             return Undone()
         if now.kind == OTHER:
             return Undone(left=((name, "it is no longer a file"),))
-        if now != known or not self._files.put(path, wanted, self._rows.part, known):  # also between look and change
+        if now != known or not self._files.put(path, wanted, self._rows.part, known):  # `put` checks again
             return Undone(left=((name, CHANGED),))
         return Undone(deleted=(name,)) if wanted.kind == ABSENT else Undone(restored=(name,))
 
@@ -310,9 +312,9 @@ class UndoStack:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other threads and processes out; the lock of a process goes with it.
+        """Lock the stack against other threads and processes. The lock of a killed process is released.
 
-        The same thread may come again: a callback of the workspace, told of a snapshot of the whole, may look here.
+        The lock is reentrant in a thread, because a workspace callback for a snapshot may read the stack.
         """
         with self._thread:
             if self._is_inside:
@@ -327,7 +329,7 @@ class UndoStack:
 
 
 def _several(paths: Iterable[str | os.PathLike[str]]) -> Iterable[str | os.PathLike[str]]:
-    """Refuse one path where several are meant: a text is a sequence of letters."""
+    """Check that `paths` is not a single path: iterating over a string would yield its characters."""
     if isinstance(paths, str | bytes):
         raise InvalidInput(f"paths={paths!r} is one path; write paths=[{paths!r}].")
     return paths

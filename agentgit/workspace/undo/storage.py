@@ -1,4 +1,4 @@
-"""The undo stack on disk: one SQLite file, in which each part of a file's contents is kept once."""
+"""The storage of the undo stack: one SQLite file that stores each part of a file's contents once."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from agentgit.workspace.locations import exclusive
 from agentgit.workspace.values import plain
 
 UNDO, REDO, SAFETY = "undo", "redo", "safety"
-"""The place of an entry: on the stack, undone and next to be redone, or undone before something else was done."""
+"""The stack of an entry: to be undone, to be redone, or undone before another entry was added."""
 
 FOLDER = "folder"
-"""The kind of a directory that was not there."""
+"""The kind of a row for a directory that did not exist."""
 
 PATIENCE = 60.0
-"""The time that one process waits for another, in seconds."""
+"""The maximum time to wait for another process, in seconds."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS entry (
@@ -46,7 +46,7 @@ CREATE TABLE IF NOT EXISTS pending (
 """
 
 SETTINGS = (
-    "PRAGMA auto_vacuum=FULL",  # what is forgotten gives its space back; it has to come before the first table
+    "PRAGMA auto_vacuum=FULL",  # free the space of deleted rows; must be set before the first table
     "PRAGMA journal_mode=WAL",
     "PRAGMA synchronous=FULL",
     "PRAGMA journal_size_limit=0",
@@ -56,12 +56,12 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class StoredEntry:
-    """The files as they were at one moment.
+    """An entry as it is stored: the state of files at one moment.
 
     Args:
         id, label: The id and the label of the entry.
         created_at: The time in seconds since 1970.
-        whole: The id of the snapshot of the whole workspace, instead of single files.
+        whole: The id of a snapshot of the whole workspace; None for single files.
         states: The state of each path.
         folders: The directories that did not exist.
     """
@@ -75,13 +75,13 @@ class StoredEntry:
 
 
 class UndoStorage:
-    """The rows of an undo stack. Its user makes sure that only one thread of one process uses it at a time.
+    """The rows of an undo stack. The caller must ensure that only one thread of one process uses it at a time.
 
     Args:
-        path: The path of the SQLite file, which is made with the first use.
+        path: The path of the SQLite file. It is created if it does not exist.
 
     Raises:
-        Unavailable: It cannot be opened.
+        Unavailable: The file cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -101,10 +101,10 @@ class UndoStorage:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out, from the first to the last file of an undo; the lock of a process goes with it.
+        """Lock the stack against other processes, for a whole undo. The lock of a killed process is released.
 
         Raises:
-            Unavailable: Another one takes longer than a minute.
+            Unavailable: Another process holds the lock for longer than a minute.
         """
         lock = self._path.with_suffix(".lock")
         with exclusive(lock, patience=PATIENCE, what=f"the undo stack {self._path}"):
@@ -112,7 +112,7 @@ class UndoStorage:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Do all of a block or nothing of it; a block inside of one belongs to it."""
+        """Run a block in a transaction; a nested block joins the outer one."""
         with _told(self._path):
             if self._depth:
                 yield
@@ -138,13 +138,13 @@ class UndoStorage:
         folders: Sequence[bytes] = (),
         whole: str | None = None,
     ) -> int:
-        """Add an entry; give its id.
+        """Add an entry, and return its id.
 
         Args:
             stack: `UNDO` or `REDO`.
             label: The label of the entry.
             states: The state of each path.
-            folders: Directories that are not there.
+            folders: The directories that do not exist.
             whole: The id of a snapshot of the whole workspace.
         """
         with self.writing():
@@ -177,29 +177,31 @@ class UndoStorage:
         return self.get(ids[-1]) if ids else None
 
     def get(self, id: int) -> StoredEntry | None:
-        """Return one entry of any stack."""
+        """Return one entry of any stack; None if it does not exist."""
         rows = self._all("SELECT * FROM entry WHERE id = ?", id)
         return self._entry(rows[0]) if rows else None
 
     def wholes(self) -> Sequence[str]:
-        """Return the snapshots of the whole workspace that entries need."""
+        """Return the ids of the snapshots of the whole workspace that entries need."""
         return [row[0] for row in self._all("SELECT whole FROM entry WHERE whole IS NOT NULL")]
 
     def retire_redo(self) -> None:
-        """Something else was done: what was undone before is kept, and is no longer next to be redone."""
+        """Move the redo entries to `SAFETY` after a new entry was added, so that they can only be redone by id."""
         self._run("UPDATE entry SET stack = ? WHERE stack = ?", SAFETY, REDO)
 
     def evict(self, most: int) -> Sequence[str]:
-        """Forget the oldest entries; give the snapshots of the whole workspace that were theirs.
+        """Delete the oldest entries, and return the ids of their snapshots of the whole workspace.
 
         Args:
-            most: The number of entries that stay on the stack, and of those that were undone.
+            most: The number of entries to keep of those to undo, and also of those that were undone.
         """
         forgotten = [entry for stacks in ((UNDO,), (REDO, SAFETY)) for entry in self.ids(*stacks)[:-most]]
         return self.forget(forgotten) if forgotten else ()
 
     def forget(self, ids: Sequence[int]) -> Sequence[str]:
-        """Forget entries, and contents that no other needs; give their snapshots of the whole workspace.
+        """Delete entries and contents that no other entry needs.
+
+        Return the ids of their snapshots of the whole workspace.
 
         Args:
             ids: The ids of the entries.
@@ -211,7 +213,7 @@ class UndoStorage:
         return wholes
 
     def clear(self) -> Sequence[str]:
-        """Forget everything; give the snapshots of the whole workspace that were its."""
+        """Delete all entries, and return the ids of their snapshots of the whole workspace."""
         wholes = self.forget(self.ids(UNDO, REDO, SAFETY))
         self._run("PRAGMA wal_checkpoint(TRUNCATE)")
         return wholes
@@ -219,37 +221,37 @@ class UndoStorage:
     # -- contents
 
     def keep(self, hash: bytes, data: bytes) -> None:
-        """Keep a part of a file."""
+        """Store a part of a file under its hash."""
         self._run("INSERT OR IGNORE INTO content VALUES (?,?)", hash, data)
 
     def part(self, hash: bytes) -> bytes:
         """Return a part of a file.
 
         Raises:
-            Corrupt: It is not there.
+            Corrupt: The part is missing.
         """
         rows = self._all("SELECT data FROM content WHERE hash = ?", hash)
         if not rows:
             raise Corrupt(f"{self._path} has lost a part of a file; the files were not changed further.", row="content")
         return bytes(rows[0][0])
 
-    # -- an undo that is under way
+    # -- an undo in progress
 
     def begin(self, entry: int, kept: int) -> None:
-        """Write down that an entry is being undone, before any file is touched.
+        """Record that an entry is being undone, before any file is changed.
 
         Args:
             entry: The id of the entry.
-            kept: The id of the entry with what stands now.
+            kept: The id of the entry with the current files.
         """
         self._run("INSERT INTO pending VALUES (?,?)", entry, kept)
 
     def cancel(self, entry: int) -> None:
-        """An entry is not being undone any more, and stays where it is."""
+        """Record that the undo of an entry was canceled; the entry stays on its stack."""
         self._run("DELETE FROM pending WHERE entry = ?", entry)
 
     def pending(self) -> tuple[StoredEntry, StoredEntry] | None:
-        """Return the entry whose undo was broken off, and what stood before; None if there is none."""
+        """Return the entry whose undo was interrupted, and the entry with the files before; None if there is none."""
         rows = self._all("SELECT entry, kept FROM pending")
         if not rows:
             return None

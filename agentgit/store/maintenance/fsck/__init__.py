@@ -1,1 +1,1 @@
-"""Checking a database: rows against each other, values against their hashes, heads against their states."""
+"""Database checks: rows against each other, values against their hashes, and heads against their states."""

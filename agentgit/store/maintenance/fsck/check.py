@@ -1,7 +1,7 @@
-"""Checking a database: what refers to what, what the hashes say, and whether the state of every head can be made.
+"""The database check: references between rows, hashes of values, and the state of every head.
 
-Three levels, each with those before it: 1 references, 2 hashes, 3 heads. Nothing is changed. It sees one moment of the
-database, so it may run beside turns and other processes.
+There are three levels, each of which includes those before it: 1 references, 2 hashes, 3 heads. The check changes
+nothing. It sees the database at one moment, so it may run beside turns and other processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REFERENCES, HASHES, HEADS = 1, 2, 3
 """The levels of the check."""
 
 MOST = 1000
-"""The number of findings that are reported one by one. A database whose file is torn could have millions."""
+"""The greatest number of findings that are listed. A damaged file could cause millions."""
 
 TABLES = [table for name, table in METADATA.tables.items() if name not in ("tenant", "user", "encryption_key")]
 
@@ -46,7 +46,7 @@ def fsck(store: Store, level: int, progress: OnProgress | None = None) -> Checke
         progress: The function to call with the number of rows done and their total.
     """
     began = time.perf_counter()
-    fresh = Store(store.database, store.tenant_id, store.compression)  # what is read is read anew, from no cache
+    fresh = Store(store.database, store.tenant_id, store.compression)  # so that no cache is used
     report = _Counting(progress)
     try:
         with store.database.reading(one_moment=True) as connection, any_text(connection):
@@ -74,14 +74,14 @@ def _check(connection: Connection, store: Store, level: int, report: _Counting) 
         report.attempt("the database", lambda: _check_cells(connection, store, report))
         report.attempt("the database", lambda: _check_macs(connection, store, report))
     for part in (_check_stored, _check_rows, _check_trail):
-        # What no part foresees must not keep the others from being checked.
+        # An unexpected error in one part must not prevent the checks of the others.
         report.attempt("the database", partial(part, connection, store, level, report))
     if level >= HEADS:
         report.attempt("the database", lambda: check_heads(connection, store, report))
 
 
 def _check_cells(connection: Connection, store: Store, report: FsckReport) -> None:
-    """Check that each cell of each table holds what its column is for."""
+    """Check that each cell of each table holds a value that is valid for its column."""
     for table in METADATA.sorted_tables:
         query = suspicious(table, is_sqlite=store.database.is_sqlite)
         for page in Cells(connection, query, {"tenant": store.tenant_id}).pages():
@@ -91,7 +91,7 @@ def _check_cells(connection: Connection, store: Store, report: FsckReport) -> No
 
 
 def _check_macs(connection: Connection, store: Store, report: FsckReport) -> None:
-    """Check that the rows of an encrypted database are as somebody with a key wrote them."""
+    """Check that the rows of an encrypted database were not modified without a key."""
     seal = store.database.seal
     if seal is None:
         return
@@ -103,21 +103,21 @@ def _check_macs(connection: Connection, store: Store, report: FsckReport) -> Non
 
 
 def _check_stored(connection: Connection, store: Store, level: int, report: FsckReport) -> None:
-    """Check the values, and the graph checkpoints and writes that hold them."""
+    """Check the stored values, and the graph checkpoints and writes that refer to them."""
     there = check_values(connection, store, report, hashes=level >= HASHES)
     check_states(connection, store.tenant_id, there, report, hashes=level >= HASHES)
     check_pending(connection, store.tenant_id, there, report)
 
 
 def _check_rows(connection: Connection, store: Store, level: int, report: FsckReport) -> None:
-    """Check the rows of sessions, what tools did, and who may."""
+    """Check the rows of sessions, of tool calls and of access rights."""
     check = RowCheck(connection, store, report, hashes=level >= HASHES)
     for part in (check.check, lambda: check_world(check), lambda: check_rights(check)):
         report.attempt("the database", part)
 
 
 def _check_trail(connection: Connection, store: Store, level: int, report: FsckReport) -> None:
-    """Check the audit trail, and what is to be sent of it."""
+    """Check the audit trail and the outbox."""
     check_trail(connection, store.tenant_id, report, hashes=level >= HASHES)
     check_outbox(connection, store.tenant_id, report)
 
@@ -127,7 +127,7 @@ def verify_trail(store: Store, known: Collection[Tip] = (), progress: OnProgress
 
     Args:
         store: The store of the tenant in its database.
-        known: The ends of the trails, as an earlier look has given them.
+        known: The ends of the trails that an earlier check returned.
         progress: The function to call with the number of rows done and their total.
     """
     report = _Counting(progress)
@@ -144,7 +144,7 @@ def _count(connection: Connection, tenant_id: int, tables: Sequence[Table] = TAB
 
 
 class _Counting(FsckReport):
-    """Takes what is found, and tells how far it is."""
+    """Collects findings and reports progress."""
 
     def __init__(self, progress: OnProgress | None) -> None:
         self.findings: list[Finding] = []
@@ -156,7 +156,7 @@ class _Counting(FsckReport):
         self._of_callback: Exception | None = None
 
     def add(self, row: str, what: str, todo: str) -> None:
-        if (row, what) in self._told:  # two levels may look at the same cell
+        if (row, what) in self._told:  # two levels may check the same cell
             return
         if len(self.findings) < MOST:
             self._told.add((row, what))
@@ -170,15 +170,15 @@ class _Counting(FsckReport):
             try:
                 self._progress(min(self.objects, self.total), self.total)
             except Exception as error:
-                self._of_callback = error  # no finding, wherever it comes by
+                self._of_callback = error  # `attempt` must not report it as a finding
                 raise
 
     def attempt(self, row: str, look: Callable[[], None]) -> None:
         try:
             look()
-        except Exception as error:  # a damaged row may make anything raise; the others are checked all the same
+        except Exception as error:  # a damaged row may make anything raise; the others are still checked
             if error is self._of_callback or (_is_of_database(error) and not _is_of_driver(error)):
-                raise  # nor is it a finding that the database itself cannot read something
+                raise  # an error of the database itself is not a finding either
             said = str(error).split(" Run: ")[0].rstrip(".") or type(error).__name__
             self.add(row, f"it cannot be read: {said}", RESTORE)
 
@@ -188,11 +188,11 @@ def _is_of_database(error: Exception) -> bool:
 
 
 def _is_of_driver(error: Exception) -> bool:
-    """Return whether the driver cannot make a value of what the server gave, like the time `-infinity`."""
+    """Return whether the driver could not convert a value that the server sent, like the time `-infinity`."""
     cause = getattr(error, "orig", error)
     return is_a(cause, "DataError") and getattr(cause, "sqlstate", None) is None
 
 
 def _printable(text: str) -> str:
-    """Write what no terminal can show as its escapes."""
+    """Escape characters that a terminal cannot show."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

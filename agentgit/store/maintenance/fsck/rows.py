@@ -1,4 +1,4 @@
-"""Checks of the rows: what they refer to exists, their words are known, and keys, members and links have owners."""
+"""Checks of rows: the rows that they refer to exist, enumerated values are known, and access rights have owners."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TEXT_KINDS = (MESSAGE, CALL, NAMED)
 
 
 class Owner(NamedTuple):
-    """Of a branch: its session, and how many calls its track begins with, and may have at most."""
+    """The session of a branch, the number of calls that its track inherits, and the length of its track."""
 
     session_id: int
     inherited: int
@@ -51,29 +51,29 @@ class Owner(NamedTuple):
 
 
 class Spot(NamedTuple):
-    """Of a checkpoint: its branch, and how many calls lie before it."""
+    """The branch of a checkpoint and its position on the tool track."""
 
     branch_id: int
     position: int
 
 
 class RowCheck:
-    """One check of the rows of a tenant. It keeps the ids of what it has seen, for those that refer to them.
+    """A check of the rows of a tenant. It keeps the ids that it has read, to check references to them.
 
     Args:
         connection: Any open connection.
         store: The store of the tenant.
         report: The report that receives the findings.
-        hashes: True to also compare what rows say of states, and to read their JSON.
+        hashes: True to also compare checkpoints with their states and to parse JSON columns.
     """
 
     def __init__(self, connection: Connection, store: Store, report: FsckReport, *, hashes: bool) -> None:
         self.connection, self.store, self.report, self.hashes = connection, store, report, hashes
         self.users = self.ids(USER)
         self.authors = self.users | set(erased_users(connection, store.tenant_id))
-        """The users who may have made something, also those who were erased since."""
+        """The ids of all users that rows may name as author, including erased users."""
         self.current: dict[int, int | None] = {}
-        """Of each session the branch that it continues on."""
+        """The current branch of each session, by id."""
         self.of_branch: dict[int, Owner] = {}
         columns = (CHECKPOINT.c.id, CHECKPOINT.c.internal_session_id, CHECKPOINT.c.position)
         self.of_checkpoint = {id: Spot(*rest) for id, *rest in self._columns(*columns)}
@@ -82,7 +82,7 @@ class RowCheck:
         self.snapshot_ids = self.ids(WORKSPACE_SNAPSHOT)
 
     def _columns(self, *columns: Any, where: Any = None) -> Iterator[Any]:
-        """Read some columns; with a count, by the others."""
+        """Read some columns of a table. With `where`, group the rows by the first column."""
         query = select(*columns).where(columns[0].table.c.tenant_id == self.store.tenant_id)
         if where is not None:
             query = query.where(where).group_by(columns[0])
@@ -90,33 +90,33 @@ class RowCheck:
             yield from page
 
     def ids(self, table: Any) -> set[int]:
-        """Return the ids of all rows."""
+        """Return the ids of all rows of a table."""
         return {id for (id,) in self._columns(table.c.id)}
 
     def read(self, *columns: Any) -> Iterable[Any]:
-        """Read some columns of all rows of a table, and count these."""
+        """Read some columns of all rows of a table, and count the rows for the progress."""
         query = select(*columns).where(columns[0].table.c.tenant_id == self.store.tenant_id)
         return rows(self.connection, query, self.report)
 
     def one_of(self, row: str, column: str, value: Any, known: Collection[str]) -> None:
-        """Check that a word is one that means something."""
+        """Check that an enumerated value is known."""
         if value not in known:
             self.report.add(row, f"its {column} is {value!r}, which is unknown", RESTORE)
 
     def refers(self, row: str, what: str, id: int | None, known: Collection[int], todo: str = LOST) -> None:
-        """Check that what a row refers to is there."""
+        """Check that the row with the given id exists, if there is an id."""
         if id is not None and id not in known:
             self.report.add(row, f"its {what} {id} is missing", todo)
 
     def same_session(self, row: str, what: str, branch_id: int | None, session_id: int) -> None:
-        """Check that a branch which a row refers to is there, and of the same session."""
+        """Check that a branch to which a row refers exists and belongs to the same session."""
         self.refers(row, what, branch_id, self.of_branch)
         owner = self.of_branch.get(branch_id or 0)
         if owner is not None and owner.session_id != session_id:
             self.report.add(row, f"its session {session_id} is not the session of its {what}", RESTORE)
 
     def json(self, row: str, **columns: bytes | None) -> None:
-        """Check that JSON can be read; not at the first level."""
+        """Check that JSON columns can be parsed. Does nothing at level 1."""
         for name, data in columns.items():
             if self.hashes and data is not None:
                 try:
@@ -125,7 +125,7 @@ class RowCheck:
                     self.report.add(row, f"its {name} cannot be read", RESTORE)
 
     def check(self) -> None:
-        """Check the rows of sessions: all but the stored values, what LangGraph saved, and what tools did."""
+        """Check the rows of sessions, without stored values, graph checkpoints and tool calls."""
         self.sessions()
         self.branches()
         self.snapshots()
@@ -138,14 +138,14 @@ class RowCheck:
     # -- sessions and branches
 
     def sessions(self) -> None:
-        """Check the sessions: they have an owner; the branch that they continue on is checked with the branches."""
+        """Check the owner of each session. `branches` checks its current branch."""
         for row in self.read(SESSION.c.id, SESSION.c.user_id, SESSION.c.current_branch_id, SESSION.c.meta):
             self.current[row.id] = row.current_branch_id
             self.refers(f"external_session {row.id}", "user", row.user_id, self.users)
             self.json(f"external_session {row.id}", meta=row.meta)
 
     def branches(self) -> None:
-        """Check the branches: their session, parent, branch point and head, and that each leads to a root."""
+        """Check the session, parent, branch point, head and ancestors of each branch, and the current branches."""
         columns = (
             "id",
             "external_session_id",
@@ -176,7 +176,7 @@ class RowCheck:
             self._point(name, "head", row.head_id, row.id)
             self._point(name, "branch point", row.branch_point_id, row.parent_id)
             point = self.of_checkpoint.get(row.branch_point_id or 0)
-            # One whose calls ran again has all of its track for itself, and inherits nothing.
+            # A branch that executed its calls again has the whole track itself and inherits nothing.
             begins = {0, point.position} if point is not None else {0}
             if row.inherited not in begins and (point or not row.branch_point_id):
                 self.report.add(
@@ -198,7 +198,7 @@ class RowCheck:
             self.report.add(name, f"its {what} {checkpoint_id} is a checkpoint of another branch", RESTORE)
 
     def snapshots(self) -> None:
-        """Check what is known of workspaces: the session and the branch, and what opens the workspace again."""
+        """Check the snapshots of workspaces: their session, branch and settings."""
         c = WORKSPACE_SNAPSHOT.c
         for row in self.read(c.id, c.external_session_id, c.internal_session_id, c.settings):
             name = f"workspace_snapshot {row.id}"
@@ -207,7 +207,7 @@ class RowCheck:
             self.json(name, settings=row.settings)
 
     def checkpoints(self) -> None:
-        """Check the checkpoints: their branch, their graph checkpoint and their files, and that they agree."""
+        """Check the checkpoints: their branch, snapshot of files, position and graph checkpoint."""
         for row in rows(self.connection, _with_state(self.store.tenant_id), self.report):
             name = f"checkpoint {row.id}"
             self.refers(name, "branch", row.internal_session_id, self.of_branch)
@@ -223,7 +223,7 @@ class RowCheck:
                 self.report.add(name, said, RESTORE)
             if row.data is not None:
                 self.json(name, data=row.data)
-            if row.thread_id is None:  # its branch is not there, and that was told
+            if row.thread_id is None:  # its branch is missing, which is already reported
                 continue
             if row.graph_checkpoint_id is not None and row.hash_there is None:
                 todo = "Delete it with session.delete_checkpoint(id), or restore the database from a backup."
@@ -232,7 +232,7 @@ class RowCheck:
                 self.report.add(name, "its state_hash or message_count does not match its graph checkpoint", RESTORE)
 
     def tags(self) -> None:
-        """Check the tags: their session, who made them, and their checkpoint."""
+        """Check the tags: their session, user and checkpoint."""
         for row in self.read(TAG.c.name, TAG.c.external_session_id, TAG.c.checkpoint_id, TAG.c.user_id):
             name = f"tag {row.name!r}"
             self.refers(name, "session", row.external_session_id, self.current)
@@ -243,7 +243,7 @@ class RowCheck:
                 self.same_session(name, "checkpoint's branch", spot.branch_id, row.external_session_id)
 
     def texts(self) -> None:
-        """Check the texts that a search finds: their branch, and the call that they are of."""
+        """Check the texts of the search index: their branch, and their call if they have one."""
         for row in self.read(
             SEARCH_TEXT.c.id, SEARCH_TEXT.c.internal_session_id, SEARCH_TEXT.c.kind, SEARCH_TEXT.c.row_id
         ):
@@ -254,7 +254,7 @@ class RowCheck:
                 self.refers(name, "call", row.row_id, self.call_ids)
 
     def times(self) -> None:
-        """Check that SQLite, which keeps times as text, has nothing else in their place."""
+        """Check on SQLite, which stores times as text, that every time can be parsed."""
         tables = [table for table in METADATA.sorted_tables if "tenant_id" in table.c]
         for table in tables if self.store.database.is_sqlite else ():
             mine = table.c.tenant_id == self.store.tenant_id
@@ -266,7 +266,7 @@ class RowCheck:
 
 
 def _with_state(tenant_id: int) -> Any:
-    """Read the checkpoints, each beside what it points at."""
+    """Build the query for checkpoints with their branch's thread and their graph checkpoint."""
     c, of_branch = CHECKPOINT.c, and_(BRANCH.c.tenant_id == tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
     at = and_(
         GRAPH_CHECKPOINT.c.tenant_id == tenant_id,
@@ -295,7 +295,7 @@ def _with_state(tenant_id: int) -> Any:
 
 
 def in_circles(parents: Mapping[int, int | None]) -> set[int]:
-    """Find the branches that are their own ancestors.
+    """Return the ids of branches that are their own ancestors.
 
     Example:
         >>> sorted(in_circles({1: None, 2: 1, 3: 4, 4: 3, 5: 3}))
@@ -320,12 +320,12 @@ REVOKE = "It grants no access. Delete the row."
 
 
 def check_rights(check: RowCheck) -> None:
-    """Check the API keys, the webhooks, the members and links of sessions."""
+    """Check the API keys, the webhooks, and the members and links of sessions."""
     for row in check.read(API_KEY.c.id, API_KEY.c.user_id, API_KEY.c.scope):
         check.refers(f"api_key {row.id}", "user", row.user_id, check.users, REVOKE)
         check.one_of(f"api_key {row.id}", "scope", row.scope, SCOPES)
     _sharing(check)
-    # Its rows are counted where the outbox is checked.
+    # `check_outbox` counts the rows of webhooks.
     hooks = select(WEBHOOK.c.id, WEBHOOK.c.user_id, WEBHOOK.c.external_session_id)
     mine = hooks.where(WEBHOOK.c.tenant_id == check.store.tenant_id)
     for row in rows(check.connection, mine, check.report, counted=False):
@@ -334,7 +334,7 @@ def check_rights(check: RowCheck) -> None:
 
 
 def _sharing(check: RowCheck) -> None:
-    """Check the links of sessions, and the members, each of whom came by name or by a link of that session."""
+    """Check the links of sessions, and that each member was added by name or by a link of the same session."""
     links = {BY_NAME: 0}
     for row in check.read(SESSION_LINK.c.id, SESSION_LINK.c.external_session_id, SESSION_LINK.c.role):
         links[row.id] = row.external_session_id

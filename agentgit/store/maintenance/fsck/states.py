@@ -1,7 +1,7 @@
-"""Checks of what LangGraph saved, and of the state at the head of each branch.
+"""Checks of graph checkpoints and writes, and of the state at the head of each branch.
 
-Checking what LangGraph saved: values are there, hashes are those of the values, and no way back is a circle. Nothing
-of a row is kept, so a database with millions of them takes no more memory than one with a few.
+The values of a graph checkpoint must be stored, its hash must match them, and no graph checkpoint may be its own
+ancestor. The checks keep no rows, so a database with millions of rows takes no more memory than one with a few.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from agentgit.values import from_json
 
 
 def check_heads(connection: Connection, store: Store, report: FsckReport) -> None:
-    """Make the state at the end of each branch, and compare its hash with what is recorded."""
+    """Rebuild the state at the end of each branch, and compare its hash with the recorded hash."""
     columns = (BRANCH.c.id, BRANCH.c.name, BRANCH.c.thread_id, BRANCH.c.head_id)
     for branch in rows(
         connection, select(*columns).where(BRANCH.c.tenant_id == store.tenant_id), report, counted=False
@@ -42,7 +42,7 @@ def _check(connection: Connection, store: Store, branch: Found, report: FsckRepo
     name = f"internal_session {branch.id}"
     newest = store.graphs.newest(connection, branch.thread_id)
     heads = store.checkpoints.find(connection, CHECKPOINT.c.id == branch.head_id) if branch.head_id is not None else []
-    head = heads[0] if heads else None  # that it is not there was told already
+    head = heads[0] if heads else None  # a missing head is already reported
     if newest is None:
         if head is not None and head.graph_checkpoint_id is not None:
             report.add(name, f"the thread of branch {branch.name} is empty, but its head has a state", RESTORE)
@@ -57,7 +57,7 @@ def _check(connection: Connection, store: Store, branch: Found, report: FsckRepo
 
 
 def _made(connection: Connection, store: Store, at: At) -> bytes:
-    """Read the values of a graph checkpoint, and hash what was read."""
+    """Read the values of a graph checkpoint and compute the hash of its state."""
     bodies = store.graphs.content.get(connection, at.values.values())
     return hash_state({**{name: _hashed(bodies[key]) for name, key in at.values.items()}, **at.digests})
 
@@ -76,10 +76,10 @@ _COUNT = struct.Struct(">I")
 
 
 class Shape(NamedTuple):
-    """The names of a state, and the places of their hashes.
+    """The names of a state's values, and the offsets of their hashes in the column `channels`.
 
-    `end` is where the hashes of the state end. `shown` lists the parts that are hashed, in the order of the names: each
-    is the beginning of what is hashed, and where in the row the value's hash begins.
+    `end` is the offset at which the hashes end. `shown` lists the parts of the state hash, in the order of the names.
+    Each part is the bytes that precede a value's hash, and the offset of that hash.
     """
 
     names: frozenset[str]
@@ -89,7 +89,7 @@ class Shape(NamedTuple):
 
 @lru_cache(4096)
 def _shape(names_json: bytes) -> Shape:
-    """Read the names of a state; nearly all states of a graph have the same."""
+    """Parse the names of a state. The result is cached because nearly all states of a graph have the same names."""
     names = [str(name) for name in from_json(names_json)]
     named = {name: _COUNT.size + n * HASH_BYTES for n, name in enumerate(names)}
     shown = sorted((name.encode(errors="surrogatepass"), at) for name, at in named.items() if is_shown(name))
@@ -107,7 +107,7 @@ def check_states(
         tenant_id: The tenant.
         there: The hashes of the values that are stored.
         report: The report that receives the findings.
-        hashes: True to also hash each state.
+        hashes: True to also compare the hash of each state.
     """
     check = _States(there, report)
     c, w = GRAPH_CHECKPOINT.c, GRAPH_WRITE.c
@@ -122,7 +122,7 @@ def check_states(
 
 
 def check_pending(connection: Connection, tenant_id: int, there: set[bytes], report: FsckReport) -> None:
-    """Check the pending writes that checkpoints keep: their values, and the graph checkpoints of subgraphs below them.
+    """Check the pending writes that checkpoints keep: their values, and the graph checkpoints of their subgraphs.
 
     Args:
         connection: Any open connection.
@@ -150,19 +150,19 @@ def check_pending(connection: Connection, tenant_id: int, there: set[bytes], rep
 
 
 class _States:
-    """One check of the states of a tenant."""
+    """A check of the graph checkpoints and writes of a tenant."""
 
     def __init__(self, there: set[bytes], report: FsckReport) -> None:
         self.there = there
         self.report = report
 
     def state(self, place: Sequence[str], channels: bytes, said: Sequence[Any]) -> None:
-        """Check a graph checkpoint: its values are stored, and its hash is that of the values.
+        """Check that the values of a graph checkpoint are stored and match its hash.
 
         Args:
-            place: Its thread, namespace and id, as stored.
-            channels: Its values, as stored.
-            said: Its own record of them: the number of messages, the hash, its header and its metadata; or nothing.
+            place: The thread, namespace and id, as stored.
+            channels: The column `channels`, as stored.
+            said: The recorded number of messages, hash, header and metadata; empty to check only the values.
         """
         try:
             end = _COUNT.size + _COUNT.unpack_from(channels)[0] * HASH_BYTES
@@ -190,12 +190,12 @@ class _States:
         header: bytes,
         meta: bytes,
     ) -> None:
-        """Compare what a graph checkpoint says of its state with its values."""
+        """Compare the hash and the number of messages that a graph checkpoint records with its values."""
         told = from_json(header)
         from_json(meta)
         if not shape.names.issuperset(told.get("folded", ())):
             raise KeyError
-        if told.get("digests"):  # something stands for a value that is not known
+        if told.get("digests"):  # the digests replace values that are not known
             digests = {name: bytes.fromhex(digest) for name, digest in told["digests"].items()}
             made = hash_state({**unpack(channels), **digests})
         else:
@@ -209,7 +209,7 @@ class _States:
             self._wrong(place, f"it records {messages} messages, but its header {count}")
 
     def write(self, place: Sequence[Any], value: Any) -> None:
-        """Check a pending write: its values are stored. Its checkpoint may still be on its way."""
+        """Check that the values of a pending write are stored. Its graph checkpoint may be saved later."""
         missing = [held for held in split_hashes(value) if held not in self.there] if isinstance(value, bytes) else []
         if missing or not isinstance(value, bytes):
             said = f"its value {missing[0].hex()} is missing" if missing else "its value is not bytes"
@@ -220,9 +220,9 @@ class _States:
 
 
 def _check_ways(connection: Connection, tenant_id: int, report: FsckReport) -> None:
-    """Find graph checkpoints whose way back leads to themselves.
+    """Report graph checkpoints that are their own ancestors.
 
-    What was made later has a greater `seq`, so only where a parent's is not smaller there can be a circle.
+    Later graph checkpoints have a greater `seq`, so a cycle needs a parent whose `seq` is not smaller.
     """
     parent = GRAPH_CHECKPOINT.alias("parent")
     same = and_(*(parent.c[name] == GRAPH_CHECKPOINT.c[name] for name in ("tenant_id", "thread_id", "ns")))
@@ -238,7 +238,7 @@ def _check_ways(connection: Connection, tenant_id: int, report: FsckReport) -> N
 
 
 def _returns(connection: Connection, tenant_id: int, thread: str, ns: str, start: str) -> bool:
-    """Return whether the way back from a graph checkpoint comes to it again."""
+    """Return whether a graph checkpoint is its own ancestor."""
     c = GRAPH_CHECKPOINT.c
     here = select(c.checkpoint_id, c.parent_id).where(c.tenant_id == tenant_id, c.thread_id == thread, c.ns == ns)
     parents: dict[str, str | None] = {row.checkpoint_id: row.parent_id for row in connection.execute(here)}

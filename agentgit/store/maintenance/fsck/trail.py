@@ -1,4 +1,4 @@
-"""Looking whether the audit trail is as it was written: no row changed, none missing in between, none moved."""
+"""Checks of the audit trail and the outbox: no event was modified, removed from a chain, or moved."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Ends(NamedTuple):
 def check_trail(
     connection: Connection, tenant_id: int, report: FsckReport, known: Collection[Tip] = (), *, hashes: bool
 ) -> Ends:
-    """Check every chain of a tenant; give their ends.
+    """Check every chain of a tenant; return the ends of the chains.
 
     Args:
         connection: Any open connection.
         tenant_id: The tenant.
         report: The report that receives the findings.
-        known: Ends that earlier looks have given; the trails must still lead through these.
-        hashes: False to look at the numbers alone.
+        known: Ends that earlier checks returned. The trails must still contain them.
+        hashes: False to check only the numbers of the events.
     """
     rows_of = select(*_columns(ERASURE, connection)).where(ERASURE.c.tenant_id == tenant_id)
     gone = {row.external_session_id: _end_of(row) for row in rows(connection, rows_of, report)}
@@ -61,13 +61,13 @@ def check_trail(
 
 
 class _Chains:
-    """The chains of a tenant, as far as they were followed.
+    """The chains of a tenant, as far as they have been read.
 
     Args:
         report: The report that receives the findings.
-        erased: The sessions whose trail was erased with them.
-        hashes: False to look at the numbers alone.
-        wanted: The sessions and numbers whose hashes are compared with what was known before.
+        erased: The erased sessions, whose trails must be gone.
+        hashes: False to check only the numbers of the events.
+        wanted: The session ids and event numbers whose hashes are to be collected.
     """
 
     def __init__(
@@ -79,18 +79,18 @@ class _Chains:
         self.tips: dict[int, Tip] = {}
         """The end of each chain."""
         self.met: dict[tuple[int, int], str] = {}
-        """The hashes of what was wanted and is there."""
+        """The hashes of the wanted events that exist, by session id and event number."""
         self._last_ids: dict[int, int] = {}
         self._unsure: set[int] = set()
-        """The chains whose last row has no hash that another one could be checked against."""
+        """The chains whose last row has no valid hash, so that the next row cannot be checked against it."""
 
     def take(self, one: Read) -> None:
-        """Check a row against the one before it, and go on from it."""
+        """Check a row against the previous row of its chain, and make it the end of the chain."""
         row, session_id = one.row, one.row.external_session_id
         for what in one.wrong:
             self._wrong(one, what)
         if not one.has_key:
-            return  # nobody knows which chain it belongs to
+            return  # its chain is unknown
         before = self.tips.get(session_id, Tip(session_id=session_id, number=0, hash=""))
         if row.seq <= before.number:
             self._wrong(one, f"its number does not follow {before.number}, the number of the previous event")
@@ -112,7 +112,7 @@ class _Chains:
             self.met[session_id, row.seq] = tip.hash
 
     def _is_whole(self, one: Read, before: Tip) -> bool:
-        """Return whether a row is as it was written, as far as that can be seen."""
+        """Return whether a row is unmodified, as far as this can be checked. Report what is wrong with it."""
         row = one.row
         if row.seq != before.number + 1:
             self._wrong(one, f"the events from {before.number + 1} to {row.seq - 1} before it are missing")
@@ -125,7 +125,7 @@ class _Chains:
         return True
 
     def _take_erasure(self, one: Read) -> None:
-        """Note what the trail tells of a session that was erased."""
+        """Store the end of an erased session's trail, as the trail records it."""
         try:
             said = as_object(one.row.detail)
             self.told.add(Tip(session_id=int(said["erased"]), number=int(said["events"]), hash=str(said["hash"])))
@@ -137,14 +137,14 @@ class _Chains:
 
 
 def _end_of(erasure: Any) -> Tip:
-    """Return the end that the trail of an erased session had."""
+    """Return the end of an erased session's trail, as the erasure row records it."""
     return Tip(session_id=erasure.external_session_id, number=erasure.last_seq, hash=bytes(erasure.last_hash).hex())
 
 
 def _check_known(
     known: Collection[Tip], met: Mapping[tuple[int, int], str], erased: Mapping[int, Tip], report: FsckReport
 ) -> None:
-    """Check that the trails lead through the ends that were known; of an erased one only its last is known for sure."""
+    """Check that the trails still contain the known ends. Of an erased trail, only the last event can be compared."""
     for tip in known:
         name, found = f"audit_event {tip.session_id}/{tip.number}", met.get((tip.session_id, tip.number))
         if found is None and not (tip.session_id in erased and tip.number < erased[tip.session_id].number):
@@ -156,7 +156,7 @@ def _check_known(
 def _check_erased(
     connection: Connection, tenant_id: int, gone: Collection[int], erased: Collection[int], report: FsckReport
 ) -> None:
-    """Check that the trail tells of each erasure, and that what was erased is gone."""
+    """Check that the trail records each erasure, and that the erased sessions are gone."""
     for session_id in gone:
         if session_id not in erased:
             report.add(f"erasure {session_id}", "the trail does not record this erasure", LOST)
@@ -167,12 +167,12 @@ def _check_erased(
 
 
 def _columns(table: Table, connection: Connection) -> list[Any]:
-    """Return the columns of a table so that each time can be read, whatever was written there."""
+    """Return expressions for the columns of a table, so that the driver can read every time. See `readable`."""
     return [readable(column, is_sqlite=connection.dialect.name == "sqlite") for column in table.c]
 
 
 def check_outbox(connection: Connection, tenant_id: int, report: FsckReport) -> None:
-    """Check that what is to be sent has a webhook and an event."""
+    """Check that each delivery has a webhook and an event."""
     hooks = {row.id for row in rows(connection, select(WEBHOOK.c.id).where(WEBHOOK.c.tenant_id == tenant_id), report)}
     query = (
         select(WEBHOOK_DELIVERY.c.id, WEBHOOK_DELIVERY.c.webhook_id, AUDIT_EVENT.c.seq)

@@ -1,4 +1,4 @@
-"""Checking the stored values: what they are made of is there, and each has the hash that it is stored under."""
+"""Checks of stored values: their parts are stored, and each value matches the hash that is its key."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ RESTORE = "Restore the database from a backup."
 
 
 class FsckReport(Protocol):
-    """Takes what is found."""
+    """The interface through which checks report findings and progress."""
 
     def add(self, row: str, what: str, todo: str) -> None:
-        """Take one thing that is wrong; see `Finding`."""
+        """Add a finding; see `Finding` for the arguments."""
 
     def did(self, count: int) -> None:
-        """Take note that so many rows were looked at."""
+        """Record that `count` more rows were checked."""
 
     def attempt(self, row: str, look: Callable[[], None]) -> None:
         """Run a check, and report what it raises as a finding."""
 
 
 def rows(connection: Connection, query: Any, report: FsckReport, *, counted: bool = True) -> Iterator[Any]:
-    """Read many rows a part at a time, and count them; what is wrong with their cells is told. See `Cells`."""
+    """Yield the rows of a query, a page at a time, report their invalid cells, and count them. See `Cells`."""
     for page in Cells(connection, query).pages():
         for one in page:
             for what in one.wrong:
@@ -48,20 +48,20 @@ def rows(connection: Connection, query: Any, report: FsckReport, *, counted: boo
 
 
 def raw_rows(connection: Connection, query: Any, report: FsckReport) -> Iterator[Any]:
-    """Read many rows as the driver gives them, and count them; see `Prepared.pages`."""
+    """Yield the rows of a query as the driver returns them, and count them. See `CompiledStatement.pages`."""
     for page in CompiledStatement(query).pages(connection, raw=True):
         yield from page
         report.did(len(page))
 
 
 def check_values(connection: Connection, store: Store, report: FsckReport, *, hashes: bool) -> set[bytes]:
-    """Check the values; give the hashes of those that are stored.
+    """Check the stored values; return the hashes of all of them.
 
     Args:
         connection: Any open connection.
         store: The store of the tenant.
         report: The report that receives the findings.
-        hashes: True to also unpack each value and hash it.
+        hashes: True to also decompress each value and compare its hash.
     """
     mine = BLOB.c.tenant_id == store.tenant_id
     pages = CompiledStatement(select(BLOB.c.hash).where(mine)).pages(connection, raw=True)
@@ -69,7 +69,7 @@ def check_values(connection: Connection, store: Store, report: FsckReport, *, ha
     check = _ValueCheck(connection, store, there, report, hashes=hashes)
     data: ColumnElement[Any] = BLOB.c.data
     seal = seal_of(connection)
-    # Only what refers to other values is read; of a sealed one also the rest, because it has to open.
+    # Without hashes, only values that refer to others are read; if the database is encrypted all, to decrypt them.
     if not hashes and seal is None:
         refers = or_(BLOB.c.type == LIST, BLOB.c.type == RECORD, BLOB.c.codec == CHUNKED)
         data = case((refers, data), else_=func.substr(data, 1, 0))
@@ -87,7 +87,7 @@ def check_values(connection: Connection, store: Store, report: FsckReport, *, ha
 
 
 class _ValueCheck:
-    """One check of the values of a tenant."""
+    """A check of the stored values of a tenant."""
 
     def __init__(
         self, connection: Connection, store: Store, there: set[bytes], report: FsckReport, *, hashes: bool
@@ -95,11 +95,11 @@ class _ValueCheck:
         self.connection, self.there, self.report, self.hashes = connection, there, report, hashes
         self.blobs = store.graphs.content.blobs
         self._lists: dict[bytes, bytes] = {}
-        """The lists as they are stored, to be hashed one after the other."""
+        """The stored lists, by hash. `lists` compares their hashes after all rows were read."""
 
     @contextmanager
     def opening(self, key: bytes) -> Iterator[None]:
-        """Report a value that does not open, and go on with the others."""
+        """Report a value that cannot be decrypted or read, and continue with the next."""
         try:
             yield
         except (KeyMissing, Corrupt) as error:
@@ -108,7 +108,7 @@ class _ValueCheck:
             self._wrong(key, f"it cannot be read ({error})")
 
     def value(self, key: bytes, type_: str, codec: int, size: int, data: bytes) -> None:
-        """Check one row."""
+        """Check one row of the table `blob`."""
         if type_ == LIST:
             self._list(key, codec, size, data)
         elif codec == CHUNKED and type_ != CHUNK:
@@ -171,10 +171,10 @@ class _ValueCheck:
         self.report.add(f"blob {key.hex()}", what, todo)
 
     def lists(self) -> None:
-        """Hash each list."""
+        """Check the hash of each list."""
         for found in walk(self.connection, self.blobs, self._lists):
             base = continued(self._lists[found.key]) if found.wrong else None
-            if found.wrong and (base is None or base in self.there):  # else it was told already
+            if found.wrong and (base is None or base in self.there):  # otherwise already reported
                 self._wrong(found.key, found.wrong)
 
 
@@ -183,7 +183,7 @@ def _and_others(count: int) -> str:
 
 
 def missing_from(there: set[bytes], named: Mapping[str, bytes]) -> str:
-    """Describe which of these values are not stored; return an empty string if all are."""
+    """Describe which of the named values are not stored; return an empty string if all are."""
     missing = [name for name, key in named.items() if key not in there]
     if not missing:
         return ""

@@ -1,4 +1,4 @@
-"""Checking what tools did: calls, operations and the world log refer to each other, and tell the same."""
+"""Checks of calls, operations and the world log: they refer to each other and must agree."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_world(check: RowCheck) -> None:
 
 
 def _calls(check: RowCheck) -> None:
-    """Check the tool invocations: their branch, what they replay, and their words."""
+    """Check the tool invocations: their branch, the call that they replay, and their enumerated values."""
     columns = ("id", "external_session_id", "internal_session_id", "status", "effect", "kind", "replay_of")
     content = ("args", "result", "answers") if check.hashes else ()
     for row in check.read(*(TOOL_INVOCATION.c[name] for name in (*columns, *content))):
@@ -48,7 +48,7 @@ def _calls(check: RowCheck) -> None:
 
 
 def _operations(check: RowCheck) -> None:
-    """Check the operations: their session, branches, the checkpoint that they lead to, and the calls of their steps."""
+    """Check the operations: their session, branches, target checkpoint, and the calls of their steps."""
     columns = ("id", "external_session_id", "user_id", "kind", "status", "source_id", "target_id", "request", "report")
     for row in check.read(*(OPERATION.c[name] for name in columns), OPERATION.c.internal_session_id):
         name = f"operation {row.id}"
@@ -66,7 +66,7 @@ def _operations(check: RowCheck) -> None:
 
 
 def _steps(request: bytes) -> list[int]:
-    """Return the calls that an operation is about; none if that cannot be read, which is told already."""
+    """Return the ids of the calls in an operation's steps; none if the request is unreadable and already reported."""
     try:
         return [step["invocation"] for step in from_json(request).get("steps", ())]
     except (ValueError, AttributeError, KeyError, TypeError):
@@ -85,7 +85,7 @@ def _log(check: RowCheck) -> None:
 
 
 def _told_last(check: RowCheck) -> None:
-    """Compare the status of each call with what the world log told last of it: they are written in one transaction."""
+    """Compare the status of each call with its last entry in the world log. Both are written in one transaction."""
     key = (WORLD_LOG.c.tenant_id, WORLD_LOG.c.external_session_id, WORLD_LOG.c.invocation_id)
     mine = WORLD_LOG.c.tenant_id == check.store.tenant_id
     newest = select(*key, func.max(WORLD_LOG.c.seq).label("seq")).where(mine).group_by(*key).subquery()
@@ -105,7 +105,7 @@ def _told_last(check: RowCheck) -> None:
 
 
 def _seen(check: RowCheck) -> None:
-    """Check that no branch has seen more of the world log than there is."""
+    """Check that no branch has seen more entries of the world log than exist."""
     last = select(func.max(WORLD_LOG.c.seq)).where(
         WORLD_LOG.c.tenant_id == BRANCH.c.tenant_id, WORLD_LOG.c.external_session_id == BRANCH.c.external_session_id
     )
