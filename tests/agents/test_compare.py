@@ -9,10 +9,9 @@ from langgraph.graph import MessagesState, StateGraph
 from scripted import World, call, functional_graph, obedient, scripted, tool_node_graph
 
 import agentgit
-from agentgit import Checkpoint, Diff
+from agentgit import Checkpoint, Diff, InvalidInput, NotFound, diff
 from agentgit.checkpoints.comparison import Comparison
-from agentgit.checkpoints.diff import Change, Tokens, diff
-from agentgit.errors import InvalidInput, NotFound
+from agentgit.checkpoints.diff import Change, Tokens
 from agentgit.render.text import plain
 from agentgit.render.views import diff as drawn
 from agentgit.store.threads.graph_store import GraphStore

@@ -19,10 +19,8 @@ from langgraph.types import Command, RetryPolicy, Send, interrupt
 from scripted import agent_graph, call, scripted, tool_node_graph
 
 import agentgit
-from agentgit import Fenced, InvalidInput, SQLModelSaver, reversible
-from agentgit.effects.effects import effect
-from agentgit.effects.invocation import idempotency_key
-from agentgit.errors import AgentGitError
+from agentgit import AgentGitError, Fenced, InvalidInput, SQLModelSaver, effect, reversible
+from agentgit.effects import idempotency_key
 
 AGAIN = RetryPolicy(max_attempts=4, initial_interval=0.001, jitter=False, retry_on=ConnectionError)
 PAY = effect("irreversible", identity_args=["to", "amount"])

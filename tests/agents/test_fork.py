@@ -12,8 +12,7 @@ from langgraph.types import Command, interrupt
 from puts import on
 from sqlalchemy import select
 
-from agentgit import SQLModelSaver
-from agentgit.errors import Conflict, NotFound
+from agentgit import Conflict, NotFound, SQLModelSaver
 from agentgit.store.sql.tables import BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE
 
 

@@ -15,8 +15,7 @@ from origins import AsyncOrigin, on, postgres_origin, said, shop, sqlite_origin
 from scripted import GRAPHS, World, call, calls, nested_graph, scripted
 from sqlalchemy import select
 
-from agentgit import SQLModelSaver
-from agentgit.errors import Conflict
+from agentgit import Conflict, SQLModelSaver
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
 
 

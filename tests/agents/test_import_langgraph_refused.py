@@ -18,9 +18,9 @@ from scripted import World
 from test_import_langgraph import threads
 
 import agentgit
+from agentgit import Conflict, Corrupt, InvalidInput, NotFound, SchemaMismatch, Unavailable
 from agentgit.agents.importing.commit import ImportCommit
 from agentgit.agents.importing.thread import ThreadImport, _Checker
-from agentgit.errors import Conflict, Corrupt, InvalidInput, NotFound, SchemaMismatch, Unavailable
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from merging import State, said, state_graph, told, values
 from scripted import GRAPHS, World, call, calls, functional_graph, obedient, scripted, tool_node_graph
 
 import agentgit
-from agentgit.errors import Conflict, InvalidInput, MergeConflict, NotFound, WorldDiverged
+from agentgit import Conflict, InvalidInput, MergeConflict, NotFound, WorldDiverged
 from agentgit.sessions.messages import unanswered
 from agentgit.store.maintenance.gc import collect
 from agentgit.store.threads import staging

@@ -15,9 +15,8 @@ from puts import on, put
 from scripted import GRAPHS, World, obedient, tool_node_graph
 
 import agentgit
-from agentgit import SQLModelSaver
+from agentgit import InvalidInput, NotFound, SQLModelSaver
 from agentgit.demo import ScriptedModel
-from agentgit.errors import InvalidInput, NotFound
 from agentgit.render.views.maintenance import stats_lines
 from agentgit.sessions.stats import UsedTokens, added, beyond, cost_of
 from agentgit.store.threads import token_usage

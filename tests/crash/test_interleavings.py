@@ -15,11 +15,10 @@ from scripted import World, obedient, tool_node_graph
 from sqlalchemy import update
 
 import agentgit
-from agentgit import Workspace
+from agentgit import Conflict, NotAllowed, NotFound, SchemaMismatch, Workspace
 from agentgit.agents.importing.commit import ImportCommit
 from agentgit.agents.merge import merging
 from agentgit.checkpoints import Retention
-from agentgit.errors import Conflict, NotAllowed, NotFound, SchemaMismatch
 from agentgit.repository.maintenance import Maintenance
 from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.workspace_adapter import WorkspaceKeeper

@@ -9,8 +9,7 @@ import pytest
 from langgraph.graph import START, MessagesState, StateGraph
 from puts import PutTurn, count, on, put, values
 
-from agentgit import SQLModelSaver
-from agentgit.errors import Conflict
+from agentgit import Conflict, SQLModelSaver
 from agentgit.saver.recorded_turn import Beside
 from agentgit.store.sql.tables import BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE
 

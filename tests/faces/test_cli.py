@@ -15,10 +15,9 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from scripted import World, call, calls, tool_node_graph
 
-from agentgit import cli
+from agentgit import NotFound, cli
 from agentgit.cli import output
 from agentgit.demo import ScriptedModel
-from agentgit.errors import NotFound
 from agentgit.render.text import Span
 from agentgit.repository import open as open_repository
 from agentgit.store.schema.schema import REVISION

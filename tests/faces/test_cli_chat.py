@@ -23,20 +23,21 @@ from langchain_core.messages import AIMessage
 from scripted import GRAPHS, World, call, calls, obedient, scripted, tool_node_graph
 
 import agentgit
-from agentgit import Session, cli
-from agentgit.agents import chat_turn
-from agentgit.cli import slash
-from agentgit.cli.conversation import Chat
-from agentgit.cli.orders import carry_out
-from agentgit.errors import (
+from agentgit import (
     Ambiguous,
     InvalidInput,
     NotFound,
     RollbackBlocked,
     RollbackIncomplete,
+    Session,
     WorkspaceChanged,
     WorldDiverged,
+    cli,
 )
+from agentgit.agents import chat_turn
+from agentgit.cli import slash
+from agentgit.cli.conversation import Chat
+from agentgit.cli.orders import carry_out
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"

@@ -14,8 +14,8 @@ import pytest
 from test_cli_maintenance import _run
 from typer.testing import CliRunner
 
+from agentgit import AgentGitError
 from agentgit.cli.app import app
-from agentgit.errors import AgentGitError
 from agentgit.sessions.webhooks import verify
 from agentgit.store.audit import outbox
 

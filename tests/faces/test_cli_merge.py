@@ -9,8 +9,7 @@ from merging import said, state_graph, told
 from scripted import World, obedient, tool_node_graph
 
 import agentgit
-from agentgit import cli
-from agentgit.errors import MergeConflict
+from agentgit import MergeConflict, cli
 
 CLERK = """
 from scripted import World, obedient, tool_node_graph

@@ -15,8 +15,7 @@ from banking import says
 from scripted import call, tool_node_graph
 
 import agentgit
-from agentgit import cli
-from agentgit.errors import InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete
+from agentgit import InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete, cli
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import processes
 import pytest
 
-from agentgit import Workspace, cli
-from agentgit.errors import Ambiguous, InvalidInput, NotFound, WorkspaceChanged
+from agentgit import Ambiguous, InvalidInput, NotFound, Workspace, WorkspaceChanged, cli
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"

@@ -15,9 +15,8 @@ from langgraph.types import Command
 from scripted import GRAPHS, World, call, calls, scripted, tool_node_graph
 
 import agentgit
-from agentgit import demo
+from agentgit import Conflict, InvalidInput, NotFound, Unavailable, demo
 from agentgit.effects.effects import as_effect, resolve
-from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
 
 THREAD = {"configurable": {"thread_id": "1"}}
 

@@ -14,11 +14,10 @@ import pytest
 from typer.main import get_command
 
 import agentgit
-from agentgit import errors
+from agentgit import AgentGitError, errors
 from agentgit.cli import slash
 from agentgit.cli.app import app
 from agentgit.cli.options import GROUPS
-from agentgit.errors import AgentGitError
 from agentgit.notebook.commands import FORMS
 from agentgit.store.sql.tables import METADATA
 from bench.__main__ import SUBJECTS

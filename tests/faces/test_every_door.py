@@ -32,10 +32,9 @@ from starlette.routing import Host, Mount, Route, Router, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 
 import agentgit
-from agentgit import cli
+from agentgit import AgentGitError, cli
 from agentgit.auth.principal import EDITOR, FORKER, OWNER, VIEWER
 from agentgit.cli.app import app as every_command
-from agentgit.errors import AgentGitError
 from agentgit.mcp.server import forms
 from agentgit.mcp.write_tools import WriteTools
 from agentgit.web import OwnerLink, app, server

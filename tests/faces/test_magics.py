@@ -6,7 +6,7 @@ import pytest
 from scripted import World, obedient, tool_node_graph
 
 import agentgit
-from agentgit.errors import InvalidInput, NotFound, WorldDiverged
+from agentgit import InvalidInput, NotFound, WorldDiverged
 from agentgit.notebook import commands, completion, live
 from agentgit.notebook.target import Names
 

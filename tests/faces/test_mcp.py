@@ -16,16 +16,7 @@ from mcp.shared.memory import create_connected_server_and_client_session
 from scripted import World, call, obedient, scripted, tool_node_graph
 
 import agentgit
-from agentgit import cli
-from agentgit.errors import (
-    Conflict,
-    InvalidInput,
-    NotAllowed,
-    NotFound,
-    RollbackBlocked,
-    RollbackIncomplete,
-    Unavailable,
-)
+from agentgit import Conflict, InvalidInput, NotAllowed, NotFound, RollbackBlocked, RollbackIncomplete, Unavailable, cli
 from agentgit.mcp.server import LOOKS, MOVES, forms, made
 from agentgit.mcp.write_tools import WriteTools
 

@@ -30,9 +30,8 @@ from hypothesis import strategies as st
 from sites import PASSWORD, quick_passwords, served  # noqa: F401  # a fixture
 
 import agentgit
-from agentgit import Repository
+from agentgit import InvalidInput, Repository
 from agentgit.auth import JWT
-from agentgit.errors import InvalidInput
 from agentgit.store.records import login_attempts
 from agentgit.web import OwnerLink, app, server
 from agentgit.web.proxies import Proxies, read_ip

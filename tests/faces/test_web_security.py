@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from sites import quick_passwords, served, story  # noqa: F401  # a fixture
 
 import agentgit
-from agentgit.errors import NotAllowed
+from agentgit import NotAllowed
 from agentgit.web import Limits, OwnerLink, app
 from agentgit.web.authentication import HOURS
 

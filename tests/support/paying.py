@@ -28,8 +28,7 @@ from langgraph.types import Send
 from scripted import call, calls, scripted
 
 import agentgit
-from agentgit import Fenced, SQLModelSaver
-from agentgit.effects.effects import effect
+from agentgit import Fenced, SQLModelSaver, effect
 from agentgit.store.records.journal import Journal
 
 WANTED = ["Ann", "Ann", "Bob"]
