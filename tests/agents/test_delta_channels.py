@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
 from langgraph.channels import DeltaChannel
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.prebuilt import ToolNode, tools_condition
@@ -21,8 +20,6 @@ from sqlalchemy import delete
 
 import agentgit
 from agentgit import SQLModelSaver
-from agentgit.saver.codec import Codec
-from agentgit.saver.delta_reducer import encode
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
 from agentgit.store.threads.graph_store import GraphKey
 
@@ -268,24 +265,6 @@ def test_a_reducer_that_fails_does_not_break_the_run(repo):
     agent = repo.wrap(graph, "s")
     agent.invoke({"log": [1]})
     assert "n" in agent.head.session_state
-
-
-@pytest.mark.long
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_a_list_is_encoded_the_same_from_any_earlier_one(data):
-    """What a value is stored as depends on the value alone, and not on what it was made from."""
-    codec = Codec(JsonPlusSerializer())
-    item = st.one_of(st.integers(-9, 10**15), st.text(max_size=400), st.builds(HumanMessage, st.text(max_size=9)))
-    old = data.draw(st.lists(item, max_size=30))
-    start, end = sorted((data.draw(st.integers(0, 30)), data.draw(st.integers(0, 30))))
-    new = [*old[:start], *data.draw(st.lists(item, max_size=9)), *old[end:]]
-    made, again = encode(codec, new, encode(codec, old)), encode(codec, new)
-    assert made.encoded == again.encoded
-    assert list(made.live.ends) == list(again.live.ends)
-    files = {str(n): value for n, value in enumerate(old)}
-    more = {**files, "new": "x" * 900}
-    assert encode(codec, more, encode(codec, files)).encoded == encode(codec, more).encoded
 
 
 # -- the saver alone, and threads that come from elsewhere
