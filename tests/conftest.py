@@ -9,11 +9,13 @@ import uuid
 from collections import defaultdict
 from contextlib import ExitStack, closing
 
+import faults
 import lives
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from receivers import Receiver
+from shells import ipython, shown  # noqa: F401  # fixtures
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 
@@ -265,6 +267,20 @@ def receiver():
         yield server
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def long_webhook_pauses():
+    """Let a webhook that failed wait until a test says otherwise, however slow the machine is."""
+    with faults.long_webhook_pauses():
+        yield
+
+
+@pytest.fixture
+def long_login_pauses():
+    """Let who guessed wrong too often wait longer than the test takes."""
+    with faults.long_login_pauses():
+        yield
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 import json
 
+import command_line
+import faults
 import pytest
 from desk import Desk
 from langchain_core.messages import AIMessage, HumanMessage
@@ -12,9 +14,7 @@ import agentgit
 from agentgit import Checkpoint, InvalidInput, NotFound, diff
 from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.diff import Change, Tokens
-from agentgit.store.threads.graph_store import GraphStore
 
-GRAPHS = GraphStore.messages_of
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e\r\n</td>" + "日本" * 40
 
 
@@ -181,12 +181,9 @@ def test_w6_a_list_that_grew_in_front_is_one_change():
 
 
 @pytest.mark.long
-def test_w6_the_shared_beginning_is_not_loaded(repo, monkeypatch):
+def test_w6_the_shared_beginning_is_not_loaded(repo):
     """W6: a diff of two branches reads as many messages and calls at message 400 as at message 20."""
     agent = repo.wrap(noting(), "s", auto_checkpoint="off")
-    read = []
-    graphs = repo.context.store.graphs
-    monkeypatch.setattr(graphs, "messages_of", lambda c, hashes: read.extend(hashes) or GRAPHS(graphs, c, hashes))
     for messages in (20, 400):
         agent.update_state(None, {"messages": [HumanMessage(f"m{n}") for n in range(messages)]}, "node")
         fork = agent.checkpoint()
@@ -195,8 +192,8 @@ def test_w6_the_shared_beginning_is_not_loaded(repo, monkeypatch):
             branch = agent.fork(fork)
             branch.run("end")
             ends.append(branch.checkpoint())
-        read.clear()
-        found = repo.session().diff(*ends)
+        with faults.messages_read() as read:
+            found = repo.session().diff(*ends)
         assert len(read) == 4
         assert (len(found.removed_messages), len(found.added_messages)) == (2, 2)
 
@@ -230,10 +227,8 @@ def test_p3_files_are_compared_where_both_have_them(repo, tmp_path, monkeypatch)
 
 
 @pytest.mark.long
-def test_w6_the_command_line_writes_pages_and_patches(tmp_path, monkeypatch, capsys):
+def test_w6_the_command_line_writes_pages_and_patches(tmp_path, monkeypatch):
     """W6, P3: `agentgit diff` shows the files' difference with --patch, and it and `compare` write HTML with --html."""
-    from agentgit import cli
-
     monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))
     desk, where = Desk(tmp_path / "work"), str(tmp_path / "a.db")
     with agentgit.open(where) as repo:
@@ -242,10 +237,7 @@ def test_w6_the_command_line_writes_pages_and_patches(tmp_path, monkeypatch, cap
         agent.fork(name="retry").run("write a.txt two")
 
     def run(*words):
-        monkeypatch.setattr("sys.argv", ["agentgit", *words, "main", "retry", "--db", where])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        return (*capsys.readouterr(), stopped.value.code)
+        return command_line.run(*words, "main", "retry", "--db", where)
 
     out, _, _ = run("diff")
     assert "+two" not in out

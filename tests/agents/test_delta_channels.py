@@ -4,6 +4,7 @@ import itertools
 from typing import Annotated, TypedDict
 
 import backend
+import faults
 import pytest
 from delta_graphs import all_seen, chat, delta, joined, said, seen, total
 from hypothesis import given, settings
@@ -20,8 +21,6 @@ from sqlalchemy import delete
 
 import agentgit
 from agentgit import SQLModelSaver
-from agentgit.store.sql.tables import GRAPH_CHECKPOINT
-from agentgit.store.threads.graph_store import GraphKey
 
 PLAIN = Annotated[list, add_messages]
 DURABILITIES = ("sync", "async", "exit")
@@ -318,11 +317,10 @@ def test_pruned_copied_and_collected(saver):
         assert shown(fresh, thread)[2] == [one.id for one in again.get_state(on(thread)).values["messages"]]
 
 
-def test_what_was_stored_before_goes_on(saver, monkeypatch):
+def test_what_was_stored_before_goes_on(saver):
     """A thread of an earlier release, which stored nothing but the writes, is right from the next step on."""
     graph = chat(delta(100), saver)
-    with monkeypatch.context() as earlier:
-        earlier.setattr("agentgit.saver.config.folds", lambda *args: {})
+    with faults.of_an_earlier_release():
         for turn in range(3):
             graph.invoke(said(f"q{turn}", f"h{turn}"), on("t"))
         assert shown(saver, "t")[0] == 0
@@ -330,17 +328,15 @@ def test_what_was_stored_before_goes_on(saver, monkeypatch):
     assert shown(saver, "t")[0] == 8
 
 
-def test_a_way_back_that_is_cut(saver, monkeypatch):
+def test_a_way_back_that_is_cut(saver):
     """Where writes that a value was made of are gone, nothing is made up: it is left out."""
     graph = chat(delta(100), saver)
-    with monkeypatch.context() as earlier:
-        earlier.setattr("agentgit.saver.config.folds", lambda *args: {})
+    with faults.of_an_earlier_release():
         for turn in range(2):
             graph.invoke(said(f"q{turn}", f"h{turn}"), on("t"))
     oldest = [*saver.list(on("t"))][-1].config["configurable"]["checkpoint_id"]
-    saver.database.write(
-        lambda c: c.execute(delete(GRAPH_CHECKPOINT).where(GRAPH_CHECKPOINT.c.checkpoint_id == oldest))
-    )
+    rows = backend.table("graph_checkpoint")
+    saver.database.write(lambda c: c.execute(delete(rows).where(rows.c.checkpoint_id == oldest)))
     graph.invoke(said("q", "h"), on("t"))
     assert shown(saver, "t")[::2] == (0, [])
 
@@ -367,15 +363,3 @@ def test_imported_threads_with_a_delta_channel(repo, tmp_path, known):
         assert len({one.metadata["state_hash"] for one in points}) == turns[-1] + 2
     agent.invoke(said("here", "here"))
     expect_true(agent)
-
-
-def test_the_store_reads_the_end_of_a_spread_conversation(repo):
-    """`messages(last=…)` gives the newest ones, at any graph checkpoint."""
-    agent = repo.wrap(chat(delta(100)), "s")
-    agent.invoke(said("q", "h"))
-    with backend.reading(repo) as connection:
-        graphs = repo.context.store.graphs
-        head = graphs.head(connection, agent.branch.langgraph_session_id)
-        at = graphs.find(connection, GraphKey(agent.branch.langgraph_session_id, "", head.checkpoint_id))
-        assert "messages" in at.folded
-        assert [one["data"]["id"] for one in graphs.messages_at(connection, at, 1)] == ["a1"]

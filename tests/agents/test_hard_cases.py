@@ -4,6 +4,8 @@ import asyncio
 import threading
 import time
 
+import faults
+import points
 import pytest
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
@@ -12,8 +14,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
 from scripted import GRAPHS, World, call, calls, functional_graph, scripted, tool_node_graph
 
-from agentgit import Conflict, InvalidInput, RollbackIncomplete, SQLModelSaver, reversible
-from agentgit.agents.turn.turn import Turn
+from agentgit import Conflict, InvalidInput, RollbackIncomplete, reversible
 
 
 def say(text: str) -> dict:
@@ -29,15 +30,15 @@ def world():
 
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
-def test_a7_a_slow_save_does_not_move_a_checkpoint(durability, repo, world, monkeypatch):
+def test_a7_a_slow_save_does_not_move_a_checkpoint(durability, repo, world):
     """A7, A6: however late LangGraph saves, a point that a tool asked for has the position of its own batch."""
-    plain = SQLModelSaver.put
-    monkeypatch.setattr(SQLModelSaver, "put", lambda self, *args: (threading.Event().wait(0.03), plain(self, *args))[1])
+
     bound = repo.wrap(tool_node_graph(scripted("hi"), []), "s")
     replies = (call("add", item="1"), call("create_checkpoint", name="mine"), call("add", item="2"), "ok")
     graph = tool_node_graph(scripted(*replies), [*world.tools(), *bound.checkpoint_tools()])
     agent = repo.wrap(graph, "s", effects=world.effects())
-    agent.invoke(say("go"), durability=durability)
+    with faults.slow(points.SAVE_STATE, 0.03):
+        agent.invoke(say("go"), durability=durability)
     (mine,) = [p for p in agent.checkpoints() if p.checkpoint_name == "mine"]
     results = [m for m in mine.conversation_history if m["role"] == "tool"]
     assert mine.get_tool_track_position() == len(results) - 1  # create_checkpoint itself is not on the track
@@ -204,23 +205,23 @@ async def test_d3_a_cancelled_turn_gives_the_branch_back(after, repo, world):
     assert agent.branch.status == "open"
 
 
-def slow_to_begin(monkeypatch):
+@pytest.fixture
+def slow_to_begin():
     """Let turns take long to take their branch; give what is set when one begins, and what lets it go on."""
-    begins, go, plain = threading.Event(), threading.Event(), Turn.begin
+    begins, go = threading.Event(), threading.Event()
 
-    def begin(self):
+    def wait():
         begins.set()
         assert go.wait(60)
-        plain(self)
 
-    monkeypatch.setattr(Turn, "begin", begin)
-    return begins, go
+    with faults.before(points.BEGIN_TURN, wait):
+        yield begins, go
 
 
-async def test_d3_a_turn_waits_for_a_cancelled_one_that_takes_the_branch_slowly(repo, monkeypatch):
+async def test_d3_a_turn_waits_for_a_cancelled_one_that_takes_the_branch_slowly(repo, slow_to_begin):
     """D3: where the database is slow, the next turn of the agent still finds the branch free."""
     agent = repo.wrap(tool_node_graph(scripted("one"), []), "s")
-    begins, go = slow_to_begin(monkeypatch)
+    begins, go = slow_to_begin
     task = asyncio.create_task(agent.ainvoke(say("hi")))
     await asyncio.to_thread(begins.wait, 60)
     task.cancel()
@@ -231,10 +232,10 @@ async def test_d3_a_turn_waits_for_a_cancelled_one_that_takes_the_branch_slowly(
     assert agent.branch.status == "open"
 
 
-def test_d3_a_loop_that_ends_while_a_turn_takes_the_branch_gives_it_back(repo, monkeypatch):
+def test_d3_a_loop_that_ends_while_a_turn_takes_the_branch_gives_it_back(repo, slow_to_begin):
     """D3: Ctrl-C in `asyncio.run` at that moment leaves no branch that runs as long as the program."""
     agent = repo.wrap(tool_node_graph(scripted("one"), []), "s")
-    begins, go = slow_to_begin(monkeypatch)
+    begins, go = slow_to_begin
 
     async def broken_off():
         task = asyncio.create_task(agent.ainvoke(say("hi")))
@@ -249,10 +250,10 @@ def test_d3_a_loop_that_ends_while_a_turn_takes_the_branch_gives_it_back(repo, m
     assert agent.run("again") == "one"
 
 
-def test_d3_a_loop_that_stands_still_gives_the_branch_back(repo, monkeypatch):
+def test_d3_a_loop_that_stands_still_gives_the_branch_back(repo, slow_to_begin):
     """D3: at Ctrl-C in a chat, whose loop runs again with the next turn, the branch is free as soon as it was taken."""
     agent = repo.wrap(tool_node_graph(scripted("one"), []), "s")
-    begins, go = slow_to_begin(monkeypatch)
+    begins, go = slow_to_begin
 
     async def broken_off():
         task = asyncio.create_task(agent.ainvoke(say("hi")))

@@ -8,31 +8,24 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import backend
 import pytest
+from command_line import run
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from scripted import World, call, calls, tool_node_graph
 
-from agentgit import NotFound, cli
+from agentgit import NotFound
+from agentgit import open as open_repository
 from agentgit.demo import ScriptedModel
-from agentgit.repository import open as open_repository
-from agentgit.store.schema.schema import REVISION
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 HOSTILE = "\x1b[31mred[bold]x[/bold]\r\n\u202e日本"
 
 
-class Answer(NamedTuple):
-    """What a command wrote, and its exit code."""
-
-    out: str
-    err: str
-    code: int
-
-
 @pytest.fixture
-def agentgit(capsys, monkeypatch, tmp_path):
+def agentgit(monkeypatch, tmp_path):
     """Run commands in an empty folder, in this process."""
     monkeypatch.chdir(tmp_path)
     for name in ("AGENTGIT_DATABASE_URL", "NO_COLOR", "FORCE_COLOR"):
@@ -40,14 +33,6 @@ def agentgit(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "90")
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-
-    def run(*words: str) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["agentgit", *words])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        code = stopped.value.code
-        return Answer(*capsys.readouterr(), int(code or 0))
-
     return run
 
 
@@ -270,15 +255,16 @@ def test_the_schema_is_made_and_checked(agentgit, tmp_path):
     """`db upgrade` makes a database, `db current` and `db check` say what it is, `db check` refuses an empty one."""
     sqlite3.connect(tmp_path / "new.db").close()
     empty = agentgit("db", "current", "--db", "new.db")
-    assert (empty.out, empty.code) == (f"sqlite:///new.db  schema none, needed {REVISION}\n", 0)
+    needed = backend.NEWEST_SCHEMA
+    assert (empty.out, empty.code) == (f"sqlite:///new.db  schema none, needed {needed}\n", 0)
     unfit = agentgit("db", "check", "--db", "new.db")
     assert unfit.code == 11
     assert "agentgit db upgrade --db sqlite:///new.db" in unfit.err
-    told = f"sqlite:///new.db  schema {REVISION}, needed {REVISION}\n"
+    told = f"sqlite:///new.db  schema {needed}, needed {needed}\n"
     for command in ("upgrade", "current", "check"):
         assert agentgit("db", command, "--db", "new.db") == (told, "", 0)
     known = json.loads(agentgit("db", "--db", "new.db", "current", "--json").out)
-    assert known == {"database": "sqlite:///new.db", "schema": REVISION, "needed": REVISION}
+    assert known == {"database": "sqlite:///new.db", "schema": needed, "needed": needed}
 
 
 # -- the demo

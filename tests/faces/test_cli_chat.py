@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import NamedTuple
 
 import processes
 import pytest
+from chats import COMMANDS, AskedQuestion, Called, chatting, go_on, say
+from command_line import Ran, run
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from scripted import GRAPHS, World, call, calls, obedient, scripted, tool_node_graph
@@ -32,12 +33,7 @@ from agentgit import (
     Session,
     WorkspaceChanged,
     WorldDiverged,
-    cli,
 )
-from agentgit.agents import chat_turn
-from agentgit.cli import slash
-from agentgit.cli.conversation import Chat
-from agentgit.cli.orders import carry_out
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
@@ -72,14 +68,6 @@ def slow():
 """
 
 
-class Answer(NamedTuple):
-    """What a chat wrote, and its exit code."""
-
-    out: str
-    err: str
-    code: int
-
-
 class Folder:
     """A folder with a module that has graphs, their world in this process, and a database of agentgit.
 
@@ -94,16 +82,13 @@ class Folder:
         self.clerk = importlib.import_module("clerk")
         self.world: World = self.clerk.WORLD
 
-    def chat(self, *lines: str, graph: str = "clerk:GRAPH", words: tuple[str, ...] = ("--yes",)) -> Answer:
+    def chat(self, *lines: str, graph: str = "clerk:GRAPH", words: tuple[str, ...] = ("--yes",)) -> Ran:
         """Say some lines through a pipe, in this process."""
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+        with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.path)
-            patch.setattr(sys, "argv", ["agentgit", "chat", graph, "--effects", "clerk:EFFECTS", *words])
-            patch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
             patch.setenv("COLUMNS", "100")
-            with redirect_stderr(io.StringIO()) as err, pytest.raises(SystemExit) as stopped:
-                cli.main()
-        return Answer(out.getvalue(), err.getvalue(), int(stopped.value.code or 0))
+            said = "".join(f"{line}\n" for line in lines)
+            return run("chat", graph, "--effects", "clerk:EFFECTS", *words, stdin=said)
 
     def environment(self) -> dict[str, str]:
         """Give the environment of a process of its own."""
@@ -169,7 +154,7 @@ def test_c7_the_help_lists_every_command(folder):
     """C7: /help tells each command with what it takes, and how to say a line that begins with a slash."""
     out = folder.chat("/help").out
     assert out == (GOLDEN / "chat-help.txt").read_text(encoding="utf-8")
-    assert all(f"/{form.name}" in out for form in slash.FORMS)
+    assert all(f"/{name}" in out for name in COMMANDS)
 
 
 def test_s3_a_later_process_continues_and_goes_back(folder):
@@ -238,7 +223,7 @@ def test_s2_s6_files_are_brought_back_in_the_chat(folder, monkeypatch):
     sys.modules.pop("scribe", None)
     note = folder.path / "work" / "a.txt"
 
-    def chat(*lines: str, words: tuple[str, ...] = ()) -> Answer:
+    def chat(*lines: str, words: tuple[str, ...] = ()) -> Ran:
         return folder.chat(*lines, graph="scribe:GRAPH", words=("--effects", "scribe:EFFECTS", *words))
 
     chat("write a.txt one", "write a.txt two", words=("--workspace", "work"))
@@ -289,7 +274,7 @@ def test_w1_what_became_of_a_call_is_told_in_the_chat():
         effects = world.effects(add=agentgit.reversible(undo))
         agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=effects)
         out, err = io.StringIO(), io.StringIO()
-        with Chat(repo, agent, carry_out, yes=True) as chat, redirect_stdout(out), redirect_stderr(err):
+        with chatting(repo, agent, yes=True) as chat, redirect_stdout(out), redirect_stderr(err):
             for line in ("add chair", "/undo", "/undo", "hello", "/track"):
                 chat.hear(line)
             found = re.search(r"\d{15,16}(?=  reversible  reverse_unknown)", out.getvalue())
@@ -371,10 +356,10 @@ async def test_every_kind_of_graph_is_heard(kind):
     world = World()
     with agentgit.open(":memory:") as repo:
         agent = repo.wrap(GRAPHS[kind](obedient(), world.tools()), "s", effects=world.effects())
-        await heard(chat_turn.say(agent, "hello"))
-        said, *called, done = await heard(chat_turn.say(agent, "add chair; charge 5"))
+        await heard(say(agent, "hello"))
+        said, *called, done = await heard(say(agent, "add chair; charge 5"))
         assert (said.text, done.text) == ("hm", "done")
-        assert called == [chat_turn.Called("add", {"item": "chair"}), chat_turn.Called("charge", {"amount": 5})]
+        assert called == [Called("add", {"item": "chair"}), Called("charge", {"amount": 5})]
 
 
 class Streaming(GenericFakeChatModel):
@@ -389,7 +374,7 @@ async def test_an_answer_is_heard_while_it_comes():
     model = Streaming(messages=iter([AIMessage("let me see")]))
     with agentgit.open(":memory:") as repo:
         agent = repo.wrap(tool_node_graph(model, World().tools()), "s")
-        pieces = await heard(chat_turn.say(agent, "go"))
+        pieces = await heard(say(agent, "go"))
         assert [piece.text for piece in pieces] == ["let", " ", "me", " ", "see"]
         assert len({piece.message for piece in pieces}) == 1
 
@@ -402,10 +387,10 @@ async def test_a_form_is_answered_by_json():
         world = World()
         with agentgit.open(":memory:") as repo:
             agent = repo.wrap(tool_node_graph(scripted(asked, "fine"), world.tools()), "s")
-            assert (await heard(chat_turn.say(agent, "go")))[-1] == chat_turn.AskedQuestion({"add": "a"})
+            assert (await heard(say(agent, "go")))[-1] == AskedQuestion({"add": "a"})
             with pytest.raises(InvalidInput, match="waiting for an answer"):
-                await heard(chat_turn.go_on(agent))
-            await heard(chat_turn.say(agent, answer))
+                await heard(go_on(agent))
+            await heard(say(agent, answer))
             assert world.items == added
 
 
@@ -420,7 +405,7 @@ def test_a_rollback_that_the_model_asks_for_is_told():
         plain = tool_node_graph(scripted(), world.tools())
         tools = [*world.tools(), *repo.wrap(plain, "s", effects=world.effects()).checkpoint_tools()]
         agent = repo.wrap(tool_node_graph(scripted(*replies), tools), "s", effects=world.effects())
-        with Chat(repo, agent, carry_out) as chat, redirect_stdout(io.StringIO()) as out:
+        with chatting(repo, agent) as chat, redirect_stdout(io.StringIO()) as out:
             chat.hear("add chair")
             chat.hear("go back")
         assert world.items == []
@@ -634,7 +619,7 @@ def test_c7_tab_completes_commands_and_places(folder):
         agent = repo.wrap(folder.clerk.GRAPH, "s", effects=folder.clerk.EFFECTS)
         agent.run("add chair")
         agent.checkpoint("before payment")
-        with Chat(repo, agent, carry_out) as talk:
+        with chatting(repo, agent) as talk:
             assert talk.offer("", "/tre") == ["/tree"]
             assert talk.offer("", "hello") == talk.offer("say ", "/tr") == []
             assert talk.offer("/checkpoint ", "") == ["create", "list", "restore", "undo", "save"]

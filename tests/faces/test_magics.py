@@ -1,30 +1,14 @@
 """The magics of the notebook: %agentgit, %%branch, completion and the live tree (D4)."""
 
-import sys
-
 import pytest
 from scripted import World, obedient, tool_node_graph
+from shells import magic, restart
 
-import agentgit
 from agentgit import InvalidInput, WorldDiverged
 from agentgit.notebook import live
 
 # IPython's history keeps a thread and a file that the collector finds.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
-
-
-@pytest.fixture(scope="module")
-def ipython():
-    from IPython.core.interactiveshell import InteractiveShell
-    from traitlets.config import Config
-
-    main = sys.modules["__main__"]
-    shell = InteractiveShell(config=Config({"HistoryManager": {"enabled": False}}))
-    sys.modules["__main__"] = main  # which it takes the place of; the tests that start processes need that
-    shell.run_line_magic("load_ext", "agentgit")
-    yield shell
-    agentgit.unload_ipython_extension(shell)
-    assert "agentgit" not in shell.magics_manager.magics["line"]
 
 
 @pytest.fixture
@@ -35,27 +19,12 @@ def world():
 @pytest.fixture
 def shell(ipython, repo, world):
     """A shell with a repository and an agent that has said two things."""
-    ipython.user_ns.clear()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "my session", effects=world.effects())
     agent.run("add chair")
     agent.checkpoint("before the table")
     agent.run("add table")
-    ipython.user_ns.update(repo=repo, agent=agent)
-    magics = ipython.magics_manager.magics["line"]["agentgit"].__self__
-    magics._names.chosen = None
+    restart(ipython, repo=repo, agent=agent)
     return ipython
-
-
-@pytest.fixture
-def shown(monkeypatch):
-    """What is shown beside what a magic gives."""
-    values = []
-    monkeypatch.setattr("agentgit.notebook.magics._show", values.append)
-    return values
-
-
-def magic(shell, line):
-    return shell.run_line_magic("agentgit", line)
 
 
 def usage_error(shell, line) -> str:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import traceback
-from datetime import timedelta
 
 import backend
 import pytest
@@ -24,13 +23,7 @@ from agentgit.store.audit import outbox
 from agentgit.store.audit.outbox import TRIES
 from agentgit.store.sql.tables import WEBHOOK, WEBHOOK_DELIVERY
 
-pytestmark = pytest.mark.usefixtures("webhooks_allowed")
-
-
-@pytest.fixture(autouse=True)
-def long_pauses(monkeypatch):
-    """Let what failed wait until a test says otherwise, however slow the machine is."""
-    monkeypatch.setattr(outbox, "FIRST_PAUSE", timedelta(hours=1))
+pytestmark = pytest.mark.usefixtures("webhooks_allowed", "long_webhook_pauses")
 
 
 def ids(receiver):

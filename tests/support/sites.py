@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvicorn
 from fastapi import FastAPI
 from pwdlib import PasswordHash
 from pwdlib.hashers.argon2 import Argon2Hasher
@@ -18,7 +21,7 @@ import agentgit
 from agentgit import Repository
 from agentgit.auth import credentials
 from agentgit.demo import EFFECTS, build
-from agentgit.web.server import Server
+from agentgit.web.server import Server, serve
 
 PASSWORD = "correct horse battery staple"  # noqa: S105  # of accounts that the tests make
 
@@ -88,6 +91,22 @@ def hostile(repo: Repository, folder: Path) -> None:
     (work / "a<b>.txt").write_text(f"two\n{HOSTILE}\n")
     agent.run(f"note {HOSTILE} again")
     agent.fork(name="<i>b</i>")
+
+
+def served_by_command(repo: Repository, **how: Any) -> tuple[FastAPI, list[str]]:
+    """Do what `agentgit serve` does with these options, but end at once; give the application, and what was said."""
+    made: list[FastAPI] = []
+    said: list[str] = []
+
+    def run(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
+        made.append(server.config.app)
+        sockets[0].close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uvicorn.Server, "run", run)
+        patch.setattr(signal, "signal", lambda *_: None)
+        serve(repo, port=0, say=said.append, **how)
+    return made[0], said
 
 
 @contextmanager
