@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
 from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import URL, Table, select
 
 from agentgit import Session, SQLModelSaver, ToolInvocation
+from agentgit.store.database import Database
 from agentgit.store.records.journal import WITH_BRANCH, CallOutcome, Intent
-from agentgit.store.schema.schema import REVISION
-from agentgit.store.sql import process
+from agentgit.store.schema import roles, schema
+from agentgit.store.sql import ids
 from agentgit.store.sql.tables import METADATA
 
-NEWEST_SCHEMA = REVISION
+NEWEST_SCHEMA = schema.REVISION
 """The schema that the library needs."""
 
 
@@ -128,7 +130,7 @@ def leave_running(repo, branch, **known: Any) -> int:
 
     The arguments are those of `begin_call`.
     """
-    with process.owner() as owner:
+    with at_work(repo) as owner:
         take(repo, branch, owner)
         return begin_call(repo, branch, owner=owner, **known)
 
@@ -138,9 +140,9 @@ def take(repo, branch, owner: str) -> None:
     write(repo, lambda connection: repo.context.store.sessions.acquire(connection, branch.id, owner))
 
 
-def another_process():
-    """Make an owner of turns that lives until the end of the block."""
-    return process.owner()
+def at_work(repo) -> AbstractContextManager[str]:
+    """Make an owner of turns, which lives until the end of the block."""
+    return repo.context.store.at_work()
 
 
 def _intent(branch, item: str, **known: Any) -> Intent:
@@ -149,3 +151,42 @@ def _intent(branch, item: str, **known: Any) -> Intent:
         "args": {"item": item}, "idempotency_key": "x", "owner": "x", "started_at": datetime.now(UTC),
     }  # fmt: skip
     return Intent(session_id=branch.external_session_id, branch_id=branch.id, **given | known)
+
+
+# -- what operators do
+
+
+def upgrade(place, revision: str | None = None) -> None:
+    """Bring the tables of a database to a schema, as `agentgit db upgrade` does; None is the newest."""
+    with closing(Database(place)) as database:
+        schema.upgrade(database, *([] if revision is None else [revision]))
+
+
+def grant(place, role: str) -> int:
+    """Give a role of PostgreSQL what it needs, as `agentgit db grant` does; tell on how many tables."""
+    with closing(Database(place)) as database:
+        return roles.grant(database, role)
+
+
+def run_sql(place, statement: str) -> None:
+    """Run a statement on a database."""
+    with closing(Database(place)) as database:
+        database.write(lambda connection: connection.exec_driver_sql(statement))
+
+
+# -- locks
+
+
+def lock(repo, name: str) -> Any:
+    """Return a lock that threads of this process share: of `ids`, of the `bus` of events, or of `values`."""
+    locks = {
+        "ids": lambda: ids._lock,
+        "bus": lambda: database(repo).bus._lock,
+        "values": lambda: repo.context.store.graphs.content.blobs._leaves._lock,
+    }
+    return locks[name]()
+
+
+def remember_no_values(repo) -> None:
+    """Add nothing to the values that this process remembers, which takes their lock."""
+    repo.context.store.graphs.content.blobs._leaves.add([])

@@ -5,6 +5,7 @@ Everything here is a context manager: when its block ends, agentgit is as before
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -13,16 +14,27 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import backend
 import points
 import pytest
-from points import Point
+
+
+class Place(Protocol):
+    """What has a function that is called by its name: a `Point`, or one of a test's own."""
+
+    @property
+    def owner(self) -> Any:
+        """The module or class that has it."""
+
+    @property
+    def name(self) -> str:
+        """Its name there."""
 
 
 @contextmanager
-def around(point: Point, do: Callable[..., Any]) -> Iterator[None]:
+def around(point: Place, do: Callable[..., Any]) -> Iterator[None]:
     """Let a function stand in for what is at a point; it gets the plain one first, then the arguments."""
     plain = getattr(point.owner, point.name)
 
@@ -34,7 +46,7 @@ def around(point: Point, do: Callable[..., Any]) -> Iterator[None]:
         yield
 
 
-def before(point: Point, act: Callable[[], Any], *, in_this_thread: bool = False) -> AbstractContextManager[None]:
+def before(point: Place, act: Callable[[], Any], *, in_this_thread: bool = False) -> AbstractContextManager[None]:
     """Let something happen each time before a point.
 
     Args:
@@ -52,7 +64,7 @@ def before(point: Point, act: Callable[[], Any], *, in_this_thread: bool = False
     return around(point, do)
 
 
-def after(point: Point, act: Callable[[], Any], *, in_this_thread: bool = False) -> AbstractContextManager[None]:
+def after(point: Place, act: Callable[[], Any], *, in_this_thread: bool = False) -> AbstractContextManager[None]:
     """Let something happen each time after a point; the arguments are those of `before`."""
     here = threading.get_ident()
 
@@ -65,7 +77,7 @@ def after(point: Point, act: Callable[[], Any], *, in_this_thread: bool = False)
     return around(point, do)
 
 
-def fails(point: Point, error: BaseException | type[BaseException]) -> AbstractContextManager[None]:
+def fails(point: Place, error: BaseException | type[BaseException]) -> AbstractContextManager[None]:
     """Let what is at a point fail, and do nothing."""
 
     def do(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -74,12 +86,12 @@ def fails(point: Point, error: BaseException | type[BaseException]) -> AbstractC
     return around(point, do)
 
 
-def interrupted(point: Point) -> AbstractContextManager[None]:
+def interrupted(point: Place) -> AbstractContextManager[None]:
     """Let somebody press Ctrl-C when a point is reached."""
     return fails(point, KeyboardInterrupt)
 
 
-def slow(point: Point, seconds: float) -> AbstractContextManager[None]:
+def slow(point: Place, seconds: float) -> AbstractContextManager[None]:
     """Let it take a while until a point goes on."""
     return before(point, lambda: time.sleep(seconds))
 
@@ -92,7 +104,7 @@ def die(*_: Any, **__: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed(*at: Point, time: int = 1) -> AbstractContextManager[None]:
+def killed(*at: Place, time: int = 1) -> AbstractContextManager[None]:
     """Kill this process when one of some points is reached.
 
     Args:
@@ -176,6 +188,87 @@ def delete_thread(repo: Any, thread: str, connection: Any = None) -> None:
         backend.write(repo, lambda mine: delete(mine, thread))
     else:
         delete(connection, thread)
+
+
+# -- files
+
+
+def full_disk(time: int) -> AbstractContextManager[None]:
+    """Let the disk be full when a file takes its place for the so manieth time."""
+    return _renames(lambda n: errno.ENOSPC if n == time else None)
+
+
+def no_exchange(error: int) -> AbstractContextManager[None]:
+    """Let the system, or a file system, have no rename that exchanges two files.
+
+    Args:
+        error: The number of the error that says so.
+    """
+    return _renames(lambda n: error)
+
+
+def _renames(error_of: Callable[[int], int | None]) -> AbstractContextManager[None]:
+    """Let renames fail: by their number, from 1; None lets one succeed."""
+    made: list[None] = []
+
+    def rename(plain: Callable[..., int], *args: Any) -> int:
+        made.append(None)
+        error = error_of(len(made))
+        return plain(*args) if error is None else error
+
+    return around(points.RENAME_FILE, rename)
+
+
+def as_a_file_is_replaced(act: Callable[[str], Any]) -> AbstractContextManager[None]:
+    """Let somebody act once, after a change of a file has looked and before it changes anything.
+
+    Args:
+        act: What they do; it gets the path of the file.
+    """
+    waiting = [act]
+
+    def hide(plain: Callable[..., Any], entry: Any, *args: Any) -> Any:
+        if waiting:
+            waiting.pop()(os.fsdecode(entry.path))
+        return plain(entry, *args)
+
+    return around(points.HIDE_FILE, hide)
+
+
+def as_a_file_goes_back(act: Callable[[str], Any]) -> AbstractContextManager[None]:
+    """Let somebody act each time before a file that they wrote goes back to its place; it gets the path."""
+
+    def give_back(plain: Callable[..., Any], entry: Any, *args: Any) -> Any:
+        act(os.fsdecode(entry.path))
+        return plain(entry, *args)
+
+    return around(points.GIVE_FILE_BACK, give_back)
+
+
+def as_two_files_are_exchanged(act: Callable[[], Any], time: int) -> AbstractContextManager[None]:
+    """Let somebody act before two files are exchanged for the so manieth time."""
+    made: list[None] = []
+
+    def rename(plain: Callable[..., int], *args: Any) -> int:
+        if points.is_exchange(args):
+            made.append(None)
+            if len(made) == time:
+                act()
+        return plain(*args)
+
+    return around(points.RENAME_FILE, rename)
+
+
+def as_a_file_was_written(path: bytes, act: Callable[[], Any]) -> AbstractContextManager[None]:
+    """Let somebody act when a restore has written a file."""
+
+    def put(plain: Callable[..., Any], disk: Any, written: bytes, *args: Any) -> Any:
+        done = plain(disk, written, *args)
+        if written == path:
+            act()
+        return done
+
+    return around(points.WRITE_FILE, put)
 
 
 # -- other settings

@@ -34,6 +34,11 @@ class Point(NamedTuple):
         """The name of the function there."""
         return self.path.rpartition(".")[2]
 
+    @property
+    def place(self) -> tuple[Any, str]:
+        """The module or class, and the name there, for `getattr` and `setattr`."""
+        return self.owner, self.name
+
 
 # -- the database
 
@@ -48,6 +53,7 @@ READ_MESSAGES = Point("store.threads.graph_store", "GraphStore.messages_of")
 # -- turns and calls
 
 SAVE_STATE = Point("saver.saver", "SQLModelSaver.put")
+SAVE_TASK = Point("saver.saver", "SQLModelSaver.put_writes")
 STORE_CHECKPOINT = Point("store.records.checkpoints", "CheckpointStore.add")
 BEGIN_TURN = Point("agents.turn.turn", "Turn.begin")
 AUTHORIZE_CALL = Point("agents.turn.call_interceptor", "CallInterceptor.authorize")
@@ -101,7 +107,11 @@ KEEP_FILES = Point("rollback.workspace_adapter", "WorkspaceKeeper.before")
 BRING_FILES = Point("rollback.workspace_adapter", "WorkspaceKeeper.bring")
 RELEASE_SNAPSHOTS = Point("rollback.workspace_adapter", "WorkspaceKeeper.release")
 RELEASE_ALL_SNAPSHOTS = Point("rollback.files", "RollbackFiles.release_all")
-BEGIN_RESTORE = Point("workspace.restore", "Restore.run")
+WRITE_TREE = Point("workspace.engines.git", "GitTrees.write")
+HASH_FILE = Point("workspace.scan.scan", "digest_of")
+ENTER_SNAPSHOT = Point("workspace.catalog", "Catalog.enter")
+BEGIN_RESTORE = Point("workspace.catalog", "Catalog.begin")
+RUN_RESTORE = Point("workspace.restore", "Restore.run")
 WRITE_FILE = Point("workspace.disk.disk", "Disk.put")
 REMOVE_FILE = Point("workspace.disk.disk", "Disk.unlink")
 MAKE_FOLDER = Point("workspace.disk.disk", "Disk.make_folder")
@@ -111,3 +121,8 @@ REMOVE_OLD_FILE = Point("workspace.disk.single_file", "remove_file")
 RENAME_FILE = Point("workspace.disk.atomic_file", "system_call")
 """A rename by a system call that can exchange two files; it returns the number of the error, or 0."""
 END_RESTORE = Point("workspace.catalog", "Catalog.end")
+
+
+def is_exchange(arguments: tuple[Any, ...]) -> bool:
+    """Return whether these are the arguments of a `RENAME_FILE` that exchanges two files."""
+    return bool(arguments[-1] == importlib.import_module("agentgit.workspace.disk.atomic_file").EXCHANGE)

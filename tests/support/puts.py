@@ -1,11 +1,14 @@
 """What the tests of the saver share: checkpoints put by hand, and what is in the database then."""
 
 import dataclasses
+from contextlib import nullcontext
+from functools import partial
 
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.base.id import uuid6
 from sqlalchemy import func, select
 
+from agentgit.saver.recorded_turn import Beside
 from agentgit.store.sql.tables import BLOB
 
 
@@ -61,3 +64,8 @@ class PutTurn:
 
     def on_read(self, thread, ns, found):
         """What is read is of no interest here."""
+
+
+def turn_with(work):
+    """Make a turn that works at the end of the transaction of each put; the work gets the place, and the connection."""
+    return PutTurn(lambda place: nullcontext(Beside(lambda connection: partial(work, place, connection))))
