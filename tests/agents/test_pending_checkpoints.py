@@ -207,7 +207,7 @@ def test_t7_a_diff_of_two_moments_shows_the_answer(repo, kind):
     assert "a=yes" in text
     assert "'b'" not in "\n".join(line for sign, line in found.lines() if not sign)
     assert repo.session("s").diff("one", "one").is_empty
-    assert not agentgit.checkpoints.diff.diff(none, one).is_empty
+    assert not agentgit.diff(none, one).is_empty
     back = agent.rollback("one")
     assert repo.session("s").diff("one", back.head).is_empty
 

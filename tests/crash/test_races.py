@@ -6,7 +6,7 @@ import time
 import backend
 import pytest
 from langgraph.graph import START, MessagesState, StateGraph
-from puts import count, on, put, turn_with, values
+from puts import count, on, put, values, work_in_next_put
 
 from agentgit import Conflict, SQLModelSaver
 
@@ -168,10 +168,9 @@ def test_a_checkpoint_that_is_being_stored_is_not_gone(saver):
     """A write that comes while its checkpoint is in a transaction, and was read there, is kept (seen on PostgreSQL)."""
     late = []
 
-    def inside(place, connection):
-        assert saver.store.find(connection, place) is not None
-        saver.turn = None
-        where = on("t", checkpoint_ns="", checkpoint_id=place.checkpoint_id)
+    def inside(id, is_there):
+        assert is_there
+        where = on("t", checkpoint_ns="", checkpoint_id=id)
         writer = threading.Thread(target=lambda: late.append(saver.put_writes(where, [("a", 1)], "task")))
         writer.start()
         if not saver.database.is_sqlite:  # where the writer would wait for this transaction
@@ -179,7 +178,7 @@ def test_a_checkpoint_that_is_being_stored_is_not_gone(saver):
         waiting.append(writer)
 
     waiting = []
-    saver.turn = turn_with(inside)
+    work_in_next_put(saver, inside)
     put(saver, "t", {"a": 0})
     waiting[0].join(60)
     assert late == [None]

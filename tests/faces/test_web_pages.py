@@ -12,6 +12,7 @@ from sites import PASSWORD, quick_passwords, repo, told
 from sqlalchemy import insert, select
 
 import agentgit
+from agentgit import NotAllowed
 from agentgit.demo import EFFECTS, build
 from agentgit.render.svg import tree_svg
 from agentgit.sessions.tree import Branch, Point, Tree
@@ -173,7 +174,11 @@ def test_d5_users_and_keys_by_form(ada, repo):
     assert repo.users.find("eve").disabled_at is not None
     page = ada.post(ada.get("/keys"), "/keys", name="robot", scope="read", days="1")
     secret = re.search(r'<pre id="secret">(agit_\S+)</pre>', page.text).group(1)
-    assert repo.authenticate(secret).context.principal.scopes == {"read"}
+    robot = repo.authenticate(secret)
+    assert robot.sessions()
+    with pytest.raises(NotAllowed):
+        robot.session("mine", create=True)
+    assert [sorted(key.scopes) for key in repo.keys.all() if key.name == "robot"] == [["read"]]
     assert secret not in ada.get("/keys").text
     Visitor(repo.as_user("bob")).get("/users", 403)
 

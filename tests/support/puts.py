@@ -66,6 +66,16 @@ class PutTurn:
         """What is read is of no interest here."""
 
 
-def turn_with(work):
-    """Make a turn that works at the end of the transaction of each put; the work gets the place, and the connection."""
-    return PutTurn(lambda place: nullcontext(Beside(lambda connection: partial(work, place, connection))))
+def work_in_next_put(saver, work):
+    """Let a function work at the end of the transaction of the next put of a saver.
+
+    Args:
+        saver: The saver.
+        work: What is done; it gets the id of the checkpoint, and whether the transaction can read it.
+    """
+
+    def inside(place, connection):
+        saver.turn = None
+        work(place.checkpoint_id, saver.store.find(connection, place) is not None)
+
+    saver.turn = PutTurn(lambda place: nullcontext(Beside(lambda connection: partial(inside, place, connection))))
