@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing
 
 import faults
 import lives
+import points
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
@@ -181,8 +182,8 @@ def second(tmp_path, monkeypatch):
     folder = tmp_path / "migrations"
     shutil.copytree(migrations.folder(), folder)
     (folder / "versions" / "9000_colors.py").write_text(SECOND.replace("{now}", schema.REVISION))
-    monkeypatch.setattr(migrations, "folder", lambda: folder)
-    monkeypatch.setattr(schema, "REVISION", "9000")
+    monkeypatch.setattr(*points.FOLDER_OF_MIGRATIONS.place, lambda: folder)
+    monkeypatch.setattr(*points.NEWEST_SCHEMA.place, "9000")
     return "9000"
 
 

@@ -8,6 +8,7 @@ from hashlib import sha256
 
 import backend
 import jwt as pyjwt
+import points
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -36,7 +37,7 @@ REFUSED = "Wrong name or password, or an invalid key. Check them, or ask an admi
 def quick(monkeypatch):
     """Argon2 with little work; the real one takes a tenth of a second each time, which is its point."""
     hasher = PasswordHash((Argon2Hasher(time_cost=1, memory_cost=8, parallelism=1),))
-    monkeypatch.setattr(credentials, "_hasher", lambda: hasher)
+    monkeypatch.setattr(*points.PASSWORD_HASHER.place, lambda: hasher)
     credentials._of_nobody.cache_clear()
     yield
     credentials._of_nobody.cache_clear()

@@ -10,6 +10,7 @@ import threading
 import traceback
 
 import backend
+import points
 import pytest
 from receivers import SECRET, Receiver, due_now
 from sqlalchemy import update
@@ -101,7 +102,7 @@ def test_w12_nobody_there_is_a_failure_like_others(repo, monkeypatch):
     repo.session("s", create=True)
     assert repo.webhooks.deliver().failed == 1
     assert "Connect" in repo.webhooks.list()[0].last_error
-    monkeypatch.setattr(webhook_sender, "SECONDS", 0.2)
+    monkeypatch.setattr(*points.SECONDS_OF_WEBHOOKS.place, 0.2)
     with Receiver() as deaf:  # it listens, and nobody accepts
         repo.webhooks.add(deaf.url, "session.*", SECRET)
         repo.session("t", create=True)
@@ -111,7 +112,7 @@ def test_w12_nobody_there_is_a_failure_like_others(repo, monkeypatch):
 
 def test_w12_two_workers_never_send_the_same(repo, receiver, monkeypatch):
     """W12: several workers at once send each event exactly once, while all of them live."""
-    monkeypatch.setattr(webhook_sender, "SECONDS", 30)
+    monkeypatch.setattr(*points.SECONDS_OF_WEBHOOKS.place, 30)
     repo.webhooks.add(receiver.url, "session.*", SECRET)
     for n in range(20):
         repo.session(f"s{n}", create=True)

@@ -6,7 +6,6 @@ Everything here is a context manager: when its block ends, agentgit is as before
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import signal
 import threading
@@ -193,9 +192,14 @@ def delete_thread(repo: Any, thread: str, connection: Any = None) -> None:
 # -- files
 
 
-def full_disk(time: int) -> AbstractContextManager[None]:
-    """Let the disk be full when a file takes its place for the so manieth time."""
-    return _renames(lambda n: errno.ENOSPC if n == time else None)
+def full_disk(time: int | None = None) -> AbstractContextManager[None]:
+    """Let the disk be full when a file takes its place for the so manieth time; None is each time."""
+    return _renames(lambda n: errno.ENOSPC if time in (None, n) else None)
+
+
+def full_for(names: set[bytes]) -> AbstractContextManager[None]:
+    """Let the disk be full when one of some files takes its place."""
+    return around(points.RENAME_FILE, lambda plain, *args: errno.ENOSPC if names & set(args) else plain(*args))
 
 
 def no_exchange(error: int) -> AbstractContextManager[None]:
@@ -274,41 +278,39 @@ def as_a_file_was_written(path: bytes, act: Callable[[], Any]) -> AbstractContex
 # -- other settings
 
 
-def _set(module: str, name: str, value: Any) -> AbstractContextManager[None]:
-    @contextmanager
-    def changed() -> Iterator[None]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(importlib.import_module(f"agentgit.{module}"), name, value)
-            yield
-
-    return changed()
+@contextmanager
+def setting(point: Place, value: Any) -> Iterator[None]:
+    """Let a limit or a setting be another one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(point.owner, point.name, value)
+        yield
 
 
 def long_login_pauses() -> AbstractContextManager[None]:
     """Let who guessed wrong too often wait longer than any test takes."""
-    return _set("store.records.login_attempts", "FIRST_PAUSE", timedelta(minutes=2))
+    return setting(points.FIRST_PAUSE_OF_LOGINS, timedelta(minutes=2))
 
 
 def long_webhook_pauses() -> AbstractContextManager[None]:
     """Let a webhook that failed wait longer than any test takes."""
-    return _set("store.audit.outbox", "FIRST_PAUSE", timedelta(hours=1))
+    return setting(points.FIRST_PAUSE_OF_WEBHOOKS, timedelta(hours=1))
 
 
 def quick_feeds() -> AbstractContextManager[None]:
     """Let live feeds look all the time whether there is something new."""
-    return _set("web.event_stream", "POLL_SECONDS", 0.01)
+    return setting(points.SECONDS_BETWEEN_LOOKS_OF_FEEDS, 0.01)
 
 
 def on_another_machine() -> AbstractContextManager[None]:
     """Let this process say that it is on another machine."""
-    return _set("store.sql.process", "_here", lambda: "another machine")
+    return setting(points.NAME_OF_MACHINE, lambda: "another machine")
 
 
 def without_opentelemetry() -> AbstractContextManager[None]:
     """Let agentgit find that OpenTelemetry is not installed."""
-    return _set("tracing", "_api", None)
+    return setting(points.OPENTELEMETRY, None)
 
 
 def of_an_earlier_release() -> AbstractContextManager[None]:
     """Let threads with a DeltaChannel be stored as an earlier release did: their writes alone."""
-    return _set("saver.config", "folds", lambda *args: {})
+    return setting(points.FOLDS_OF_DELTA_CHANNELS, lambda *args: {})

@@ -1,7 +1,7 @@
 """Places inside agentgit at which tests let something happen: somebody else comes in, a process dies, a disk is full.
 
 Tests name a point, and `faults` acts there; what the library calls it stands in this file alone. A point is a function
-or a method that is about to run, or has just run.
+or a method that is about to run, or has just run; at the end stand limits and settings.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Point(NamedTuple):
 
 # -- the database
 
+EVERY_READ = Point("store.database", "Database.reading")
 EVERY_WRITE = Point("store.database", "Database.write")
 DELETE_THREAD = Point("store.threads.graph_store", "GraphStore.delete_thread")
 READ_STATE = Point("store.threads.graph_store", "GraphStore.read_state")
@@ -127,3 +128,29 @@ END_RESTORE = Point("workspace.catalog", "Catalog.end")
 def is_exchange(arguments: tuple[Any, ...]) -> bool:
     """Return whether these are the arguments of a `RENAME_FILE` that exchanges two files."""
     return bool(arguments[-1] == importlib.import_module("agentgit.workspace.disk.atomic_file").EXCHANGE)
+
+
+# -- how long and how much
+
+POOL_SECONDS = Point("store.sql.postgres", "POOL_SECONDS")
+IDLE_SECONDS = Point("store.sql.postgres", "IDLE_SECONDS")
+SECONDS_PER_LEASE = Point("store.sql.process", "PER_LEASE")
+EVENTS_THAT_WAIT = Point("store.audit.bus", "MOST")
+LAST_SECONDS_OF_CALLBACKS = Point("store.audit.bus", "LAST_SECONDS")
+SECONDS_OF_WEBHOOKS = Point("repository.webhook_sender", "SECONDS")
+FIRST_PAUSE_OF_WEBHOOKS = Point("store.audit.outbox", "FIRST_PAUSE")
+FIRST_PAUSE_OF_LOGINS = Point("store.records.login_attempts", "FIRST_PAUSE")
+SECONDS_BETWEEN_LOOKS_OF_FEEDS = Point("web.event_stream", "POLL_SECONDS")
+
+# -- what this process is
+
+NAME_OF_MACHINE = Point("store.sql.process", "_here")
+OPENTELEMETRY = Point("tracing", "_api")
+FOLDS_OF_DELTA_CHANNELS = Point("saver.config", "folds")
+NEW_ID_OF_EVENT = Point("store.audit.trail", "new_id")
+PASSWORD_HASHER = Point("auth.credentials", "_hasher")
+HASH_OF_NOBODY = Point("auth.credentials", "_of_nobody")
+SHOW_BESIDE_MAGIC = Point("notebook.magics", "_show")
+LIST_CHECKPOINTS_TOOL = Point("mcp.write_tools", "WriteTools.list_checkpoints")
+FOLDER_OF_MIGRATIONS = Point("store.schema.migrations", "folder")
+NEWEST_SCHEMA = Point("store.schema.schema", "REVISION")

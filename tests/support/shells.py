@@ -4,6 +4,7 @@ import linecache
 import sys
 from types import ModuleType
 
+import points
 import pytest
 
 import agentgit
@@ -40,7 +41,7 @@ def magic(shell, line):
 def shown(monkeypatch):
     """What is shown beside what a magic gives."""
     values = []
-    monkeypatch.setattr("agentgit.notebook.magics._show", values.append)
+    monkeypatch.setattr(*points.SHOW_BESIDE_MAGIC.place, values.append)
     return values
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import points
 import pytest
 import uvicorn
 from fastapi import FastAPI
@@ -19,7 +20,6 @@ from pwdlib.hashers.argon2 import Argon2Hasher
 
 import agentgit
 from agentgit import Repository
-from agentgit.auth import credentials
 from agentgit.demo import EFFECTS, build
 from agentgit.web.server import Server, serve
 
@@ -35,8 +35,8 @@ def quick_passwords() -> Iterator[None]:
     hasher = PasswordHash((Argon2Hasher(time_cost=1, memory_cost=8, parallelism=1),))
     nobody = hasher.hash("of nobody")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(credentials, "_hasher", lambda: hasher)
-        patch.setattr(credentials, "_of_nobody", lambda: nobody)
+        patch.setattr(*points.PASSWORD_HASHER.place, lambda: hasher)
+        patch.setattr(*points.HASH_OF_NOBODY.place, lambda: nobody)
         yield
 
 
