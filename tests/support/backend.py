@@ -9,7 +9,8 @@ from typing import Any
 
 from sqlalchemy import URL, Table, select
 
-from agentgit import Session, SQLModelSaver, ToolInvocation
+import agentgit
+from agentgit import ToolInvocation
 from agentgit.store.database import Database
 from agentgit.store.records.journal import WITH_BRANCH, CallOutcome, Intent
 from agentgit.store.schema import roles, schema
@@ -82,10 +83,10 @@ def threads(repo) -> set[str]:
         return set(connection.execute(select(table("graph_checkpoint").c.thread_id)).scalars())
 
 
-def saver(repo) -> SQLModelSaver:
+def saver(repo) -> agentgit.SQLModelSaver:
     """Return a saver on the rows of a repository's sessions."""
     store = repo.context.store
-    return SQLModelSaver(store.database, tenant_id=store.tenant_id, graphs=store.graphs, sessions=True)
+    return agentgit.SQLModelSaver(store.database, tenant_id=store.tenant_id, graphs=store.graphs, sessions=True)
 
 
 # -- calls
@@ -99,7 +100,7 @@ def journal(repo) -> list[ToolInvocation]:
         return repo.context.store.journal.own_values(connection, connection.execute(query).all())
 
 
-def runner(session: Session, tool_name: str) -> Callable[[Any], Any]:
+def runner(session: agentgit.Session, tool_name: str) -> Callable[[Any], Any]:
     """Return what calls a tool of a session again, as a rollback does that redoes a call; it gets the arguments."""
     found = ToolInvocation(id=1, internal_session_id=1, position=0, tool_name=tool_name)
     run = session.context.registry.runner(session.id, found)
