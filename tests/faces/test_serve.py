@@ -42,7 +42,7 @@ def test_d5_serve_shows_a_link_serves_and_stops_in_good_order(tmp_path):
 
 
 @pytest.mark.long
-def test_d5_serve_without_an_account_says_how_to_make_one(tmp_path, monkeypatch, capsys):
+def test_d5_serve_without_an_account_says_how_to_make_one(tmp_path):
     """D5: on a server, or where accounts are asked for, it does not start while nobody could come in."""
     agentgit.open(tmp_path / "agentgit.db").close()
     for more in (["--accounts"], ["--host", "0.0.0.0"]):  # noqa: S104  # it is refused
@@ -50,7 +50,7 @@ def test_d5_serve_without_an_account_says_how_to_make_one(tmp_path, monkeypatch,
         assert (code, "agentgit users add NAME" in said) == (2, True)
 
 
-def test_d5_serve_without_its_extra_says_what_to_install(tmp_path, monkeypatch, capsys):
+def test_d5_serve_without_its_extra_says_what_to_install(tmp_path, monkeypatch):
     """D5: where FastAPI is not installed, one line says which command brings it."""
     agentgit.open(tmp_path / "agentgit.db").close()
     for name in [name for name in sys.modules if name.startswith(("agentgit.web", "uvicorn"))]:
@@ -60,7 +60,7 @@ def test_d5_serve_without_its_extra_says_what_to_install(tmp_path, monkeypatch, 
     assert (code, 'pip install "agentgit[server]"' in said) == (13, True)
 
 
-def test_d5_a_port_that_is_taken_is_told(tmp_path, monkeypatch, capsys):
+def test_d5_a_port_that_is_taken_is_told(tmp_path):
     """D5: where somebody else listens, it says to name another port."""
     import socket
 

@@ -67,7 +67,7 @@ def test_d4_lists_stay_lists(agent):
         assert str(shown) == str(list(shown))
 
 
-def test_d4_a_value_whose_database_is_gone_says_so(agent, repo, monkeypatch):
+def test_d4_a_value_whose_database_is_gone_says_so(agent, repo):
     """D4: a checkpoint whose state cannot be read any more shows what it knows, and one line that says why."""
     point = agent.head
 

@@ -260,7 +260,7 @@ def test_d5_a_name_that_is_taken_is_told_with_the_way_out(empty_server):
 
 
 @pytest.mark.long
-def test_d5_passwords_may_have_any_character(empty_server, capsys, monkeypatch):
+def test_d5_passwords_may_have_any_character(empty_server):
     """D5: a role whose password has % and @ opens, upgrades and uses the command line; no text shows the password."""
     password, name = "p@ss%40w:rd/%s", f"agentgit_{uuid.uuid4().hex}"
     url = empty_server.set(username=name, password=password)

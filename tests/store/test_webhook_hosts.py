@@ -311,7 +311,7 @@ def test_q8_the_variables_of_a_server_are_not_secrets(opened, monkeypatch):
         assert server.got == []
 
 
-def test_q8_a_secret_from_the_environment_of_its_user(tmp_path, monkeypatch):
+def test_q8_a_secret_from_the_environment_of_its_user(tmp_path):
     """Q8: `--secret-env` reads the variable of whoever adds the webhook, then and there."""
     said, environment = "", {"AGENTGIT_WEBHOOK_ALLOW": "127.0.0.1", "AGENTGIT_DATABASE_URL": str(tmp_path / "a.db")}
 

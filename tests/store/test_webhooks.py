@@ -79,7 +79,7 @@ def test_w12_what_fails_comes_again_with_the_same_id(repo, receiver):
     assert (len(receiver.got), len(set(ids(receiver))), len({body for _, body in receiver.got})) == (4, 1, 1)
 
 
-def test_w12_what_is_never_taken_is_given_up_and_can_be_retried(repo, receiver, monkeypatch):
+def test_w12_what_is_never_taken_is_given_up_and_can_be_retried(repo, receiver):
     """W12: after its tries an event is dead, is seen to be, and is sent again when asked for; 410 ends at once."""
     hook = repo.webhooks.add(receiver.url, "session.*", SECRET)
     repo.session("s", create=True)
@@ -128,7 +128,7 @@ def test_w12_two_workers_never_send_the_same(repo, receiver, monkeypatch):
     assert (sum(sent), len(ids(receiver)), len(set(ids(receiver)))) == (20, 20, 20)
 
 
-def test_w12_what_a_dead_worker_took_is_sent_by_another(repo, receiver, monkeypatch):
+def test_w12_what_a_dead_worker_took_is_sent_by_another(repo, receiver):
     """W12: what a worker took and died with is left to others when its time is over; a late answer is nothing."""
     repo.webhooks.add(receiver.url, "session.*", SECRET)
     repo.session("s", create=True)
