@@ -9,11 +9,14 @@ import uuid
 from collections import defaultdict
 from contextlib import ExitStack, closing
 
+import faults
 import lives
+import points
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from receivers import Receiver
+from shells import ipython, shown  # noqa: F401  # fixtures
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 
@@ -179,8 +182,8 @@ def second(tmp_path, monkeypatch):
     folder = tmp_path / "migrations"
     shutil.copytree(migrations.folder(), folder)
     (folder / "versions" / "9000_colors.py").write_text(SECOND.replace("{now}", schema.REVISION))
-    monkeypatch.setattr(migrations, "folder", lambda: folder)
-    monkeypatch.setattr(schema, "REVISION", "9000")
+    monkeypatch.setattr(*points.FOLDER_OF_MIGRATIONS.place, lambda: folder)
+    monkeypatch.setattr(*points.NEWEST_SCHEMA.place, "9000")
     return "9000"
 
 
@@ -265,6 +268,20 @@ def receiver():
         yield server
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def long_webhook_pauses():
+    """Let a webhook that failed wait until a test says otherwise, however slow the machine is."""
+    with faults.long_webhook_pauses():
+        yield
+
+
+@pytest.fixture
+def long_login_pauses():
+    """Let who guessed wrong too often wait longer than the test takes."""
+    with faults.long_login_pauses():
+        yield
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 from scripted import World, obedient, tool_node_graph
 
 import agentgit
-from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
+from agentgit import Conflict, InvalidInput, NotFound, Unavailable
 
 
 @pytest.fixture

@@ -1,15 +1,14 @@
 """When what became of a call is written down: at once if it acted, with the next transaction if it only read."""
 
 import backend
+import faults
 import pytest
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from scripted import World, call, calls, scripted, tool_node_graph
 
 import agentgit
-from agentgit.agents.turn.outcome_buffer import MOST_WAITING
-from agentgit.errors import Unavailable
-from agentgit.store.database import Database
+from agentgit import Unavailable
 
 
 @pytest.fixture
@@ -37,27 +36,15 @@ def agent_of(repo, world, *replies):
     return repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
 
 
-def counted(monkeypatch, database):
-    """Count the transactions that write."""
-    found, write = [], database.write
-
-    def counting(work, **how):
-        found.append(work)
-        return write(work, **how)
-
-    monkeypatch.setattr(database, "write", counting)
-    return found
-
-
-def test_w1_calls_that_only_read_need_no_transaction_of_their_own(repo, world, monkeypatch):
+def test_w1_calls_that_only_read_need_no_transaction_of_their_own(repo, world):
     """W1: a turn with five calls that only read writes as often as one with a single such call."""
     story = [calls(LOOK), "one", calls(*[LOOK] * 5), "five"]
     agent = agent_of(repo, world, *story)
-    written = counted(monkeypatch, backend.database(repo))
-    agent.run("look")
-    once = len(written)
-    agent.run("look five times")
-    assert len(written) - once == once
+    with faults.writes_counted() as written:
+        agent.run("look")
+        once = len(written)
+        agent.run("look five times")
+    assert len(written) - once == once > 0
     assert [step.tool_name for step in agent.tool_track()] == ["look"] * 6
 
 
@@ -83,28 +70,21 @@ def test_w1_the_track_has_the_order_of_the_calls_whenever_they_were_written(repo
 @pytest.mark.long
 def test_w1_no_more_than_a_few_calls_wait(repo, world):
     """W1: within one long step, no more than so many calls wait to be written down."""
-    times, seen = 3 * MOST_WAITING, []
+    most, times, seen = 64, 3 * 64, []
     with agentgit.open(backend.url(repo)) as other:
         graph = looking(world, times, lambda: seen.append(len(other.session("s").tool_track())))
         agent = repo.wrap(graph, "s", effects=world.effects(), check_effects=False)
         agent.run("go")
-    assert max(number - there for number, there in enumerate(seen, start=1)) == MOST_WAITING - 1
+    assert max(number - there for number, there in enumerate(seen, start=1)) == most - 1
     assert len(agent.tool_track()) == times
 
 
-def test_w1_what_cannot_be_written_now_is_written_when_the_turn_ends(repo, world, monkeypatch):
+def test_w1_what_cannot_be_written_now_is_written_when_the_turn_ends(repo, world):
     """W1: if the database is out of reach when a tool has ended, the tool's result counts, and is recorded later."""
     agent = agent_of(repo, world, calls(ADD, LOOK), "done")
-    write, refused = Database.write, []
-
-    def out_of_reach(database, work, **how):
-        if world.items and not refused:  # the first write after the tool has run: its outcome
-            refused.append(work)
-            raise Unavailable("out of reach")
-        return write(database, work, **how)
-
-    monkeypatch.setattr(Database, "write", out_of_reach)
-    agent.run("go")
+    # The first write after the tool has run is that of its outcome.
+    with faults.write_fails_once(lambda: bool(world.items), Unavailable("out of reach")) as refused:
+        agent.run("go")
     assert refused
     assert [(step.tool_name, step.status) for step in agent.tool_track()] == [("add", "done"), ("look", "done")]
 

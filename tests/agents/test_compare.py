@@ -2,6 +2,8 @@
 
 import json
 
+import command_line
+import faults
 import pytest
 from desk import Desk
 from langchain_core.messages import AIMessage, HumanMessage
@@ -9,15 +11,10 @@ from langgraph.graph import MessagesState, StateGraph
 from scripted import World, call, functional_graph, obedient, scripted, tool_node_graph
 
 import agentgit
-from agentgit import Checkpoint, Diff
+from agentgit import Checkpoint, InvalidInput, NotFound, diff
 from agentgit.checkpoints.comparison import Comparison
-from agentgit.checkpoints.diff import Change, Tokens, diff
-from agentgit.errors import InvalidInput, NotFound
-from agentgit.render.text import plain
-from agentgit.render.views import diff as drawn
-from agentgit.store.threads.graph_store import GraphStore
+from agentgit.checkpoints.diff import Change, Tokens
 
-GRAPHS = GraphStore.messages_of
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e\r\n</td>" + "日本" * 40
 
 
@@ -184,12 +181,9 @@ def test_w6_a_list_that_grew_in_front_is_one_change():
 
 
 @pytest.mark.long
-def test_w6_the_shared_beginning_is_not_loaded(repo, monkeypatch):
+def test_w6_the_shared_beginning_is_not_loaded(repo):
     """W6: a diff of two branches reads as many messages and calls at message 400 as at message 20."""
     agent = repo.wrap(noting(), "s", auto_checkpoint="off")
-    read = []
-    graphs = repo.context.store.graphs
-    monkeypatch.setattr(graphs, "messages_of", lambda c, hashes: read.extend(hashes) or GRAPHS(graphs, c, hashes))
     for messages in (20, 400):
         agent.update_state(None, {"messages": [HumanMessage(f"m{n}") for n in range(messages)]}, "node")
         fork = agent.checkpoint()
@@ -198,36 +192,10 @@ def test_w6_the_shared_beginning_is_not_loaded(repo, monkeypatch):
             branch = agent.fork(fork)
             branch.run("end")
             ends.append(branch.checkpoint())
-        read.clear()
-        found = repo.session().diff(*ends)
+        with faults.messages_read() as read:
+            found = repo.session().diff(*ends)
         assert len(read) == 4
         assert (len(found.removed_messages), len(found.added_messages)) == (2, 2)
-
-
-@pytest.mark.long
-def test_w6_a_page_of_a_diff_obeys_nobody(repo):
-    """W6: in a notebook a diff and a comparison are HTML in which nothing from the data is markup."""
-    a = Checkpoint(metadata={"reference": HOSTILE}, session_state={HOSTILE: HOSTILE})
-    b = Checkpoint(conversation_history=[{"role": HOSTILE, "content": "+" + HOSTILE}])
-    found = diff(a, b)
-    found = Diff(**{**vars(found), "added_files": [HOSTILE], "diff_content": f"+{HOSTILE}\n-x\n" + "y\n" * 100_000})
-    both = Comparison(fork=HOSTILE, left=found, right=diff(a, a), between=found)
-    for value in (found, both):
-        page = value._repr_html_()
-        assert "<script" not in page
-        assert "\x1b" not in page
-        assert "\u202e" not in page
-        assert value._repr_mimebundle_()["text/plain"] == str(value)
-    assert "more characters" in found._repr_html_()
-    assert plain(drawn.lines(both, width=60)).splitlines()[0].endswith("…")
-
-
-def test_w6_a_page_shows_files_as_they_are():
-    """W6: in HTML the lines of files keep their spaces, and end only where a line of the files' difference ends."""
-    content = "--- a.py\n+++ a.py\n-    return  1\n+\treturn\x0c2\u2028\r\n"
-    page = drawn.page(Diff(from_id=1, to_id=2, modified_files=["a.py"], diff_content=content))
-    assert '\n<span style="color:#d9484b">-    return  1</span>\n' in page
-    assert "+\treturn\\x0c2\\u2028\\r</span></pre>" in page
 
 
 def test_w6_a_page_of_a_large_difference_is_small():
@@ -259,10 +227,8 @@ def test_p3_files_are_compared_where_both_have_them(repo, tmp_path, monkeypatch)
 
 
 @pytest.mark.long
-def test_w6_the_command_line_writes_pages_and_patches(tmp_path, monkeypatch, capsys):
+def test_w6_the_command_line_writes_pages_and_patches(tmp_path, monkeypatch):
     """W6, P3: `agentgit diff` shows the files' difference with --patch, and it and `compare` write HTML with --html."""
-    from agentgit import cli
-
     monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))
     desk, where = Desk(tmp_path / "work"), str(tmp_path / "a.db")
     with agentgit.open(where) as repo:
@@ -271,10 +237,7 @@ def test_w6_the_command_line_writes_pages_and_patches(tmp_path, monkeypatch, cap
         agent.fork(name="retry").run("write a.txt two")
 
     def run(*words):
-        monkeypatch.setattr("sys.argv", ["agentgit", *words, "main", "retry", "--db", where])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        return (*capsys.readouterr(), stopped.value.code)
+        return command_line.run(*words, "main", "retry", "--db", where)
 
     out, _, _ = run("diff")
     assert "+two" not in out

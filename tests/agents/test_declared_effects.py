@@ -1,10 +1,12 @@
 """Declaring effects on a graph: what wins, what is refused, what is recorded, and calling a tool again (W3, W4)."""
 
 import asyncio
+import hashlib
 import sys
 from datetime import date
 from typing import Annotated
 
+import backend
 import pytest
 from langchain_core.messages import AIMessage
 from langchain_core.tools import BaseTool, InjectedToolCallId, ToolException, tool
@@ -15,7 +17,6 @@ from scripted import World, call, calls, functional_graph, nested_graph, scripte
 
 import agentgit
 from agentgit import InvalidInput, NotDone, NotFound, RollbackBlocked, compensable, effect, reversible
-from agentgit.effects.invocation import identity
 
 
 @pytest.fixture
@@ -35,9 +36,7 @@ def wrapped(repo, *tools, session="s", replies=("ok",), **more):
 
 def the_runner(agent, name: str):
     """Give what calls a tool of an agent again."""
-    found = agentgit.ToolInvocation(id=1, internal_session_id=1, position=0, tool_name=name)
-    run = agent.session.context.registry.runner(agent.session.id, found)
-    return lambda args: run(args, "thread")
+    return backend.runner(agent.session, name)
 
 
 # -- what wins
@@ -205,7 +204,7 @@ def test_w4_the_record_has_what_makes_calls_the_same_and_what_looks(repo, world)
     agent = wrapped(repo, *world.tools(), replies=replies, effects=world.effects(charge=pay))
     agent.run("go")
     charge, add = agent.tool_track()
-    assert charge.identity == identity("charge", {"amount": 5}, ["amount"])
+    assert charge.identity == hashlib.sha256(b'["charge",[["amount",5]]]').hexdigest()
     assert (charge.undo, charge.verify, charge.precheck) == (
         f"{__name__}:undo", f"{__name__}:was_made", f"{__name__}:was_made",
     )  # fmt: skip

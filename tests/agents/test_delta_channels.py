@@ -10,30 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
 from langgraph.channels import DeltaChannel
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import Command, Overwrite, interrupt
 from origins import sqlite_origin
 from scripted import World, call, scripted
-from sqlalchemy import delete
 
 import agentgit
-from agentgit import SQLModelSaver
-from agentgit.saver.codec import Codec
-from agentgit.saver.delta_reducer import encode
-from agentgit.store.sql.tables import GRAPH_CHECKPOINT
-from agentgit.store.threads.graph_store import GraphKey
 
 PLAIN = Annotated[list, add_messages]
 DURABILITIES = ("sync", "async", "exit")
-
-
-@pytest.fixture
-def saver(database):
-    """A saver on each kind of database."""
-    return SQLModelSaver(database)
 
 
 def expect_true(agent):
@@ -270,100 +257,7 @@ def test_a_reducer_that_fails_does_not_break_the_run(repo):
     assert "n" in agent.head.session_state
 
 
-@pytest.mark.long
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_a_list_is_encoded_the_same_from_any_earlier_one(data):
-    """What a value is stored as depends on the value alone, and not on what it was made from."""
-    codec = Codec(JsonPlusSerializer())
-    item = st.one_of(st.integers(-9, 10**15), st.text(max_size=400), st.builds(HumanMessage, st.text(max_size=9)))
-    old = data.draw(st.lists(item, max_size=30))
-    start, end = sorted((data.draw(st.integers(0, 30)), data.draw(st.integers(0, 30))))
-    new = [*old[:start], *data.draw(st.lists(item, max_size=9)), *old[end:]]
-    made, again = encode(codec, new, encode(codec, old)), encode(codec, new)
-    assert made.encoded == again.encoded
-    assert list(made.live.ends) == list(again.live.ends)
-    files = {str(n): value for n, value in enumerate(old)}
-    more = {**files, "new": "x" * 900}
-    assert encode(codec, more, encode(codec, files)).encoded == encode(codec, more).encoded
-
-
-# -- the saver alone, and threads that come from elsewhere
-
-
-def on(thread):
-    """The config of a thread."""
-    return {"configurable": {"thread_id": thread}}
-
-
-def shown(saver, thread):
-    """What is shown of the newest graph checkpoint of a thread."""
-    with saver.database.reading() as connection:
-        head = saver.store.head(connection, thread)
-        state, messages = saver.store.read_state(connection, thread, head.checkpoint_id)
-    return head.message_count, head.state_hash, [message["data"]["id"] for message in messages], state
-
-
-@pytest.mark.parametrize("durability", DURABILITIES)
-def test_the_saver_alone_knows_a_conversation(saver, durability):
-    """Without the graph, writes that are messages are a conversation; other writes are in the hash and left out."""
-    spread = chat(delta(100), saver, full=100)
-    hashes = set()
-    for turn in range(4):
-        spread.invoke(said(f"q{turn}", f"h{turn}"), on("t"), durability=durability)
-        count, state_hash, ids, state = shown(saver, "t")
-        hashes.add(state_hash)
-        assert (count, ids) == (2 * turn + 2, [one.id for one in spread.get_state(on("t")).values["messages"]])
-        assert state == {}
-    assert len(hashes) == 4
-
-
-def test_pruned_copied_and_collected(saver):
-    """Copying, pruning, forking and collecting keep what is shown, and what LangGraph rebuilds."""
-    graph = chat(delta(100), saver)
-    for turn in range(4):
-        graph.invoke(said(f"q{turn}", f"h{turn}"), on("t"))
-    before, values = shown(saver, "t"), graph.get_state(on("t")).values
-    saver.copy_thread("t", "copy")
-    newest = graph.get_state(on("t")).config["configurable"]["checkpoint_id"]
-    saver.database.write(lambda connection: saver.store.fork(connection, "t", newest, "fork"))
-    saver.prune(["t"])
-    saver.gc()
-    fresh = SQLModelSaver(saver.database)
-    again = chat(delta(100), fresh)
-    for thread in ("t", "copy", "fork"):
-        assert shown(fresh, thread) == before
-        assert again.get_state(on(thread)).values == values
-        again.invoke(said("more", "more"), on(thread))
-        assert shown(fresh, thread)[0] == 10
-        assert shown(fresh, thread)[2] == [one.id for one in again.get_state(on(thread)).values["messages"]]
-
-
-def test_what_was_stored_before_goes_on(saver, monkeypatch):
-    """A thread of an earlier release, which stored nothing but the writes, is right from the next step on."""
-    graph = chat(delta(100), saver)
-    with monkeypatch.context() as earlier:
-        earlier.setattr("agentgit.saver.config.folds", lambda *args: {})
-        for turn in range(3):
-            graph.invoke(said(f"q{turn}", f"h{turn}"), on("t"))
-        assert shown(saver, "t")[0] == 0
-    graph.invoke(said("q", "h"), on("t"))
-    assert shown(saver, "t")[0] == 8
-
-
-def test_a_way_back_that_is_cut(saver, monkeypatch):
-    """Where writes that a value was made of are gone, nothing is made up: it is left out."""
-    graph = chat(delta(100), saver)
-    with monkeypatch.context() as earlier:
-        earlier.setattr("agentgit.saver.config.folds", lambda *args: {})
-        for turn in range(2):
-            graph.invoke(said(f"q{turn}", f"h{turn}"), on("t"))
-    oldest = [*saver.list(on("t"))][-1].config["configurable"]["checkpoint_id"]
-    saver.database.write(
-        lambda c: c.execute(delete(GRAPH_CHECKPOINT).where(GRAPH_CHECKPOINT.c.checkpoint_id == oldest))
-    )
-    graph.invoke(said("q", "h"), on("t"))
-    assert shown(saver, "t")[::2] == (0, [])
+# -- threads that come from elsewhere
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -388,15 +282,3 @@ def test_imported_threads_with_a_delta_channel(repo, tmp_path, known):
         assert len({one.metadata["state_hash"] for one in points}) == turns[-1] + 2
     agent.invoke(said("here", "here"))
     expect_true(agent)
-
-
-def test_the_store_reads_the_end_of_a_spread_conversation(repo):
-    """`messages(last=…)` gives the newest ones, at any graph checkpoint."""
-    agent = repo.wrap(chat(delta(100)), "s")
-    agent.invoke(said("q", "h"))
-    with backend.reading(repo) as connection:
-        graphs = repo.context.store.graphs
-        head = graphs.head(connection, agent.branch.langgraph_session_id)
-        at = graphs.find(connection, GraphKey(agent.branch.langgraph_session_id, "", head.checkpoint_id))
-        assert "messages" in at.folded
-        assert [one["data"]["id"] for one in graphs.messages_at(connection, at, 1)] == ["a1"]

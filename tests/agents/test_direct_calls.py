@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import operator
 import threading
-import time
 from typing import Annotated, Any, TypedDict
 from uuid import uuid4
 
 import backend
+import faults
+import points
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.tools import BaseTool, StructuredTool, tool
@@ -19,10 +20,8 @@ from langgraph.types import Command, RetryPolicy, Send, interrupt
 from scripted import agent_graph, call, scripted, tool_node_graph
 
 import agentgit
-from agentgit import Fenced, InvalidInput, SQLModelSaver, reversible
-from agentgit.effects.effects import effect
-from agentgit.effects.invocation import idempotency_key
-from agentgit.errors import AgentGitError
+from agentgit import AgentGitError, Fenced, InvalidInput, effect, reversible
+from agentgit.effects import idempotency_key
 
 AGAIN = RetryPolicy(max_attempts=4, initial_interval=0.001, jitter=False, retry_on=ConnectionError)
 PAY = effect("irreversible", identity_args=["to", "amount"])
@@ -417,16 +416,9 @@ def test_t1_a_payment_waits_for_the_step_that_it_comes_from(repo, bank, is_async
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("how", [{"durability": "exit"}, {"durability": "async"}, {}])
-def test_t1_an_idempotent_call_waits_too_so_that_it_keeps_its_key(repo, monkeypatch, is_async, how):
+def test_t1_an_idempotent_call_waits_too_so_that_it_keeps_its_key(repo, is_async, how):
     """T1: however slow a save is, the key that a service gets is that of a task which comes back after a crash."""
     found: list[Any] = []
-    put = SQLModelSaver.put
-
-    def slow(*args: Any, **kwargs: Any) -> Any:
-        time.sleep(0.2)
-        return put(*args, **kwargs)
-
-    monkeypatch.setattr(SQLModelSaver, "put", slow)
 
     @tool
     def pay(to: str) -> str:
@@ -438,7 +430,8 @@ def test_t1_an_idempotent_call_waits_too_so_that_it_keeps_its_key(repo, monkeypa
     effects = {"pay": effect("idempotent")}
     graph = node_graph(lambda state: {"messages": [("ai", pay.invoke({"to": "Ann"}))]})
     agent = wrapped(repo, graph, effects)
-    asyncio.run(agent.ainvoke(say(), **how)) if is_async else agent.invoke(say(), **how)
+    with faults.slow(points.SAVE_STATE, 0.2):
+        asyncio.run(agent.ainvoke(say(), **how)) if is_async else agent.invoke(say(), **how)
     assert found == [("act",)]
 
 

@@ -19,8 +19,7 @@ from pydantic import BaseModel, Field
 from scripted import GRAPHS, agent_graph, call, calls, tool_node_graph
 
 import agentgit
-from agentgit import Fenced, InvalidInput, WorldDiverged, compensable, reversible
-from agentgit.effects.effects import effect
+from agentgit import Fenced, InvalidInput, WorldDiverged, compensable, effect, reversible
 
 
 @pytest.fixture

@@ -19,9 +19,7 @@ from langgraph.types import Command
 from scripted import World, agent_graph, call, calls, scripted, tool_node_graph
 
 import agentgit
-from agentgit import reversible
-from agentgit.demo import ScriptedModel
-from agentgit.errors import (
+from agentgit import (
     Conflict,
     Fenced,
     InvalidInput,
@@ -29,7 +27,9 @@ from agentgit.errors import (
     RollbackBlocked,
     RollbackIncomplete,
     WorldDiverged,
+    reversible,
 )
+from agentgit.demo import ScriptedModel
 
 
 def said(messages) -> list[str]:

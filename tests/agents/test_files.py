@@ -1,21 +1,24 @@
 """Files roll back with the conversation: one rollback for conversation, tool effects and files, or any mix of them."""
 
 import asyncio
-import io
+import errno
 import json
 import re
 import shutil
 import signal
-import sys
 from pathlib import Path
 
 import backend
+import command_line
+import faults
+import points
 import processes
 import pytest
 from desk import Desk, desk, home
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from scripted import call, calls, scripted, tool_node_graph
+from sqlalchemy import select
 
 import agentgit
 from agentgit import (
@@ -26,7 +29,6 @@ from agentgit import (
     Workspace,
     WorkspaceChanged,
     WorldDiverged,
-    cli,
 )
 from agentgit.demo import ScriptedModel
 
@@ -291,15 +293,10 @@ def test_p1_what_a_tool_is_about_to_change_can_be_undone_alone(repo, desk):
     assert desk.files == {}
 
 
-def test_a_tool_does_not_run_if_what_it_changes_cannot_be_kept(repo, desk, monkeypatch):
+def test_a_tool_does_not_run_if_what_it_changes_cannot_be_kept(repo, desk):
     """C8: a modifying call whose files cannot be kept fails, and the journal says that its tool was not run."""
     agent = wrapped(repo, desk)
-
-    def fail(self, tool_name, args):
-        raise Unavailable("no space")
-
-    monkeypatch.setattr(type(agent._branch.settings.keeper), "before", fail)
-    with pytest.raises(Unavailable, match="no space"):
+    with faults.fails(points.KEEP_FILES, Unavailable("no space")), pytest.raises(Unavailable, match="no space"):
         agent.run("write a.txt one")
     assert desk.files == {}
     assert [(call.status, call.error_message) for call in agent.tool_track()] == [
@@ -307,19 +304,15 @@ def test_a_tool_does_not_run_if_what_it_changes_cannot_be_kept(repo, desk, monke
     ]
 
 
-def test_files_that_cannot_come_back_leave_the_rollback_to_be_resumed(agent, desk, repo, monkeypatch):
+def test_files_that_cannot_come_back_leave_the_rollback_to_be_resumed(agent, desk, repo):
     """A restore that fails leaves the rollback partial, and resume finishes it."""
-    keeper = agent._branch.settings.keeper
-    plain = type(keeper).bring
-
-    def fail(self, at, known=None):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(type(keeper), "bring", fail)
-    with pytest.raises(RollbackIncomplete, match="No space left") as caught:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with (
+        faults.fails(points.BRING_FILES, full),
+        pytest.raises(RollbackIncomplete, match="No space left") as caught,
+    ):
         agent.rollback("before")
     assert desk.world.items == ["chair"]
-    monkeypatch.setattr(type(keeper), "bring", plain)
     repo.resume(caught.value.operation)
     assert desk.files == {"a.txt": "one"}
     assert repo.session("s").branch().name == "main-2"
@@ -370,27 +363,20 @@ def test_a_session_without_a_workspace_is_as_before(repo, desk):
 
 
 KILLED = """
-import os, signal, sys
-import agentgit
-from agentgit.rollback.finish import Finisher
-from agentgit.workspace.disk.disk import Disk
+import sys
+from pathlib import Path
+import agentgit, faults, points
 from desk import Desk
 url, root, point = sys.argv[1:]
-repo = agentgit.open(url)
-desk = Desk(__import__("pathlib").Path(root))
-agent = repo.wrap(desk.graph(), "s", workspace=root, check_effects=False)
-
-def die(*_, **__):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-if point == "in the restore":  # one file is back, another one is not
-    plain, done = Disk.put, []
-    Disk.put = lambda self, *args: die() if done else (done.append(1), plain(self, *args))
-elif point == "before the restore":
-    Disk.put = Disk.unlink = die
-else:
-    Finisher.end = die
-agent.rollback("before")
+desk = Desk(Path(root))
+agent = agentgit.open(url).wrap(desk.graph(), "s", workspace=root, check_effects=False)
+dying = {
+    "before the restore": faults.killed(points.WRITE_FILE, points.REMOVE_FILE),
+    "in the restore": faults.killed(points.WRITE_FILE, time=2),  # one file is back, another one is not
+    "after the restore": faults.killed(points.PUBLISH_OPERATION),
+}
+with dying[point]:
+    agent.rollback("before")
 """
 
 
@@ -437,7 +423,7 @@ def test_p7_snapshots_that_no_checkpoint_needs_are_let_go_of(agent, repo, desk):
 
 
 @pytest.mark.long
-def test_s3_files_are_rewound_from_the_command_line(tmp_path, desk, monkeypatch, capsys):
+def test_s3_files_are_rewound_from_the_command_line(tmp_path, desk, monkeypatch):
     """S3: given a session and a restore point; it shows the plan, asks, and keeps off what others have changed."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         agent = wrapped(repo, desk)
@@ -446,11 +432,8 @@ def test_s3_files_are_rewound_from_the_command_line(tmp_path, desk, monkeypatch,
     monkeypatch.chdir(tmp_path)
 
     def command(*words):
-        monkeypatch.setattr(sys, "argv", ["agentgit", *words])
-        monkeypatch.setattr(sys, "stdin", io.StringIO())
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        return int(stopped.value.code or 0), capsys.readouterr()
+        done = command_line.run(*words)
+        return done.code, done
 
     code, said = command("rewind", "s", "second")
     assert (code, desk.files) == (1, {"a.txt": "two", "b.txt": "made"})
@@ -707,10 +690,10 @@ def test_p7_a_snapshot_is_kept_as_long_as_any_database_needs_it(agent, repo, des
         second.checkpoint("later")
         other.session("s").delete_checkpoint(shared)
         other.session("s").cleanup_auto_checkpoints(keep=0)
-    held = repo.context.store.snapshots
+    snapshots = backend.table("workspace_snapshot").c
     with backend.reading(repo) as connection:
-        at = held.last(connection, agent.session.id)
-    assert Workspace(desk.root).get(at.snapshot).pinned
+        newest = connection.execute(select(snapshots.snapshot).order_by(snapshots.id.desc())).scalars().first()
+    assert Workspace(desk.root).get(newest).pinned
 
 
 @pytest.mark.parametrize("auto", ["off", 2])

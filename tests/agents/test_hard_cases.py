@@ -1,15 +1,12 @@
 """Cases that broke other systems, or an earlier state of this one: order, pauses, cancellation, graphs in graphs."""
 
 import asyncio
-import io
-import itertools
 import threading
 import time
-from dataclasses import dataclass
 
+import faults
+import points
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 from langgraph.config import get_stream_writer
@@ -17,9 +14,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
 from scripted import GRAPHS, World, call, calls, functional_graph, scripted, tool_node_graph
 
-from agentgit import Conflict, InvalidInput, RollbackIncomplete, SQLModelSaver, reversible
-from agentgit.agents.turn.turn import Turn
-from agentgit.values import from_json, portable, to_json
+from agentgit import Conflict, InvalidInput, RollbackIncomplete, reversible
 
 
 def say(text: str) -> dict:
@@ -35,15 +30,15 @@ def world():
 
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
-def test_a7_a_slow_save_does_not_move_a_checkpoint(durability, repo, world, monkeypatch):
+def test_a7_a_slow_save_does_not_move_a_checkpoint(durability, repo, world):
     """A7, A6: however late LangGraph saves, a point that a tool asked for has the position of its own batch."""
-    plain = SQLModelSaver.put
-    monkeypatch.setattr(SQLModelSaver, "put", lambda self, *args: (threading.Event().wait(0.03), plain(self, *args))[1])
+
     bound = repo.wrap(tool_node_graph(scripted("hi"), []), "s")
     replies = (call("add", item="1"), call("create_checkpoint", name="mine"), call("add", item="2"), "ok")
     graph = tool_node_graph(scripted(*replies), [*world.tools(), *bound.checkpoint_tools()])
     agent = repo.wrap(graph, "s", effects=world.effects())
-    agent.invoke(say("go"), durability=durability)
+    with faults.slow(points.SAVE_STATE, 0.03):
+        agent.invoke(say("go"), durability=durability)
     (mine,) = [p for p in agent.checkpoints() if p.checkpoint_name == "mine"]
     results = [m for m in mine.conversation_history if m["role"] == "tool"]
     assert mine.get_tool_track_position() == len(results) - 1  # create_checkpoint itself is not on the track
@@ -210,23 +205,23 @@ async def test_d3_a_cancelled_turn_gives_the_branch_back(after, repo, world):
     assert agent.branch.status == "open"
 
 
-def slow_to_begin(monkeypatch):
+@pytest.fixture
+def slow_to_begin():
     """Let turns take long to take their branch; give what is set when one begins, and what lets it go on."""
-    begins, go, plain = threading.Event(), threading.Event(), Turn.begin
+    begins, go = threading.Event(), threading.Event()
 
-    def begin(self):
+    def wait():
         begins.set()
         assert go.wait(60)
-        plain(self)
 
-    monkeypatch.setattr(Turn, "begin", begin)
-    return begins, go
+    with faults.before(points.BEGIN_TURN, wait):
+        yield begins, go
 
 
-async def test_d3_a_turn_waits_for_a_cancelled_one_that_takes_the_branch_slowly(repo, monkeypatch):
+async def test_d3_a_turn_waits_for_a_cancelled_one_that_takes_the_branch_slowly(repo, slow_to_begin):
     """D3: where the database is slow, the next turn of the agent still finds the branch free."""
     agent = repo.wrap(tool_node_graph(scripted("one"), []), "s")
-    begins, go = slow_to_begin(monkeypatch)
+    begins, go = slow_to_begin
     task = asyncio.create_task(agent.ainvoke(say("hi")))
     await asyncio.to_thread(begins.wait, 60)
     task.cancel()
@@ -237,10 +232,10 @@ async def test_d3_a_turn_waits_for_a_cancelled_one_that_takes_the_branch_slowly(
     assert agent.branch.status == "open"
 
 
-def test_d3_a_loop_that_ends_while_a_turn_takes_the_branch_gives_it_back(repo, monkeypatch):
+def test_d3_a_loop_that_ends_while_a_turn_takes_the_branch_gives_it_back(repo, slow_to_begin):
     """D3: Ctrl-C in `asyncio.run` at that moment leaves no branch that runs as long as the program."""
     agent = repo.wrap(tool_node_graph(scripted("one"), []), "s")
-    begins, go = slow_to_begin(monkeypatch)
+    begins, go = slow_to_begin
 
     async def broken_off():
         task = asyncio.create_task(agent.ainvoke(say("hi")))
@@ -255,10 +250,10 @@ def test_d3_a_loop_that_ends_while_a_turn_takes_the_branch_gives_it_back(repo, m
     assert agent.run("again") == "one"
 
 
-def test_d3_a_loop_that_stands_still_gives_the_branch_back(repo, monkeypatch):
+def test_d3_a_loop_that_stands_still_gives_the_branch_back(repo, slow_to_begin):
     """D3: at Ctrl-C in a chat, whose loop runs again with the next turn, the branch is free as soon as it was taken."""
     agent = repo.wrap(tool_node_graph(scripted("one"), []), "s")
-    begins, go = slow_to_begin(monkeypatch)
+    begins, go = slow_to_begin
 
     async def broken_off():
         task = asyncio.create_task(agent.ainvoke(say("hi")))
@@ -448,52 +443,6 @@ def test_a7_a_rollback_that_became_impossible_keeps_the_answer(repo, world):
 
 
 # -- values
-
-
-@dataclass
-class Circle:
-    inside: object = None
-
-
-class Nasty:
-    def __repr__(self):
-        raise RuntimeError("no repr")
-
-
-def test_portable_never_raises_and_consumes_nothing():
-    """D1: whatever a tool gets or gives, recording it changes nothing of it and cannot fail."""
-    circle: list = []
-    circle.append(circle)
-    loop = Circle()
-    loop.inside = loop
-    deep: list = []
-    for _ in range(5000):
-        deep = [deep]
-    lines, file = iter(["a", "b"]), io.BytesIO(b"hello")
-    values = [
-        circle, loop, deep, Nasty(), {Nasty(): 1, (1, 2): 2, frozenset({3}): 3, None: 4}, lines, file,
-        itertools.count(), map(str, [1]), float("nan"), float("inf"), b"\xff", 10**400, "\ud800", {"\ud800": "\0"},
-        object, len, {1, 2},
-    ]  # fmt: skip
-    for value in values:
-        from_json(to_json(value))
-    assert list(lines) == ["a", "b"]
-    assert file.read() == b"hello"
-    assert portable(float("nan")) == "nan"
-    assert portable({None: 1, 2: 3}) == {"null": 1, "2": 3}
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=20,
-)
-
-
-@given(json_values)
-def test_what_json_has_is_recorded_as_it_is(value):
-    """D1: plain arguments and results come back equal, whatever their text."""
-    assert from_json(to_json(value)) == value
 
 
 def test_results_that_cannot_be_read_twice_still_reach_the_program(repo):

@@ -9,8 +9,7 @@ from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from origins import on, postgres_origin, said, shop, sqlite_origin
 from scripted import World
 
-from agentgit import SQLModelSaver
-from agentgit.errors import Conflict, InvalidInput, NotFound
+from agentgit import Conflict, InvalidInput, NotFound, SQLModelSaver
 
 
 def test_a_thread_of_the_graphs_own_saver_goes_on_here(repo, tmp_path):

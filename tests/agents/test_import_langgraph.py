@@ -13,11 +13,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
 from origins import AsyncOrigin, on, postgres_origin, said, shop, sqlite_origin
 from scripted import GRAPHS, World, call, calls, nested_graph, scripted
-from sqlalchemy import select
 
-from agentgit import SQLModelSaver
-from agentgit.errors import Conflict
-from agentgit.store.sql.tables import GRAPH_CHECKPOINT
+from agentgit import Conflict
 
 
 @pytest.fixture
@@ -45,9 +42,7 @@ def any_origin(request, tmp_path):
 
 def tuples(repo, session):
     """Read a session's graph checkpoints through our saver, newest first."""
-    store = repo.context.store
-    saver = SQLModelSaver(store.database, tenant_id=store.tenant_id, graphs=store.graphs, sessions=True)
-    return list(saver.list(on(repo.session(session).branch("main").langgraph_session_id)))
+    return list(backend.saver(repo).list(on(repo.session(session).branch("main").langgraph_session_id)))
 
 
 def parts(found):
@@ -63,12 +58,6 @@ def same(ours, theirs):
     """Tell whether both sides have the same graph checkpoints, whatever their order."""
     key = lambda found: found[0]  # noqa: E731  # two uses, one line each
     return sorted(map(parts, ours), key=key) == sorted(map(parts, theirs), key=key)
-
-
-def threads(repo):
-    """List the LangGraph threads in a database."""
-    with backend.reading(repo) as connection:
-        return set(connection.execute(select(GRAPH_CHECKPOINT.c.thread_id)).scalars())
 
 
 def test_every_saver_is_read_whole(repo, any_origin, world):
@@ -134,7 +123,7 @@ def test_an_import_that_runs_again_adds_what_is_new(repo, any_origin, world):
     assert [point.metadata["kind"] for point in repo.session("t").checkpoints()] == ["before", "after"] * 2
     assert len(repo.session("t").tool_track()) == 2
     assert {s.session_name for s in repo.sessions()} == {"t", "u"}
-    assert len(threads(repo)) == 2
+    assert len(backend.threads(repo)) == 2
 
 
 def test_an_import_that_was_broken_off_is_finished(repo, origin, world):
@@ -152,7 +141,7 @@ def test_an_import_that_was_broken_off_is_finished(repo, origin, world):
     repo.import_langgraph(origin.url, progress=steps.append)
     assert steps[-1].total == 25 - 16 + 1  # the newest of those may have got new pending writes
     assert same(tuples(repo, "t"), origin.tuples("t"))
-    assert len(threads(repo)) == 1
+    assert len(backend.threads(repo)) == 1
 
 
 def test_w13_what_a_broken_import_left_is_collected_when_asked_for(repo, origin, world):
@@ -165,12 +154,12 @@ def test_w13_what_a_broken_import_left_is_collected_when_asked_for(repo, origin,
 
     with pytest.raises(KeyboardInterrupt):
         repo.import_langgraph(origin.url, progress=stop)
-    saver = SQLModelSaver(backend.database(repo), tenant_id=repo.context.store.tenant_id, sessions=True)
+    saver = backend.saver(repo)
     assert saver.gc().values == 0
     counted = saver.gc(dry_run=True, imports=True)
     assert counted.values > 16
     assert saver.gc(imports=True) == counted
-    assert threads(repo) == set()
+    assert backend.threads(repo) == set()
     repo.import_langgraph(origin.url)
     assert same(tuples(repo, "t"), origin.tuples("t"))
     assert saver.gc(imports=True).values == 0
@@ -179,7 +168,7 @@ def test_w13_what_a_broken_import_left_is_collected_when_asked_for(repo, origin,
 def test_w13_an_import_that_is_collected_meanwhile_says_so(repo, origin, world):
     """W13: an import under which everything is taken away makes no session, and says to try again; that works."""
     origin.talk(shop(world), "t", *["order a chair"] * 5)
-    saver = SQLModelSaver(backend.database(repo), tenant_id=repo.context.store.tenant_id, sessions=True)
+    saver = backend.saver(repo)
 
     def collect(now):
         if now.done == 16:

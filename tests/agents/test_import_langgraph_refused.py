@@ -5,22 +5,20 @@ import re
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from functools import partial
 
 import backend
+import faults
 import ormsgpack
+import points
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.sqlite import SqliteSaver
 from origins import on, postgres_origin, said, shop, sqlite_origin
 from scripted import World
-from test_import_langgraph import threads
 
 import agentgit
-from agentgit.agents.importing.commit import ImportCommit
-from agentgit.agents.importing.thread import ThreadImport, _Checker
-from agentgit.errors import Conflict, Corrupt, InvalidInput, NotFound, SchemaMismatch, Unavailable
+from agentgit import Conflict, Corrupt, InvalidInput, NotFound, SchemaMismatch, Unavailable
 
 
 @pytest.fixture
@@ -70,7 +68,7 @@ def test_a_damaged_thread_is_named_and_not_imported(repo, origin, damage, where)
     assert type(failed.error) is Corrupt
     assert "'b'" in str(failed.error)
     assert {s.session_name for s in repo.sessions()} == {"a", "c"}
-    assert len(threads(repo)) == 2
+    assert len(backend.threads(repo)) == 2
     with pytest.raises(Corrupt, match="'b'"):
         repo.import_langgraph(origin.url)
 
@@ -151,7 +149,7 @@ def test_a_thread_that_differs_from_what_was_stored_is_refused(repo):
     with pytest.raises(Corrupt, match=r"'t'.*channel 'reads'"):
         repo.import_langgraph(saver)
     assert repo.sessions() == []
-    assert threads(repo) == set()
+    assert backend.threads(repo) == set()
 
 
 def test_what_is_not_langgraphs_is_named(repo, tmp_path):
@@ -259,48 +257,51 @@ def test_two_imports_at_once_double_nothing(repo, origin):
     assert sorted(s.session_name for s in repo.sessions()) == ["a", "b", "c"]
     assert [len(repo.session(name).checkpoints()) for name in "abc"] == [4, 4, 4]
     assert [len(repo.session(name).tool_track()) for name in "abc"] == [1, 1, 1]
-    assert len(threads(repo)) == 3
+    assert len(backend.threads(repo)) == 3
 
 
-def test_an_import_that_came_too_late_leaves_nothing_behind(repo, origin, monkeypatch):
+def test_an_import_that_came_too_late_leaves_nothing_behind(repo, origin):
     """What was read of a thread that another import landed meanwhile is taken away again."""
-    plain, overtaken = ImportCommit.find, []
+    overtaken = []
 
-    def find(landing):
-        found = plain(landing)
+    def overtake():
         if not overtaken:
-            overtaken.append(landing)
+            overtaken.append(True)
             repo.import_langgraph(origin.url, ["a"])
-        return found
 
-    monkeypatch.setattr(ImportCommit, "find", find)
-    with pytest.raises(Conflict, match="changed while"):
+    with faults.after(points.LOOK_FOR_IMPORTED, overtake), pytest.raises(Conflict, match="changed while"):
         repo.import_langgraph(origin.url, ["a"])
-    assert len(threads(repo)) == 1
+    assert overtaken
+    assert len(backend.threads(repo)) == 1
     assert len(repo.session("a").checkpoints()) == 4
 
 
-@pytest.mark.parametrize("at", ["get_tuple", "_differences", "land", "_land"])
-def test_an_import_whose_rows_another_one_took_away_is_told_so(repo, origin, monkeypatch, at):
+STEPS = {
+    "it is read back": points.READ_BACK_IMPORTED,
+    "it is compared": points.COMPARE_IMPORTED,
+    "it lands": points.LAND_IMPORTED,
+    "its rows land": points.LAND_IMPORTED_ROWS,
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_an_import_whose_rows_another_one_took_away_is_told_so(repo, origin, step):
     """Two imports of a thread fill up the same rows: who finds them gone, at any step, says so and leaves nothing."""
-    owner = {"get_tuple": _Checker, "_differences": ThreadImport}.get(at, ImportCommit)
-    plain, taken = getattr(owner, at), []
+    point, taken = STEPS[step], []
 
-    def emptied(self, *args, **kwargs):
+    def emptied(plain, *args, **kwargs):
         if not taken:
-            taken.extend(threads(repo))
-            empty = partial(repo.context.store.graphs.delete_thread, thread=taken[0])
-            empty(args[0]) if at == "_land" else backend.write(repo, empty)
-        found = plain(self, *args, **kwargs)
-        return found if at != "_differences" else ["channel 'messages'"]
+            taken.extend(backend.threads(repo))
+            inside = args[1] if point == points.LAND_IMPORTED_ROWS else None  # it has a transaction
+            faults.delete_thread(repo, taken[0], inside)
+        found = plain(*args, **kwargs)
+        return found if point != points.COMPARE_IMPORTED else ["channel 'messages'"]
 
-    monkeypatch.setattr(owner, at, emptied)
-    with pytest.raises(Conflict, match="Is another import of it running"):
+    with faults.around(point, emptied), pytest.raises(Conflict, match="Is another import of it running"):
         repo.import_langgraph(origin.url, ["a"])
     assert len(taken) == 1
     assert repo.sessions() == []
-    assert threads(repo) == set()
-    monkeypatch.undo()
+    assert backend.threads(repo) == set()
     assert repo.import_langgraph(origin.url, ["a"]).failed == []
     assert len(repo.session("a").checkpoints()) == 4
 

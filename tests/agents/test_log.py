@@ -5,12 +5,12 @@ import threading
 from datetime import UTC, datetime, timedelta
 
 import backend
+import faults
 import pytest
 from scripted import World, call, scripted, tool_node_graph
 
 import agentgit
 from agentgit import InvalidInput, NotFound
-from agentgit.store.records.checkpoints import Label, Snapshot
 
 PAGE = """
 EXPLAIN QUERY PLAN SELECT * FROM checkpoint WHERE tenant_id = 1 AND internal_session_id = 1 AND number <= 9{}
@@ -183,17 +183,11 @@ def test_pages_hold_still_while_threads_write(repo):
 def test_a_clock_that_goes_back_loses_nothing(repo):
     """B2: checkpoints of one time, or of an earlier one than those before, are on the pages once; HEAD stays HEAD."""
     agent = chat(repo)
-    head = agent.checkpoint("zero")
+    agent.checkpoint("zero")
     moment = datetime(2020, 1, 1, tzinfo=UTC)
-    row = backend.write(repo, lambda c: repo.context.store.checkpoints.one(c, head.id))
-    snapshot = Snapshot(graph_checkpoint_id=None, state_hash=row.state_hash, position=0, message_count=0)
-
-    def add(connection):
-        for n in range(9):
-            label = Label(kind="named", user_id=repo.user.id, name=f"n{n}", made_at=moment - timedelta(days=n // 3))
-            repo.context.store.checkpoints.add(connection, agent.branch_id, snapshot, label)
-
-    backend.write(repo, add)
+    for n in range(9):
+        point = agent.checkpoint(f"n{n}")
+        backend.change(repo, "checkpoint", point.id, created_at=moment - timedelta(days=n // 3))
     seen, after = [], None
     while len(seen) < 10:
         page = repo.session("s").log().page(2, after=after)
@@ -204,15 +198,14 @@ def test_a_clock_that_goes_back_loses_nothing(repo):
     assert repo.session("s").get_checkpoint("HEAD~9").checkpoint_name == "zero"
 
 
-def test_nothing_of_a_state_is_read(repo, agent, monkeypatch):
+@pytest.mark.usefixtures("agent")
+def test_nothing_of_a_state_is_read(repo):
     """B2: counts, pages and places come from columns."""
-    monkeypatch.setattr(repo.context.store.graphs, "read_state", None)
-    monkeypatch.setattr(repo.context.store.graphs.content, "get", None)
-    monkeypatch.setattr(repo.context.store.graphs, "find", None)
-    log = repo.session("s").log()
-    assert len(list(log)) == len(log)
-    assert log.latest("payment")
-    assert repo.session("s").get_checkpoint("HEAD~3")
+    with faults.no_state_is_read():
+        log = repo.session("s").log()
+        assert len(list(log)) == len(log)
+        assert log.latest("payment")
+        assert repo.session("s").get_checkpoint("HEAD~3")
 
 
 def test_bad_questions_are_refused(repo, agent):

@@ -7,6 +7,8 @@ import threading
 from typing import Annotated, Any
 
 import backend
+import faults
+import points
 import processes
 import pytest
 from delta_graphs import chat as delta_chat
@@ -16,14 +18,11 @@ from langgraph.channels import DeltaChannel
 from langgraph.graph import MessagesState, StateGraph
 from langgraph.graph.message import _messages_delta_reducer
 from langgraph.types import Overwrite
-from merging import State, said, state_graph, told, values
+from merging import State, said, state_graph, told, unanswered, values
 from scripted import GRAPHS, World, call, calls, functional_graph, obedient, scripted, tool_node_graph
 
 import agentgit
-from agentgit.errors import Conflict, InvalidInput, MergeConflict, NotFound, WorldDiverged
-from agentgit.sessions.messages import unanswered
-from agentgit.store.maintenance.gc import collect
-from agentgit.store.threads import staging
+from agentgit import Conflict, InvalidInput, MergeConflict, NotFound, WorldDiverged
 
 
 @pytest.fixture
@@ -372,7 +371,7 @@ def test_w7_a_merged_tool_call_is_history_and_no_effect(repo, shop):
     assert world.log == happened
     assert agent.head.get_tool_track_position() == position == 1
     assert [one.args for one in agent.tool_track()] == [{"item": "chair"}]
-    assert unanswered(agent.history()) == []
+    assert unanswered(agent) == []
     with pytest.raises(WorldDiverged):
         agent.run("add table")
     assert [step.action for step in agent.plan_rollback("main#1").steps] == ["reverse", "reverse"]
@@ -418,7 +417,7 @@ def test_w7_an_answer_given_twice_comes_without_its_call_nowhere(repo):
     agent.merge("retry")
     roles = [message["role"] for message in agent.history()]
     assert roles == ["user", "assistant", "tool", "assistant", "assistant"]
-    assert unanswered(agent.history()) == []
+    assert unanswered(agent) == []
 
 
 # -- cherry-pick
@@ -446,7 +445,7 @@ def test_w7_messages_are_picked_by_their_ids(shop):
     assert [m["id"] for m in agent.history()[4:]] == [asking["id"], first["id"], second["id"]]
     agent.cherry_pick([last["id"], user["id"]])
     assert [m["id"] for m in agent.history()[7:]] == [user["id"], last["id"]]
-    assert unanswered(agent.history()) == []
+    assert unanswered(agent) == []
 
 
 def test_w7_one_tool_call_is_picked_without_those_beside_it(shop):
@@ -474,7 +473,7 @@ def test_w7_of_a_batch_that_was_picked_from_the_rest_comes(shop):
     agent.merge("retry")
     batches = [message["tool_calls"] for message in agent.history()[4:] if message["tool_calls"]]
     assert [[one["name"] for one in calls] for calls in batches] == [["look"], ["add"]]
-    assert unanswered(agent.history()) == []
+    assert unanswered(agent) == []
     assert len({message["id"] for message in agent.history()}) == len(agent.history()) == 4 + 2 + 4
     assert agent.plan_merge("retry").is_empty
     third = agent.fork("main#2", name="third")
@@ -482,7 +481,7 @@ def test_w7_of_a_batch_that_was_picked_from_the_rest_comes(shop):
         third.cherry_pick(one)
     third.merge("retry")
     assert [message["role"] for message in third.history()[8:]] == ["user", "assistant"]
-    assert unanswered(third.history()) == []
+    assert unanswered(third) == []
 
 
 def test_w7_what_cannot_be_picked_says_why(repo, shop):
@@ -562,23 +561,16 @@ def test_w7_two_merges_at_once_are_one(repo, pair):
     assert agent.state["cart"] == ["chair", "sofa"]
 
 
-def test_w7_killed_in_the_middle_the_branch_is_as_before(repo, pair, monkeypatch):
+def test_w7_killed_in_the_middle_the_branch_is_as_before(repo, pair):
     """W7: whatever breaks while a merge is written, nothing of it is seen or left, and it can be done again."""
     agent, retry = pair
     told(retry, "theirs", note="b")
-    before = (agent.get_state().config, agent.head.id)
-
-    def dies(*_):
-        raise KeyboardInterrupt
-
-    for target, name in ((staging, "move_new"), (repo.context.store.checkpoints, "add")):
-        with monkeypatch.context() as patch:
-            patch.setattr(target, name, dies)
-            with pytest.raises(KeyboardInterrupt):
-                agent.merge("retry")
+    before, threads = (agent.get_state().config, agent.head.id), backend.threads(repo)
+    for point in (points.MOVE_STAGED_ROWS, points.STORE_CHECKPOINT):
+        with faults.interrupted(point), pytest.raises(KeyboardInterrupt):
+            agent.merge("retry")
         assert (agent.get_state().config, agent.head.id) == before
-    with backend.reading(repo) as connection:
-        assert staging.left(connection, repo.context.store.tenant_id) == []
+    assert backend.threads(repo) == threads
     agent.merge("retry")
     assert agent.state["note"] == "b"
 
@@ -699,43 +691,36 @@ def test_w7_values_that_are_spread_are_merged(repo, full):
         assert again.state["log"][:2] == log
 
 
-def test_w7_what_a_killed_merge_left_behind_is_collected(repo, pair, monkeypatch):
+def test_w7_what_a_killed_merge_left_behind_is_collected(repo, pair):
     """W7: a process that dies while it writes leaves rows that nobody sees, and `gc(imports=True)` takes them away."""
     agent, retry = pair
     told(retry, "theirs")
-    with monkeypatch.context() as patch:
-        patch.setattr(staging, "move_new", lambda *_: 1 / 0)
-        patch.setattr(repo.context.store.graphs, "delete_thread", lambda *_: None)
-        with pytest.raises(ZeroDivisionError):
-            agent.merge("retry")
-    with backend.reading(repo) as connection:
-        assert len(staging.left(connection, repo.context.store.tenant_id)) == 1
-    backend.write(repo, lambda c: collect(c, repo.context.store.graphs.content.blobs, imports=True))
-    with backend.reading(repo) as connection:
-        assert staging.left(connection, repo.context.store.tenant_id) == []
+    threads = backend.threads(repo)
+    with (
+        faults.fails(points.MOVE_STAGED_ROWS, ZeroDivisionError),
+        faults.around(points.DELETE_THREAD, lambda plain, *args: None),
+        pytest.raises(ZeroDivisionError),
+    ):
+        agent.merge("retry")
+    assert len(backend.threads(repo) - threads) == 1
+    repo.maintenance.gc(imports=True)
+    assert backend.threads(repo) == threads
     agent.merge("retry")
     assert said(agent)[2:] == ["theirs", "to theirs"]
 
 
 DYING = """
-import os, signal, sys
-import agentgit
-from agentgit.agents.merge.merging import MergeCommit
-from agentgit.store.threads import staging
-from agentgit.store.records.checkpoints import CheckpointStore
+import sys
+import agentgit, faults, points
 from merging import state_graph
-
-def die(*_, **__):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-points = {"written": (MergeCommit, "_publish"), "moved": (CheckpointStore, "add"), "staged": (staging, "move_new")}
-setattr(*points[sys.argv[2]], die)
-agentgit.open(sys.argv[1]).wrap(state_graph(), "s", branch="main").merge("retry")
+agent = agentgit.open(sys.argv[1]).wrap(state_graph(), "s", branch="main")
+with faults.killed(getattr(points, sys.argv[2])):
+    agent.merge("retry")
 """
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("point", ["written", "staged", "moved"])
+@pytest.mark.parametrize("point", ["PUBLISH_MERGE", "MOVE_STAGED_ROWS", "STORE_CHECKPOINT"])
 def test_w7_a_killed_process_leaves_the_branch_as_it_was(repo, pair, point):
     """W7: kill -9 before the merge is published: nothing of it is seen, and the next merge brings everything once."""
     agent, retry = pair

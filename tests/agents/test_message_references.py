@@ -137,16 +137,13 @@ def test_d3_every_verb_of_a_session_and_a_repository_has_a_twin():
     import inspect
 
     from agentgit.handles.retention import SessionRetention
-    from agentgit.handles.session import Session
-    from agentgit.handles.session_reader import SessionReader
     from agentgit.handles.sharing import Sharing
-    from agentgit.repository import Repository
     from agentgit.repository.maintenance import Maintenance
     from agentgit.repository.users import Keys, Users
     from agentgit.repository.webhooks import Webhooks
 
     without = {"close", "trust", "wrap", "agent", "trajectories"}
-    for kind in (Session, SessionReader, Sharing, SessionRetention, Repository, Maintenance, Users, Keys, Webhooks):
+    for kind in (agentgit.Session, Sharing, SessionRetention, agentgit.Repository, Maintenance, Users, Keys, Webhooks):
         public = {n: f for n, f in inspect.getmembers(kind, inspect.isfunction) if not n.startswith("_")}
         verbs = {n for n in public if not (n.startswith("a") and n[1:] in public)} - without
         own = {n for n in verbs if public[n].__qualname__.startswith(kind.__name__)}

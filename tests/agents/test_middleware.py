@@ -13,8 +13,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 from scripted import agent_graph, call, calls, scripted, tool_node_graph
 
-from agentgit import Fenced, reversible
-from agentgit.effects.effects import effect
+from agentgit import Fenced, effect, reversible
 
 
 def say(text: str = "go") -> dict[str, Any]:

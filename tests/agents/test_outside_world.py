@@ -3,6 +3,8 @@
 import asyncio
 
 import backend
+import faults
+import points
 import pytest
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableConfig
@@ -11,8 +13,6 @@ from scripted import World, obedient, tool_node_graph
 
 import agentgit
 from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete, WorldDiverged, reversible
-from agentgit.rollback.executor import Executor
-from agentgit.store.records.sessions import SessionStore
 
 
 @pytest.fixture
@@ -243,27 +243,11 @@ def test_w5_a_change_in_the_middle_of_a_turn_stops_the_next_effect(repo, world):
     other = agent.fork()
     steps = agent.stream({"messages": [("user", "add table")]}, stream_mode="values")
     next(steps)
-    backend.write(repo, lambda c: _pretend(repo, c, other.branch))
+    backend.record_call(repo, other.branch, item="lamp", batch=0)
     with pytest.raises(WorldDiverged):
         list(steps)
     assert world.items == ["chair"]
     assert "intended" not in {c.status for c in agent.tool_track()}
-
-
-def _pretend(repo, connection, branch):
-    """Record an effect of another branch, as its turn in another process would."""
-    from datetime import UTC, datetime
-
-    from agentgit.store.records.journal import CallOutcome, Intent
-
-    now = datetime.now(UTC)
-    intent = Intent(
-        session_id=branch.external_session_id, branch_id=branch.id, batch=0, batch_index=0, tool_name="add",
-        tool_call_id="x", effect="reversible", undo=None, args={"item": "lamp"}, idempotency_key="x", owner="x",
-        started_at=now,
-    )  # fmt: skip
-    journal = repo.context.store.journal
-    journal.end(connection, journal.intend(connection, intent), CallOutcome(status="done", result={}, ended_at=now))
 
 
 def test_w8_only_the_tools_are_rolled_back(repo, world):
@@ -424,19 +408,14 @@ def test_w5_a_fork_of_a_branch_whose_rollback_stopped_half_way_says_what_it_reve
     assert [str(step.invocation) for step in caught.value.plan.redos] == ["add(item='sofa')"]
 
 
-def test_w5_a_switch_that_is_finished_later_has_told_of_the_world_that_was_then(repo, world, monkeypatch):
+def test_w5_a_switch_that_is_finished_later_has_told_of_the_world_that_was_then(repo, world):
     """W5: who was told of the world, and died, is not taken to know what happened after that."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     fork = agent.fork()
 
-    def die(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Executor, "work", die)
-    with pytest.raises(KeyboardInterrupt):
+    with faults.interrupted(points.WORK_ON_WORLD), pytest.raises(KeyboardInterrupt):
         fork = fork.switch(fork.branch.name, sync="note")
-    monkeypatch.undo()
     agent.run("add table")
     (stopped,) = [one for one in repo.session("s").operations() if one.status != "done"]
     repo.resume(stopped)
@@ -504,23 +483,6 @@ def test_async_switch_and_redo(repo, world):
         assert world.items == ["chair"]
 
     asyncio.run(scenario())
-
-
-def test_w10_the_path_of_a_branch_is_read_without_its_siblings(repo, world, monkeypatch):
-    """W10: many branches of a session do not make a turn on one of them slower; its path is that of its ancestors."""
-    agent, line = wrapped(repo, world), ["main"]
-    agent.run("add chair")
-    for number in range(4):
-        agent.fork(name=f"aside-{number}")
-        agent = agent.fork(name=f"on-{number}")
-        agent.run("look")
-        line.append(f"on-{number}")
-    monkeypatch.setattr(SessionStore, "branches", None)
-    branch = agent._branch
-    with branch.store.database.reading() as connection:
-        parts = branch.store.sessions.lineage(connection, branch.row(connection))
-    assert [part.branch.name for part in parts] == line
-    assert [(part.track.before, part.track.count) for part in parts] == [(0, 1), (1, 1), (2, 1), (3, 1), (4, None)]
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -10,7 +10,6 @@ import pytest
 from desk import desk, home
 
 from agentgit import Workspace, WorkspaceChanged
-from agentgit.render.views.rollback import draw
 
 __all__ = ["desk", "home"]  # the fixtures
 
@@ -42,7 +41,7 @@ def test_files_a_forced_rollback_names_what_it_overwrote_and_where_that_is(agent
     assert all(report.files.safety in why for why in named.values())
     assert f"Workspace.restore('{report.files.safety}', paths=['a.txt'])" in named["a.txt"]
     assert "2 files overwritten (changed by somebody else)" in report.files.summary
-    assert "overwritten" in draw(report)
+    assert "overwritten" in report._repr_mimebundle_()["text/plain"]
     Workspace(desk.root).restore(report.files.safety, paths=["a.txt", "c.txt"])
     assert desk.files == {"a.txt": "mine", "b.txt": "one", "c.txt": "mine too", "d.txt": "one"}
 
@@ -69,22 +68,15 @@ def test_files_a_rollback_that_overwrites_nothing_names_nothing(agent, desk):
 
 
 KILLED = """
-import os, signal, sys
-import agentgit
-from agentgit.workspace.disk.disk import Disk
+import sys
+import agentgit, faults, points
 from desk import Desk
 url, root = sys.argv[1:]
 repo = agentgit.open(url)
 desk = Desk(__import__("pathlib").Path(root))
 agent = repo.wrap(desk.graph(), "s", workspace=root, effects=desk.world.effects(), check_effects=False)
-plain, done = Disk.put, []
-def put(self, *how):
-    if done:
-        os.kill(os.getpid(), signal.SIGKILL)
-    done.append(plain(self, *how))
-    return done[-1]
-Disk.put = put
-agent.rollback("before", force=True)
+with faults.killed(points.WRITE_FILE, time=2):
+    agent.rollback("before", force=True)
 """
 
 

@@ -12,11 +12,9 @@ from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Send, interrupt
 from scripted import World, agent_graph, call, calls, scripted
-from sqlalchemy import update
 
 import agentgit
 from agentgit.checkpoints.retention import Retention
-from agentgit.store.sql.tables import CHECKPOINT
 
 
 class Log(TypedDict):
@@ -209,7 +207,7 @@ def test_t7_a_diff_of_two_moments_shows_the_answer(repo, kind):
     assert "a=yes" in text
     assert "'b'" not in "\n".join(line for sign, line in found.lines() if not sign)
     assert repo.session("s").diff("one", "one").is_empty
-    assert not agentgit.checkpoints.diff.diff(none, one).is_empty
+    assert not agentgit.diff(none, one).is_empty
     back = agent.rollback("one")
     assert repo.session("s").diff("one", back.head).is_empty
 
@@ -389,10 +387,9 @@ def test_t7_a_damaged_moment_is_named(repo, kind):
     """T7: fsck names a checkpoint whose pending writes cannot be read, or name what is gone; a rollback refuses it."""
     agent, point, _ = begun(repo, kind)
     for damage in (b"x", b'[["","x",[["t",0,"","log","zz"]]]]', b'[["","x",[["t",0,"","log","' + b"00" * 32 + b'"]]]]'):
-        statement = update(CHECKPOINT).where(CHECKPOINT.c.id == point.id).values(pending=damage)
-        backend.write(repo, lambda connection, change=statement: connection.execute(change))
+        backend.change(repo, "checkpoint", point.id, pending=damage)
         assert f"checkpoint {point.id}" in {one.row for one in repo.maintenance.fsck(level=1).findings}
-    backend.write(repo, lambda c: c.execute(update(CHECKPOINT).where(CHECKPOINT.c.id == point.id).values(pending=b"x")))
+    backend.change(repo, "checkpoint", point.id, pending=b"x")
     with pytest.raises(agentgit.Corrupt):
         agent.rollback(point)
     assert len(repo.session("s").branches()) == 1

@@ -6,13 +6,14 @@ import asyncio
 import io
 import json
 import re
-import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from html import unescape
 from typing import Any
 
+import command_line
 import pytest
+from chats import chatting
 from fastapi.testclient import TestClient
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool, ToolException, tool
@@ -29,13 +30,10 @@ from agentgit import (
     NotDone,
     RollbackBlocked,
     RollbackIncomplete,
-    cli,
     compensable,
     effect,
     reversible,
 )
-from agentgit.cli.conversation import Chat
-from agentgit.cli.orders import carry_out
 from agentgit.web import app as site
 
 LOST = ConnectionError("no answer")
@@ -657,15 +655,12 @@ def test_t4_every_declaration_takes_failed_on():
 
 
 @pytest.mark.long
-def test_t4_the_command_line_settles_a_raised_call(tmp_path, monkeypatch, capsys):
+def test_t4_the_command_line_settles_a_raised_call(tmp_path):
     """T4: a failure names the command, `agentgit track` the id, and `resolve --result` tells what the call returned."""
 
     def run(*words: str) -> tuple[str, str]:
-        monkeypatch.setattr(sys, "argv", ["agentgit", *words, "--db", url])
-        with pytest.raises(SystemExit):
-            cli.main()
-        written = capsys.readouterr()
-        return written.out, written.err
+        done = command_line.run(*words, "--db", url)
+        return done.out, done.err
 
     till, url = Till(("after", LOST)), str(tmp_path / "agentgit.db")
     with agentgit.open(url) as repo:
@@ -686,7 +681,7 @@ def test_t4_the_chat_settles_a_raised_call():
         agent = wrapped(repo, till, "compensable")
         agent.run("five")
         raised = agent.tool_track()[0].id
-        with Chat(repo, agent, carry_out, yes=True) as chat, redirect_stdout(out), redirect_stderr(err):
+        with chatting(repo, agent, yes=True) as chat, redirect_stdout(out), redirect_stderr(err):
             for line in ("/undo", f"/resolve {raised} happened --result nothing"):
                 chat.hear(line)
             chat.hear(f"/resolve {raised} happened --result '{{\"charged\": 5}}'")

@@ -3,7 +3,7 @@
 import pytest
 from scripted import World, obedient, tool_node_graph
 
-from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound
+from agentgit import Conflict, InvalidInput, NotAllowed, NotFound
 
 
 @pytest.fixture

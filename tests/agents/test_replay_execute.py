@@ -13,8 +13,7 @@ from scripted import GRAPHS, World, call, calls, obedient, scripted, tool_node_g
 from shop import Shop, wish
 
 import agentgit
-from agentgit import Conflict, InvalidInput, RollbackBlocked, RollbackIncomplete, compensable, reversible
-from agentgit.effects import effect
+from agentgit import Conflict, InvalidInput, RollbackBlocked, RollbackIncomplete, compensable, effect, reversible
 
 
 @pytest.fixture

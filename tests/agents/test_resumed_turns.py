@@ -19,8 +19,7 @@ from langgraph.types import Command, RetryPolicy
 from scripted import GRAPHS, World, call, calls, functional_graph, tool_node_graph
 
 import agentgit
-from agentgit import Fenced, InvalidInput, reversible
-from agentgit.effects.effects import effect
+from agentgit import Fenced, InvalidInput, effect, reversible
 
 
 @pytest.fixture

@@ -539,8 +539,8 @@ def test_w1_a_call_whose_process_was_killed_is_unknown_and_blocks(repo, database
 
 
 KILLED = """
-import sys, os, signal
-import agentgit, test_rollback
+import contextlib, os, signal
+import agentgit, faults, points, test_rollback
 from scripted import World, scripted, tool_node_graph
 world = World()
 def undo(world, args, result):
@@ -550,11 +550,9 @@ def undo(world, args, result):
 undo.__module__, undo.__qualname__ = "scripted", "World.remove"
 World.remove = undo
 repo = agentgit.open({database!r})
-if {die!r} == "publish":
-    from agentgit.rollback.finish import Finisher
-    Finisher.branch = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
 agent = repo.wrap(tool_node_graph(scripted("x"), world.tools()), "s", effects=world.effects())
-agent.rollback("before", request_id="r")
+with faults.killed(points.OPEN_NEW_BRANCH) if {die!r} == "publish" else contextlib.nullcontext():
+    agent.rollback("before", request_id="r")
 """
 
 

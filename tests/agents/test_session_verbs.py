@@ -5,8 +5,7 @@ import pytest
 from scripted import World, call, scripted, tool_node_graph
 
 import agentgit
-from agentgit import reversible
-from agentgit.errors import Ambiguous, Conflict, InvalidInput, NotFound, RollbackBlocked, WorldDiverged
+from agentgit import Ambiguous, Conflict, InvalidInput, NotFound, RollbackBlocked, WorldDiverged, reversible
 
 WORLD = World()
 

@@ -1,27 +1,22 @@
 """`session.stats`: figures of sessions, branches and users, and what models used, without a manual call (B6, W12)."""
 
+import json
 import operator
 from typing import Annotated
 
 import backend
+import faults
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
 from langgraph.func import entrypoint
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
-from puts import on, put
 from scripted import GRAPHS, World, obedient, tool_node_graph
 
 import agentgit
-from agentgit import SQLModelSaver
+from agentgit import InvalidInput, NotFound
 from agentgit.demo import ScriptedModel
-from agentgit.errors import InvalidInput, NotFound
-from agentgit.render.views.maintenance import stats_lines
-from agentgit.sessions.stats import UsedTokens, added, beyond, cost_of
-from agentgit.store.threads import token_usage
-from agentgit.values import to_json
+from agentgit.sessions.stats import UsedTokens
 
 
 def said(text="ok", into=10, out=5, model="m", **more):
@@ -107,15 +102,11 @@ def test_b6_the_figures_of_a_user_and_of_nobody(repo):
     assert empty.to_dict()["branch_count"] == 1
 
 
-def test_b6_counting_reads_no_state(repo, monkeypatch):
+def test_b6_counting_reads_no_state(repo):
     """B6: figures come from columns; no value is read."""
     wrap(repo).run("hi")
-
-    def never(*_):
-        raise AssertionError("a value was read")
-
-    monkeypatch.setattr(type(repo.context.store.graphs.content.blobs), "get_many", never)
-    assert repo.session("s").stats(prices={"m": (1, 1)}).total.tokens
+    with faults.no_state_is_read():
+        assert repo.session("s").stats(prices={"m": (1, 1)}).total.tokens
 
 
 # -- tokens
@@ -231,14 +222,13 @@ def test_bad_input_what_a_provider_says_is_no_number(repo, used):
     """Bad input: a number of tokens that cannot be one counts as zero, and the turn is saved as it is."""
     message = said(model="\0\ud800" * 300)
     object.__setattr__(message, "usage_metadata", used)
-    saver = SQLModelSaver(backend.database(repo))
-    put(saver, "t", {"messages": [message]})
-    with backend.reading(repo) as connection:
-        at = saver.store.newest(connection, "t")
-    ((model, tokens),) = token_usage.read(at.header).items()
+    graph = StateGraph(MessagesState).add_node("act", lambda _: {"messages": [message]}).add_edge(START, "act")
+    agent = repo.wrap(graph.compile(), "s")
+    agent.run("hi")
+    ((model, tokens),) = repo.session("s").stats().total.tokens.items()
     assert tokens == UsedTokens(1, 0, 5)
-    assert len(model) <= token_usage.LONGEST
-    assert saver.get_tuple(on("t")) is not None
+    assert len(model) <= 200
+    assert [one["role"] for one in agent.history()] == ["user", "assistant"]
 
 
 @pytest.mark.parametrize(
@@ -249,20 +239,6 @@ def test_bad_input_a_price_that_is_none(repo, prices):
     repo.session("s", create=True)
     with pytest.raises(InvalidInput, match=r"1\.25"):
         repo.session("s").stats(prices=prices)
-
-
-TOKENS = st.tuples(*[st.integers(0, 10**9)] * 5).map(lambda n: UsedTokens(n[0], n[1] + n[3] + n[4], *n[2:]))
-COUNTS = st.dictionaries(st.text(max_size=3), TOKENS, max_size=4)
-
-
-@given(COUNTS, COUNTS)
-def test_w12_what_came_after_is_the_sum_without_what_was_before(before, after):
-    """W12: usage adds up, and taking the earlier part away leaves the later one."""
-    together = added([before, after])
-    assert beyond(together, before) == {model: tokens for model, tokens in after.items() if any(tokens)}
-    assert cost_of(together, {"*": (2, 3, 1)}) == pytest.approx(
-        cost_of(before, {"*": (2, 3, 1)}) + cost_of(after, {"*": (2, 3, 1)})
-    )
 
 
 # -- storage
@@ -294,7 +270,8 @@ def test_w13_what_tools_were_told_and_said_counts_as_storage(repo):
     assert repo.session("s").stats(storage=True).storage.own - before == 10_002 + len("[]")  # no writes wait there
     agent.run("add " + "ü" * 10_000)
     (call,) = agent.tool_track()
-    assert repo.session("s").stats(storage=True).storage.own - before > 10_002 + 2 * len(to_json(call.args))
+    recorded = json.dumps(call.args, ensure_ascii=False, separators=(",", ":")).encode()
+    assert repo.session("s").stats(storage=True).storage.own - before > 10_002 + 2 * len(recorded)
 
 
 # -- nothing twice
@@ -340,15 +317,8 @@ def test_w12_a_cache_has_its_own_price(repo):
     agent.run("two")
     found = repo.session("s").stats()
     assert found.total.tokens == {"m": UsedTokens(2, 2000, 20, 1200, 600)}
-    assert "2000 in (1200 from a cache, 600 into a cache), 20 out" in str(stats_lines(found))
+    assert "2000 in (1200 from a cache, 600 into a cache), 20 out" in found._repr_mimebundle_()["text/plain"]
     for price, cost in (((1, 2), 2040), ((1, 2, 0.5), 1440), ((1, 2, 0.5, 3), 200 + 600 + 1800 + 40)):
         assert repo.session("s").stats(prices={"m": price}).cost == pytest.approx(cost / 1e6)
     with pytest.raises(InvalidInput, match="from a cache"):
         repo.session("s").stats(prices={"m": (1, 2, 3, 4, 5)})
-
-
-@pytest.mark.parametrize("junk", ["x", 5, {"m": 5}, {"m": "abc"}, {"m": [1, "2", None, -3, True, 9, 9]}], ids=str)
-def test_bad_input_what_a_header_says_is_no_usage(junk):
-    """Bad input: a header that was imported and says nonsense of what was used counts nothing, and breaks nothing."""
-    found = token_usage.read({"usage": junk})
-    assert all(type(n) is int and n >= 0 for tokens in found.values() for n in tokens)

@@ -2,17 +2,15 @@
 
 import threading
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 import backend
+import faults
+import points
 import pytest
 from scripted import World, obedient, tool_node_graph
 
 import agentgit
 from agentgit import Conflict, RollbackBlocked, RollbackIncomplete, WorldDiverged, reversible
-from agentgit.rollback.finish import Finisher
-from agentgit.store.records.journal import Intent
-from agentgit.store.sql import process
 
 
 @dataclass
@@ -111,27 +109,14 @@ def test_w5_what_a_dead_turn_may_have_done_stops_other_branches(repo, world, han
     agent.run("add chair")
     other = agent.fork(name="other")
     world.items.append("table")  # the call acted, and its process died before it could say so
-    _leave_running(repo, agent, "table")
+    backend.leave_running(repo, agent.branch, item="table")
     with pytest.raises(WorldDiverged, match="unknown whether it happened"):
         other.run("look")
 
 
-def _leave_running(repo, agent, item):
-    """Leave a call as a process leaves it that is killed inside of a tool."""
-    with process.owner() as owner:
-        backend.write(repo, lambda c: repo.context.store.sessions.acquire(c, agent.branch.id, owner))
-        intent = Intent(
-            session_id=agent.session.id, branch_id=agent.branch.id, batch=9, batch_index=0, tool_name="add",
-            tool_call_id=None, effect="reversible", undo=None, args={"item": item}, idempotency_key="k", owner=owner,
-            started_at=datetime.now(UTC),
-        )  # fmt: skip
-        backend.write(repo, lambda c: repo.context.store.journal.intend(c, intent))
-
-
-def test_w1_a_rollback_of_another_machine_is_taken_back_by_recover(agent, hands, repo, world, monkeypatch):
+def test_w1_a_rollback_of_another_machine_is_taken_back_by_recover(agent, hands, repo, world):
     """W1: nobody here can see whether its process lives; a person who knows says recover, then resume."""
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(process, "_here", lambda: "another machine")
+    with faults.on_another_machine():
         killed(lambda: agent.rollback("before", name="back"), hands, "sofa")
     operation = repo.session("s").operations()[0]
     with pytest.raises(Conflict, match="is in progress"):
@@ -329,7 +314,7 @@ def test_w1_reversal_keeps_the_order_in_which_things_happened(repo, world, hands
     """W1: learning later what became of a call does not make it the newest."""
     agent = wrapped(repo, world, hands, verify=True)
     agent.checkpoint("before")
-    _leave_running(repo, agent, "first")
+    backend.leave_running(repo, agent.branch, item="first")
     world.items.append("first")
     agent.run("add second")
     agent.rollback("before")
@@ -377,16 +362,10 @@ def test_w1_two_rollbacks_of_a_session_never_act_at_once(database, world):
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_w1_what_was_to_be_kept_and_was_reversed_since_is_not_said_to_be_kept(agent, repo, world, monkeypatch, again):
+def test_w1_what_was_to_be_kept_and_was_reversed_since_is_not_said_to_be_kept(agent, repo, world, again):
     """W1, W5: a rollback is finished after others have touched what it was to leave alone, and tells what is so."""
-
-    def die(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as dying:
-        dying.setattr(Finisher, "end", die)
-        with pytest.raises(KeyboardInterrupt):
-            agent.rollback("before", tools="keep", name="kept")
+    with faults.interrupted(points.PUBLISH_OPERATION), pytest.raises(KeyboardInterrupt):
+        agent.rollback("before", tools="keep", name="kept")
     agent.switch("main", "ignore").rollback("before", name="clean")
     if again:
         agent = agent.switch("main", "world")

@@ -2,32 +2,24 @@
 
 import functools
 import importlib
-import io
-import linecache
 import logging
 import runpy
 import sys
-from contextlib import redirect_stderr, redirect_stdout, suppress
-from types import ModuleType
+from contextlib import suppress
 
 import backend
+import command_line
 import pytest
 from fastapi.testclient import TestClient
 from langchain_core.tools import tool
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
-from mcp.shared.memory import create_connected_server_and_client_session
+from mcp_clients import connected
 from scripted import call, scripted, tool_node_graph
-from sqlalchemy import update
+from shells import Notebook, magic, restart
 
 import agentgit
-from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete, cli, effect, reversible
-from agentgit.effects.function_names import name_of
-from agentgit.mcp.server import made
-from agentgit.mcp.write_tools import WriteTools
-from agentgit.notebook import commands
-from agentgit.notebook.target import Names
-from agentgit.store.sql.tables import ToolInvocationRow
+from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete, effect, reversible
 from agentgit.web import app
 
 LEDGER: list[str] = []
@@ -62,7 +54,7 @@ def reopened(repo, **how):
 
 def write_rows(repo, **values) -> None:
     """Change all recorded calls, as somebody does who can write to the database."""
-    backend.write(repo, lambda c: c.execute(update(ToolInvocationRow).values(**values)))
+    backend.change(repo, "tool_invocation", **values)
 
 
 # -- scripts and notebooks
@@ -116,20 +108,6 @@ def test_t3_the_same_function_in_a_script_of_another_name_is_the_same(repo, tmp_
     run_script(tmp_path / "before.py", repo, body, order_a_chair)
     run_script(tmp_path / "after.py", repo, body, lambda own, g, e: own.wrap(g, "s", effects=e).rollback("main#1"))
     assert LEDGER == []
-
-
-class Notebook:
-    """A notebook: a `__main__` without a file, whose cells are compiled one by one."""
-
-    def __init__(self, monkeypatch, **names) -> None:
-        self.main = ModuleType("__main__")
-        vars(self.main).update(names)
-        monkeypatch.setitem(sys.modules, "__main__", self.main)
-
-    def run(self, cell: str) -> None:
-        name = f"<cell {id(self)} {len(linecache.cache)}>"
-        linecache.cache[name] = (len(cell), None, cell.splitlines(keepends=True), name)
-        exec(compile(cell, name, "exec"), vars(self.main))  # noqa: S102  # as a notebook does
 
 
 CELL = "def undo(args, result):\n    LEDGER.remove(args['item'])\n\ngraph, effects = ordering(undo)\n"
@@ -352,16 +330,6 @@ def test_t3_a_tool_that_a_node_calls_can_be_undone_after_a_restart(repo, shape):
     assert LEDGER == []
 
 
-def test_t3_source_counts_in_main_only(monkeypatch):
-    """T3: outside of `__main__` the module says which program a function is of; its source may change."""
-    notebook = Notebook(monkeypatch)
-    notebook.run("class Desk:\n    def __call__(self, args, result): ...\n\ndef undo(args, result): ...\n")
-    assert name_of(notebook.main.undo).source != name_of(notebook.main.Desk()).source is not None
-    exec("def bare(args, result): ...", vars(notebook.main))  # noqa: S102  # as in a shell that keeps no source
-    assert str(name_of(notebook.main.bare)) == "__main__:bare"
-    assert name_of(cancel).source is None
-
-
 # -- rows that somebody else has written
 
 EVIL = """
@@ -491,13 +459,10 @@ def test_t3_the_command_line_imports_nothing_that_a_row_names(attacked):
 
 def command(*line: str) -> tuple[int, str]:
     """Run a command in this process; give its exit code and what it wrote."""
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
-        patch.setattr(sys, "argv", ["agentgit", *line])
-        patch.setattr(sys, "stdin", io.StringIO())
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "300")
-        with redirect_stderr(out), pytest.raises(SystemExit) as stopped:
-            cli.main()
-    return int(stopped.value.code or 0), out.getvalue()
+        done = command_line.run(*line)
+    return done.code, done.out + done.err
 
 
 def test_t3_a_plan_that_a_viewer_asks_for_imports_nothing(attacked):
@@ -517,8 +482,7 @@ def test_t3_a_plan_that_a_viewer_asks_for_imports_nothing(attacked):
 async def test_t3_the_mcp_server_imports_nothing_that_a_row_names(attacked):
     """T3: a model that asks the MCP server for a plan or a rollback cannot have anything imported."""
     write_rows(attacked, undo="evil:undo", verify="evil:undo", precheck="evil:undo")
-    server = made(WriteTools(attacked, None, may_force=True), bound=False, read_only=False)
-    async with create_connected_server_and_client_session(server) as client:
+    async with connected(attacked, may_force=True) as client:
         planned = await client.call_tool("plan_rollback", {"checkpoint": "main#1", "session": "s"})
         done = await client.call_tool(
             "rollback_to_checkpoint", {"checkpoint": "main#1", "session": "s", "confirm": "x"}
@@ -627,18 +591,16 @@ def test_t3_commands_that_undo_nothing_import_no_trusted_module(repo, shop, monk
     assert (LEDGER, RAN) == ([], ["imported shop_of_trust"])
 
 
-def test_t3_a_notebook_trusts_a_module(repo, shop):
+# IPython's history keeps a thread and a file that the collector finds.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+@pytest.mark.usefixtures("shop")
+def test_t3_a_notebook_trusts_a_module(repo, ipython):
     """T3: a notebook without a wrapped graph plans, says what is not declared, and undoes once a module is trusted."""
     with reopened(repo) as later:
-        names = Names({"repo": later})
-
-        def magic(line):
-            name, asked = commands.parse(line)
-            return commands.carry_out(name, commands.Command(names, asked, lambda value: None))
-
-        assert "is not declared here" in str(magic("plan main#1"))
-        assert repr(magic("trust shop_of_trust")) == "trusted: shop_of_trust"
-        assert magic("rollback main#1").status == "done"
+        restart(ipython, repo=later)
+        assert "is not declared here" in str(magic(ipython, "plan main#1"))
+        assert repr(magic(ipython, "trust shop_of_trust")) == "trusted: shop_of_trust"
+        assert magic(ipython, "rollback main#1").status == "done"
     assert LEDGER == []
 
 

@@ -9,8 +9,7 @@ import pytest
 from scripted import World, obedient, tool_node_graph
 
 import agentgit
-from agentgit import Conflict, InvalidInput, SQLModelSaver
-from agentgit.errors import AgentGitError, Unavailable
+from agentgit import AgentGitError, Conflict, InvalidInput, SQLModelSaver, Unavailable
 
 SAID = ["add chair", "add table", "add lamp"]
 

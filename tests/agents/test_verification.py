@@ -77,15 +77,8 @@ def test_w1_a_precheck_that_says_yes_is_asked_outside_of_any_transaction(repo, w
 def _unknown(repo, agent):
     """Make the newest call one that was broken off, as `Store.recover` leaves it."""
     call = agent.tool_track()[-1]
-    backend.write(repo, lambda c: _set(repo, c, call.id, "unknown"))
+    backend.change(repo, "tool_invocation", call.id, status="unknown", result=None, ended_at=None)
     return call
-
-
-def _set(repo, connection, invocation_id, status):
-    from agentgit.store.sql.tables import TOOL_INVOCATION
-
-    row = TOOL_INVOCATION.c.id == invocation_id
-    connection.execute(TOOL_INVOCATION.update().where(row).values(status=status, result=None, ended_at=None))
 
 
 @pytest.mark.parametrize("there", [True, {"item": "table", "number": 2}, False, None], ids=str)
@@ -115,7 +108,7 @@ def test_w1_verify_says_whether_a_broken_reversal_happened(repo, world, still_th
         agent.rollback(before)
     world.broken.clear()
     call = agent.tool_track()[-1]
-    backend.write(repo, lambda c: _set(repo, c, call.id, "reverse_unknown"))
+    backend.change(repo, "tool_invocation", call.id, status="reverse_unknown", result=None, ended_at=None)
     if not still_there:
         world.items.remove("table")
     assert repo.resume(caught.value.operation).status == "done"

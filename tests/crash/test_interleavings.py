@@ -2,41 +2,21 @@
 
 import threading
 import uuid
-from contextlib import closing, suppress
-from datetime import UTC, datetime
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 
 import backend
+import faults
+import points
 import processes
 import pytest
 from dumps import dumped
 from origins import said, shop, sqlite_origin
 from scripted import World, obedient, tool_node_graph
-from sqlalchemy import update
 
 import agentgit
-from agentgit import Workspace
-from agentgit.agents.importing.commit import ImportCommit
-from agentgit.agents.merge import merging
-from agentgit.checkpoints import Retention
-from agentgit.errors import Conflict, NotAllowed, NotFound, SchemaMismatch
-from agentgit.repository.maintenance import Maintenance
-from agentgit.rollback.files import RollbackFiles
-from agentgit.rollback.workspace_adapter import WorkspaceKeeper
-from agentgit.sessions.session import PARTIAL
-from agentgit.store.audit import outbox, trail
-from agentgit.store.audit.trail import Trail
-from agentgit.store.database import Database
-from agentgit.store.maintenance import erasure
-from agentgit.store.queries import templates
-from agentgit.store.records import session_access
-from agentgit.store.records.journal import Intent, Journal
-from agentgit.store.records.sessions import SessionStore
-from agentgit.store.schema import roles, schema
-from agentgit.store.sql import process
-from agentgit.store.sql.tables import BRANCH, METADATA
-from agentgit.store.store import Store
-from agentgit.store.threads import staging
+from agentgit import Conflict, NotAllowed, NotFound, SchemaMismatch, Workspace
+from agentgit.checkpoints.retention import Retention
 
 PATIENCE = 0.5
 """How long, in seconds, the other one has to get in between; who is kept out waits longer than that."""
@@ -78,21 +58,15 @@ class Other:
 
 
 @pytest.fixture
-def before(monkeypatch):
-    """Lets somebody in before a function runs, in this thread only."""
+def before():
+    """Lets somebody in before a point, in this thread only."""
+    with ExitStack() as till_the_end:
 
-    def put(owner, name, other):
-        plain, here = getattr(owner, name), threading.get_ident()
+        def put(point, other):
+            till_the_end.enter_context(faults.before(point, other.comes, in_this_thread=True))
+            return other
 
-        def late(*args, **kwargs):
-            if threading.get_ident() == here:
-                other.comes()
-            return plain(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, late)
-        return other
-
-    return put
+        yield put
 
 
 def wrap(repo, session="s", **how):
@@ -107,7 +81,7 @@ def test_a_turn_between_the_look_and_the_last_step_of_an_import_is_not_left_behi
     repo.import_langgraph(origin.url, ["a"])
     origin.talk(shop(World()), "a", "hello")
     agent = repo.wrap(shop(World())(None), "a")
-    other = before(ImportCommit, "_branch", Other(lambda: agent.invoke(said("hello again"))))
+    other = before(points.LAND_IMPORTED_BRANCH, Other(lambda: agent.invoke(said("hello again"))))
     report = repo.import_langgraph(origin.url, ["a"], on_error="continue")
     refused = [type(one.error) for one in report.failed] + [type(error) for error in [other.ends()] if error]
     assert refused == [Conflict]
@@ -117,23 +91,24 @@ def test_a_turn_between_the_look_and_the_last_step_of_an_import_is_not_left_behi
 
 
 @pytest.mark.parametrize("when", ["before it is written on", "before it is published"])
-def test_a_merge_whose_copy_a_collection_took_away_changes_nothing(repo, monkeypatch, before, when):
+def test_a_merge_whose_copy_a_collection_took_away_changes_nothing(repo, before, when):
     """What comes to a branch is written on a copy of it; where that was collected, nothing is published."""
     agent = wrap(repo)
     agent.run("add chair")
     other = agent.fork()
     other.run("something else")
-    history, plain = agent.history(), staging.move_new
+    history = agent.history()
 
-    def emptied(connection, tenant, source, target):
-        repo.context.store.graphs.delete_thread(connection, source)
+    def emptied(plain, connection, tenant, source, target):
+        faults.delete_thread(repo, source, connection)
         return plain(connection, tenant, source, target)
 
+    on_a_server = nullcontext()
     if when == "before it is written on":
-        before(merging, "PregelNode", Other(lambda: repo.maintenance.gc(imports=True), patience=60))
+        before(points.RUN_MERGED_NODE, Other(lambda: repo.maintenance.gc(imports=True), patience=60))
     else:  # on a server a collection may come until the first row is moved
-        monkeypatch.setattr(staging, "move_new", emptied)
-    with pytest.raises(Conflict, match="Nothing was changed"):
+        on_a_server = faults.around(points.MOVE_STAGED_ROWS, emptied)
+    with on_a_server, pytest.raises(Conflict, match="Nothing was changed"):
         agent.merge(other.branch.name)
     assert agent.history() == history
     assert repo.maintenance.fsck(3).findings == ()
@@ -147,26 +122,24 @@ def test_a_switch_leads_to_no_branch_that_became_half_done_meanwhile(repo, befor
     left = agent.fork()
 
     def breaks_off():
-        broken = update(BRANCH).where(BRANCH.c.id == left.branch.id).values(status=PARTIAL)
-        backend.write(repo, lambda c: c.execute(broken))
+        backend.change(repo, "internal_session", left.branch.id, status="partial")
 
-    other = before(SessionStore, "lock", Other(breaks_off, patience=60))
+    other = before(points.LOCK_SESSION, Other(breaks_off, patience=60))
     with pytest.raises(Conflict, match="its rollback was not finished"):
         repo.session("s").switch(left.branch.name, sync="note")
     assert other.ends() is None
-    assert [one.status for one in repo.session("s").branches()] == ["open", PARTIAL]
+    assert [one.status for one in repo.session("s").branches()] == ["open", "partial"]
 
 
 @on_postgresql
 def test_two_last_admins_do_not_erase_each_other(repo, before):
     """Of two admins who erase themselves at once, who comes second is the last one, and stays."""
     ann, bob = (repo.as_user(repo.users.add(name, is_admin=True)) for name in ("ann", "bob"))
-    backend.write(repo, lambda c: repo.context.store.users.change(c, repo.user.id, {"is_admin": False}))
-    other = before(erasure, "_require_alone", Other(lambda: bob.users.delete("bob")))
+    backend.change(repo, "user", repo.user.id, is_admin=False)
+    other = before(points.ERASE_LAST_ADMIN, Other(lambda: bob.users.delete("bob")))
     ann.users.delete("ann")
     assert type(other.ends()) is Conflict
-    with backend.reading(repo) as connection:
-        assert [user.name for user in repo.context.store.users.all(connection) if user.is_admin] == ["bob"]
+    assert [user.name for user in bob.users.all() if user.is_admin] == ["bob"]
 
 
 @pytest.mark.long
@@ -174,7 +147,7 @@ def test_two_last_admins_do_not_erase_each_other(repo, before):
 def test_a_webhook_of_a_session_that_is_erased_meanwhile_goes_with_it(repo, before):
     """No webhook of a session and no event of it stay when somebody erases that session at the same moment."""
     repo.session("s", create=True)
-    other = before(trail, "_next", Other(lambda: repo.session("s").delete()))
+    other = before(points.NUMBER_EVENT, Other(lambda: repo.session("s").delete()))
     repo.webhooks.add("https://example.com/hook", session="s")
     assert other.ends() is None
     assert repo.webhooks.list() == []
@@ -206,7 +179,7 @@ def test_a_collection_goes_on_where_a_session_was_erased_meanwhile(repo, before)
         wrap(repo, name).run("add chair")
         wrap(repo, name).checkpoint("more")
         repo.session(name).retention.set(Retention(max_checkpoints=1))
-    other = before(Maintenance, "_thin_all", Other(lambda: repo.session("one").delete(), patience=60))
+    other = before(points.THIN_OUT, Other(lambda: repo.session("one").delete(), patience=60))
     done = repo.maintenance.gc()
     assert other.ends() is None
     assert [session.session_name for session in repo.sessions()] == ["two"]
@@ -214,25 +187,21 @@ def test_a_collection_goes_on_where_a_session_was_erased_meanwhile(repo, before)
     assert done.disk_after > 0
 
 
-@pytest.mark.parametrize(("owner", "step"), [(Store, "recover"), (Journal, "end")])
-def test_d4_a_dead_turn_is_taken_back_once(repo, before, owner, step):
+@pytest.mark.parametrize("step", [points.RECOVER_DEAD_TURN, points.WRITE_OUTCOME], ids=lambda step: step.name)
+def test_d4_a_dead_turn_is_taken_back_once(repo, before, step):
     """D4: of two who find the same dead turn at once one takes it back, and tells of it; none gets a Conflict."""
     agent = wrap(repo)
     agent.run("add chair")
-    with repo.context.store.at_work() as dead:
-        backend.write(repo, lambda c: repo.context.store.sessions.acquire(c, agent.branch.id, dead))
-        intent = Intent(
-            session_id=agent.session.id, branch_id=agent.branch.id, batch=9, batch_index=0, tool_name="add",
-            tool_call_id="lost", effect="reversible", undo=None, args={"item": "table"}, idempotency_key="lost",
-            owner=dead, started_at=datetime.now(UTC),
-        )  # fmt: skip
-        lost = backend.write(repo, lambda c: repo.context.store.journal.intend(c, intent))
-    other = before(owner, step, Other(lambda: repo.session("s").recover()))
+    lost = backend.leave_running(repo, agent.branch, item="table", tool_call_id="lost", idempotency_key="lost")
+    other = before(step, Other(lambda: repo.session("s").recover()))
     assert repo.resolve(lost, "did_not_happen").status == "failed"
     assert other.ends() is None
     kinds = [event.kind for event in repo.events.list(session="s")]
     assert (kinds.count("turn.abandoned"), kinds.count("call.unknown")) == (1, 1)
 
+
+READS = {"branches": points.READ_BRANCHES, "lineage": points.READ_LINEAGE}
+"""What all readers of a session look at."""
 
 READERS = {
     "branch": lambda repo: repo.session("s").branch(),
@@ -246,14 +215,14 @@ READERS = {
 
 
 @on_postgresql
-@pytest.mark.parametrize("step", ["branches", "lineage"])
+@pytest.mark.parametrize("step", READS)
 @pytest.mark.parametrize("reader", READERS)
 def test_who_reads_a_session_that_is_erased_meanwhile_is_told_that_it_is_gone(repo, before, reader, step):
     """Each look at a session that goes away in the middle of it ends with NotFound, or with what was there."""
     agent = wrap(repo)
     agent.run("add chair")
     agent.rollback("main#1").run("add table")
-    other = before(SessionStore, step, Other(lambda: repo.session("s").delete(), patience=60))
+    other = before(READS[step], Other(lambda: repo.session("s").delete(), patience=60))
     with suppress(NotFound):
         READERS[reader](repo)
     assert other.raised is None
@@ -265,7 +234,7 @@ def test_a_session_that_is_erased_while_it_is_held_against_its_template_is_gone(
     for name in ("template", "s"):
         repo.session(name, create=True)
         repo.session(name).checkpoint("first")
-    other = before(templates, "require_same", Other(lambda: repo.session("s").delete(), patience=60))
+    other = before(points.COMPARE_WITH_TEMPLATE, Other(lambda: repo.session("s").delete(), patience=60))
     with pytest.raises(NotFound, match="has been deleted"):
         repo.session("s", create=True, template="template@HEAD")
     assert other.ends() is None
@@ -278,7 +247,7 @@ def test_d5_who_joins_while_they_are_taken_out_cannot_come_again_by_that_link(re
     session = ada.session("s", create=True)
     session.sharing.share("bob")
     link = session.sharing.create_link()
-    other = before(session_access, "delete", Other(lambda: bob.accept(link.token), patience=60))
+    other = before(points.END_SHARED_LINKS, Other(lambda: bob.accept(link.token), patience=60))
     session.sharing.unshare("bob")
     assert other.ends() is None
     assert session.sharing.members() == []
@@ -287,51 +256,39 @@ def test_d5_who_joins_while_they_are_taken_out_cannot_come_again_by_that_link(re
 
 
 @pytest.mark.long
-def test_rights_are_granted_twice_at_once(empty_server, monkeypatch):
+def test_rights_are_granted_twice_at_once(empty_server):
     """Two who give roles what they need at the same time, after an upgrade, both succeed."""
-    with closing(Database(empty_server)) as database:
-        schema.upgrade(database)
-        role = f"agentgit_{uuid.uuid4().hex}"
-        database.write(lambda c: c.exec_driver_sql(f"CREATE ROLE {role}"))
-        other, plain, here = Other(lambda: roles.grant(database, role)), roles._grant, threading.get_ident()
-
-        def granted(*args):
-            done = plain(*args)
-            if threading.get_ident() == here:
-                other.comes()
-            return done
-
-        monkeypatch.setattr(roles, "_grant", granted)
-        try:
-            assert roles.grant(database, role) == len(METADATA.tables) + 1
-            assert other.ends() is None
-        finally:
-            database.write(lambda c: c.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}"))
-
-
-def test_a_database_that_a_newer_program_upgrades_meanwhile_is_refused(empty, before, second):
-    """Who finds an old schema, and a newer one when its turn to upgrade has come, leaves it alone and says so."""
-    with closing(Database(empty)) as database:
-        schema.upgrade(database, "0001")
-
-        def newer():
-            with closing(Database(empty)) as theirs:
-                theirs.write(lambda c: c.exec_driver_sql("UPDATE agentgit_version SET version_num = '9999'"))
-
-        other = before(Database, "write", Other(newer, patience=60))
-        with pytest.raises(SchemaMismatch, match="newer than this library"):
-            schema.upgrade(database)
+    backend.upgrade(empty_server)
+    role = f"agentgit_{uuid.uuid4().hex}"
+    backend.run_sql(empty_server, f"CREATE ROLE {role}")
+    other = Other(lambda: backend.grant(empty_server, role))
+    try:
+        with faults.after(points.GRANT_RIGHTS, other.comes, in_this_thread=True):
+            assert backend.grant(empty_server, role) == len(backend.tables()) + 1
         assert other.ends() is None
+    finally:
+        backend.run_sql(empty_server, f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+@pytest.mark.usefixtures("second")
+def test_a_database_that_a_newer_program_upgrades_meanwhile_is_refused(empty, before):
+    """Who finds an old schema, and a newer one when its turn to upgrade has come, leaves it alone and says so."""
+    backend.upgrade(empty, "0001")
+    newer = Other(lambda: backend.run_sql(empty, "UPDATE agentgit_version SET version_num = '9999'"), patience=60)
+    before(points.EVERY_WRITE, newer)
+    with pytest.raises(SchemaMismatch, match="newer than this library"):
+        backend.upgrade(empty)
+    assert newer.ends() is None
 
 
 @pytest.mark.long
 @on_postgresql
-@pytest.mark.parametrize("step", [(templates, "begin"), (trail, "_next")])
+@pytest.mark.parametrize("step", [points.BEGIN_FROM_TEMPLATE, points.NUMBER_EVENT], ids=lambda step: step.name)
 def test_d5_no_word_of_a_template_that_is_erased_meanwhile_stays(repo, before, step):
     """D5: a session that begins as a checkpoint of one that is erased at the same moment does not tell its name."""
     repo.session("zebrafish", create=True)
     repo.session("zebrafish").checkpoint("first")
-    other = before(*step, Other(lambda: repo.session("zebrafish").delete()))
+    other = before(step, Other(lambda: repo.session("zebrafish").delete()))
     with suppress(NotFound):
         repo.session("s", create=True, template="zebrafish@HEAD")
     assert other.ends() is None
@@ -348,20 +305,13 @@ def workspace(tmp_path):
         yield workspace
 
 
-def test_d5_what_is_not_erased_after_all_keeps_its_files(repo, workspace, monkeypatch):
+def test_d5_what_is_not_erased_after_all_keeps_its_files(repo, workspace):
     """D5: where a turn begins while a session is erased, nothing was erased, and its snapshots are still held."""
-    agent, plain = wrap(repo, workspace=workspace), RollbackFiles.release_all
+    agent = wrap(repo, workspace=workspace)
     agent.run("hello")
-
-    with process.owner() as alive:
-
-        def forsaken(*args):
-            done = plain(*args)
-            backend.write(repo, lambda c: repo.context.store.sessions.acquire(c, agent.branch.id, alive))
-            return done
-
-        monkeypatch.setattr(RollbackFiles, "release_all", forsaken)
-        with pytest.raises(Conflict, match="Nothing was erased"):
+    with backend.at_work(repo) as alive:
+        begins = faults.after(points.RELEASE_ALL_SNAPSHOTS, lambda: backend.take(repo, agent.branch, alive))
+        with begins, pytest.raises(Conflict, match="Nothing was erased"):
             repo.session("s").delete()
     assert [one.pinned for one in workspace.list()] == [True]
 
@@ -373,7 +323,7 @@ def test_b4_a_snapshot_that_is_taken_again_while_it_is_let_go_of_is_kept(repo, w
         file.write_text(content)
         agent.run("hello")
     workspace.restore(workspace.list()[-1].id)
-    other = before(WorkspaceKeeper, "release", Other(lambda: agent.checkpoint("as at first"), patience=60))
+    other = before(points.RELEASE_SNAPSHOTS, Other(lambda: agent.checkpoint("as at first"), patience=60))
     repo.session("s").cleanup_auto_checkpoints(keep=0)
     assert other.ends() is None
     assert workspace.list()[-1].pinned
@@ -384,7 +334,7 @@ def test_d5_a_snapshot_that_another_session_takes_up_while_one_is_erased_is_kept
     """D5: a session that begins where an erased one has left the files, at that moment, keeps them."""
     wrap(repo, "one", workspace=workspace).run("hello")
     agent = wrap(repo, "two", workspace=workspace)
-    other = before(WorkspaceKeeper, "release", Other(lambda: agent.run("hello"), patience=60))
+    other = before(points.RELEASE_SNAPSHOTS, Other(lambda: agent.run("hello"), patience=60))
     repo.session("one").delete()
     assert other.ends() is None
     assert [one.pinned for one in workspace.list()] == [True]
@@ -394,7 +344,7 @@ def test_d5_a_snapshot_that_another_session_takes_up_while_one_is_erased_is_kept
 def test_a_switch_in_a_session_that_is_erased_meanwhile_says_so(repo, before):
     """Who switches to a branch that goes away at that moment is told so, and the trail of nothing has no word of it."""
     repo.session("s", create=True)
-    other = before(SessionStore, "set_current", Other(lambda: repo.session("s").delete(), patience=60))
+    other = before(points.SET_CURRENT_BRANCH, Other(lambda: repo.session("s").delete(), patience=60))
     with pytest.raises(NotFound, match="deleted"):
         repo.session("s").switch("main")
     assert other.ends() is None
@@ -405,38 +355,34 @@ def test_a_switch_in_a_session_that_is_erased_meanwhile_says_so(repo, before):
 def test_a_webhook_is_removed_once(repo, before):
     """Of two who remove a webhook at once one is told of in the trail."""
     hook = repo.webhooks.add("https://example.com/hook")
-    other = before(outbox, "delete", Other(lambda: repo.webhooks.remove(hook), patience=60))
+    other = before(points.REMOVE_WEBHOOK, Other(lambda: repo.webhooks.remove(hook), patience=60))
     repo.webhooks.remove(hook)
     assert other.ends() is None
     assert [event.kind for event in repo.events.audit()] == ["webhook.added", "webhook.removed"]
 
 
-def test_w12_what_is_to_be_sent_of_a_session_that_is_erased_meanwhile_is_not_given_up(repo, monkeypatch):
+def test_w12_what_is_to_be_sent_of_a_session_that_is_erased_meanwhile_is_not_given_up(repo):
     """W12: an event that went with its session is no failure of the receiver, and holds no other event up."""
     repo.webhooks.add("https://example.com/hook", "session.created")
     repo.session("s", create=True)
-    plain = Trail.at
 
-    def late(*args):
+    def erase():
         if repo.sessions():
             repo.session("s").delete()
-        return plain(*args)
 
-    monkeypatch.setattr(Trail, "at", late)
-    done = repo.webhooks.deliver()
+    with faults.before(points.READ_EVENT, erase):
+        done = repo.webhooks.deliver()
     assert (done.sent, done.failed, done.dead, done.waiting) == (0, 0, 0, 0)
     assert repo.sessions() == []
 
 
 IN_A_CHILD = """
 import os, sys, threading, warnings
-import agentgit
-from agentgit.store.sql import ids
+import agentgit, backend
 
 repo = agentgit.open("agentgit.db")
 heard = repo.events.on("*", print)
-lock = {"ids": lambda: ids._lock, "bus": lambda: repo.context.store.database.bus._lock,
-        "values": lambda: repo.context.store.graphs.content.blobs._leaves._lock}[sys.argv[1]]()
+lock = backend.lock(repo, sys.argv[1])
 held, done = threading.Event(), threading.Event()
 
 def hold():
@@ -451,7 +397,7 @@ child = os.fork()
 if child == 0:
     threading.Timer(20, lambda: os._exit(1)).start()
     repo.session("s", create=True)
-    repo.context.store.graphs.content.blobs._leaves.add([])
+    backend.remember_no_values(repo)
     os._exit(0)
 done.set()
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

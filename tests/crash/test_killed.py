@@ -18,12 +18,9 @@ import processes
 import pytest
 from dying import POINTS, wrapped
 from shop import Shop, wish
-from sqlalchemy import select
 
 import agentgit
 from agentgit import RollbackIncomplete
-from agentgit.store.records.journal import WITH_BRANCH
-from agentgit.store.sql.tables import BRANCH, TOOL_INVOCATION
 
 HAPPENED, NOT = "happened", "did_not_happen"
 
@@ -95,10 +92,7 @@ def kill(repo, verify):
 
 def journal(repo):
     """Every call of a tool of the shop that was ever recorded."""
-    with backend.reading(repo) as connection:
-        query = select(TOOL_INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH).order_by(TOOL_INVOCATION.c.id)
-        calls = repo.context.store.journal.own_values(connection, connection.execute(query).all())
-    return [call for call in calls if call.tool_name in SOLD]
+    return [call for call in backend.journal(repo) if call.tool_name in SOLD]
 
 
 def told(repo, shop):

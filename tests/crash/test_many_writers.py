@@ -1,7 +1,6 @@
 """Many writers at once, in threads, on an event loop and in processes: nothing is lost, mixed up, or "locked"."""
 
 import asyncio
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import processes
@@ -11,7 +10,6 @@ from puts import on
 
 import agentgit
 from agentgit import SQLModelSaver
-from agentgit.workspace.catalog import Catalog
 
 
 def ids(states):
@@ -134,17 +132,3 @@ def test_eight_processes_may_begin_one_file(tmp_path):
 def test_eight_processes_write_one_database_for_long(database):
     """The same with 25 turns each, a thousand checkpoints."""
     run_processes(full(database.url), 25)
-
-
-def test_w5_many_open_a_new_catalog_of_files_at_once(tmp_path):
-    """W5: SQLite does not wait by itself where two turn a new file to its write-ahead log; nobody is told of a lock."""
-    for n in range(60):
-        beside = threading.Barrier(6)
-
-        def opened(path=str(tmp_path / f"{n}.db"), beside=beside):
-            beside.wait(60)
-            Catalog(path).close()
-
-        with ThreadPoolExecutor(6) as pool:
-            for done in [pool.submit(opened) for _ in range(6)]:
-                done.result(60)

@@ -2,17 +2,13 @@
 
 import threading
 import time
-from contextlib import nullcontext
-from functools import partial
 
+import backend
 import pytest
 from langgraph.graph import START, MessagesState, StateGraph
-from puts import PutTurn, count, on, put, values
+from puts import count, on, put, values, work_in_next_put
 
-from agentgit import SQLModelSaver
-from agentgit.errors import Conflict
-from agentgit.saver.recorded_turn import Beside
-from agentgit.store.sql.tables import BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit import Conflict, SQLModelSaver
 
 
 class Gate:
@@ -138,9 +134,9 @@ def test_a_deleted_thread_stays_deleted(saver, durability):
     raised = run_beside(gated(saver, gate), gate, lambda: saver.delete_thread("t"), durability=durability)
     assert {type(error) for error in raised} == {Conflict}
     assert saver.get_tuple(on("t")) is None
-    assert count(saver.database, GRAPH_CHECKPOINT) == 0
+    assert count(saver.database, backend.table("graph_checkpoint")) == 0
     if durability == "sync":  # else writes may come whose checkpoint never does; `gc` takes them
-        assert count(saver.database, GRAPH_WRITE) == 0
+        assert count(saver.database, backend.table("graph_write")) == 0
 
 
 def test_a_subgraph_cannot_revive_a_thread_either(saver):
@@ -157,7 +153,7 @@ def test_a_subgraph_cannot_revive_a_thread_either(saver):
     graph = StateGraph(MessagesState).add_node("o", outer).add_edge(START, "o").compile(checkpointer=saver)
     raised = run_beside(graph, gate, lambda: saver.delete_thread("t"))
     assert {type(error) for error in raised} == {Conflict}
-    assert count(saver.database, GRAPH_CHECKPOINT) == 0
+    assert count(saver.database, backend.table("graph_checkpoint")) == 0
 
 
 def test_a_write_may_come_before_its_checkpoint(saver):
@@ -165,17 +161,16 @@ def test_a_write_may_come_before_its_checkpoint(saver):
     saver.put_writes(on("t", checkpoint_ns="", checkpoint_id="later"), [("a", 1)], "task")
     put(saver, "t", {"a": 0}, id="later")
     assert saver.get_tuple(on("t")).pending_writes == [("task", "a", 1)]
-    assert count(saver.database, BLOB) == 2
+    assert count(saver.database, backend.table("blob")) == 2
 
 
 def test_a_checkpoint_that_is_being_stored_is_not_gone(saver):
     """A write that comes while its checkpoint is in a transaction, and was read there, is kept (seen on PostgreSQL)."""
     late = []
 
-    def inside(place, connection):
-        assert saver.store.find(connection, place) is not None
-        saver.turn = None
-        where = on("t", checkpoint_ns="", checkpoint_id=place.checkpoint_id)
+    def inside(id, is_there):
+        assert is_there
+        where = on("t", checkpoint_ns="", checkpoint_id=id)
         writer = threading.Thread(target=lambda: late.append(saver.put_writes(where, [("a", 1)], "task")))
         writer.start()
         if not saver.database.is_sqlite:  # where the writer would wait for this transaction
@@ -183,7 +178,7 @@ def test_a_checkpoint_that_is_being_stored_is_not_gone(saver):
         waiting.append(writer)
 
     waiting = []
-    saver.turn = PutTurn(lambda place: nullcontext(Beside(lambda connection: partial(inside, place, connection))))
+    work_in_next_put(saver, inside)
     put(saver, "t", {"a": 0})
     waiting[0].join(60)
     assert late == [None]

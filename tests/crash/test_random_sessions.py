@@ -12,25 +12,22 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import backend
+import points
 import pytest
+from faults import before
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from shop import AFTER, BEFORE, DECLARED, REFUSED, Shop, wish
-from sqlalchemy import select
 
 import agentgit
 from agentgit import Conflict, Fenced, RollbackBlocked, RollbackIncomplete, ToolInvocation, WorldDiverged
-from agentgit.store.database import Database
-from agentgit.store.records.journal import WITH_BRANCH
-from agentgit.store.schema import schema
-from agentgit.store.sql.tables import BRANCH, TOOL_INVOCATION
 
 BROKEN_OFF = {"unknown", "intended", "reversing", "reverse_unknown"}
 """Of an item with such a call the journal does not claim to know whether it stands; it may not be silent about it."""
@@ -55,25 +52,25 @@ class Died(BaseException):
 
 
 class Mortal:
-    """Stands before a database's writes, and lets its process die before one of them.
+    """Stands before every write to the database, and lets this process die before one of them."""
 
-    Args:
-        database: whose writes.
-    """
-
-    def __init__(self, database: Database) -> None:
+    def __init__(self) -> None:
         self.left: int | None = None
         self.made = 0
-        self._plain = database.write
-        database.write = self.write  # type: ignore[method-assign]  # the one place where every write goes through
+        self._stand = ExitStack()
+        self._stand.enter_context(before(points.EVERY_WRITE, self.before_write))
 
-    def write(self, work: Any, **how: Any) -> Any:
+    def before_write(self) -> None:
+        """Count a write, or die."""
         if self.left is not None:
             if self.left <= 0:
                 raise Died
             self.left -= 1
         self.made += 1
-        return self._plain(work, **how)
+
+    def go(self) -> None:
+        """Stand there no longer."""
+        self._stand.close()
 
 
 @dataclass
@@ -111,8 +108,7 @@ some = st.integers(0, 10**6)
 def template() -> Path:
     """Make a database with its tables, to be copied."""
     path = Path(tempfile.mkdtemp()) / "agentgit.db"
-    with closing(Database(path)) as database:
-        schema.ready(database)
+    agentgit.open(path).close()
     return path
 
 
@@ -137,16 +133,18 @@ class TrueWorld(RuleBasedStateMachine):
         self.settled: set[int] = set()
         self.aloof: dict[int, set[str]] = {}
         """Switches that leave the world as it is, each with the declared items in it at that time."""
+        self.mortal = Mortal()
         self.start()
         self.agent("main")
 
     def start(self) -> None:
         """Begin a process."""
+        self.mortal.left = None
         self.repo = agentgit.open(self.folder / "agentgit.db")
-        self.mortal = Mortal(backend.database(self.repo))
 
     def teardown(self) -> None:
         self.repo.close()
+        self.mortal.go()
         shutil.rmtree(self.folder)
 
     def attempt(self, death: int | None, work: Callable[[], Any]) -> Any:
@@ -187,9 +185,7 @@ class TrueWorld(RuleBasedStateMachine):
 
     def journal(self) -> list[ToolInvocation]:
         """Every call that was ever recorded."""
-        with backend.reading(self.repo) as connection:
-            query = select(TOOL_INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH).order_by(TOOL_INVOCATION.c.id)
-            return self.repo.context.store.journal.own_values(connection, connection.execute(query).all())
+        return backend.journal(self.repo)
 
     def unclear(self) -> set[str]:
         """Items with a call of which the journal does not claim to know."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import textwrap
 from pathlib import Path, PurePath
 
+import faults
 import processes
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from trees import both, folder, gone, link, picture, write
 
 from agentgit import Unavailable, Workspace
-from agentgit.workspace.disk import atomic_file
-from agentgit.workspace.disk.disk import Disk
 
 
 @pytest.fixture
@@ -48,40 +46,29 @@ CHANGE = both(
 )
 
 POINTS = {
-    "before the snapshot": ("engines.git:GitTrees.write", 1),
-    "in the snapshot": ("scan.scan:digest_of", 5),
-    "before the catalog": ("catalog:Catalog.enter", 1),
-    "before the restore": ("catalog:Catalog.begin", 1),
-    "after its beginning": ("restore:Restore.run", 1),
-    "at its first removal": ("disk.disk:Disk.unlink", 1),
-    "at a later removal": ("disk.disk:Disk.unlink", 2),
-    "at the first file": ("disk.disk:Disk.put", 1),
-    "at a later file": ("disk.disk:Disk.put", 9),
-    "before a file takes its place": ("disk.atomic_file:system_call", 10),
-    "after a file took its place": ("disk.single_file:remove_file", 14),
-    "at a directory": ("disk.disk:Disk.make_folder", 14),
-    "before the end": ("catalog:Catalog.end", 1),
+    "before the snapshot": ("WRITE_TREE", 1),
+    "in the snapshot": ("HASH_FILE", 5),
+    "before the catalog": ("ENTER_SNAPSHOT", 1),
+    "before the restore": ("BEGIN_RESTORE", 1),
+    "after its beginning": ("RUN_RESTORE", 1),
+    "at its first removal": ("REMOVE_FILE", 1),
+    "at a later removal": ("REMOVE_FILE", 2),
+    "at the first file": ("WRITE_FILE", 1),
+    "at a later file": ("WRITE_FILE", 9),
+    "before a file takes its place": ("RENAME_FILE", 10),
+    "after a file took its place": ("REMOVE_OLD_FILE", 14),
+    "at a directory": ("MAKE_FOLDER", 14),
+    "before the end": ("END_RESTORE", 1),
 }
 """What the process is about to do, and for the how manieth time, when it is killed."""
 
 DYING = """
-    import os, signal, sys, importlib
+    import sys
+    import faults, points
     from agentgit import Workspace
-    work, store, ref, point, times = sys.argv[1:]
-    module, _, rest = point.partition(":")
-    owner = importlib.import_module("agentgit.workspace." + module)
-    *path, name = rest.split(".")
-    for part in path:
-        owner = getattr(owner, part)
-    plain, calls = getattr(owner, name), 0
-    def dying(*arguments, **named):
-        global calls
-        calls += 1
-        if calls == int(times):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return plain(*arguments, **named)
-    setattr(owner, name, dying)
-    Workspace(work, store).restore(ref)
+    work, store, ref, point, time = sys.argv[1:]
+    with faults.killed(getattr(points, point), time=int(time)):
+        Workspace(work, store).restore(ref)
 """
 
 
@@ -117,25 +104,27 @@ def test_a_killed_restore_is_finished_or_never_began(work, tmp_path, point):
 
 
 KILLED_AT = """
-    import os, signal, sys
+    import os, sys
+    import faults, points
     from agentgit import Workspace
-    from agentgit.workspace.disk import atomic_file
     work, store, ref, last = sys.argv[1:]
     calls = 0
+    def count():
+        global calls
+        calls += 1
+        if calls == int(last):
+            faults.die()
     def counted(plain):
         def call(*arguments, **named):
-            global calls
-            calls += 1
-            if calls == int(last):
-                os.kill(os.getpid(), signal.SIGKILL)
+            count()
             return plain(*arguments, **named)
         return call
     workspace = Workspace(work, store)
     workspace.initialize()
     for name in ("unlink", "rename", "symlink", "mkdir", "rmdir", "chmod", "fchmod"):
         setattr(os, name, counted(getattr(os, name)))
-    atomic_file.system_call = counted(atomic_file.system_call)
-    workspace.restore(ref)
+    with faults.before(points.RENAME_FILE, count):
+        workspace.restore(ref)
     print(calls)
 """
 """Restores, and dies before the given one of all calls that change the disk."""
@@ -201,27 +190,27 @@ def test_f2_a_restore_of_linked_files_is_killed_at_every_change(tmp_path):
 
 
 WRITTEN_BETWEEN = """
-    import os, signal, sys
+    import os, sys
+    import faults, points
     from agentgit import Workspace
-    from agentgit.workspace.disk import atomic_file, single_file
     work, store, ref, when = sys.argv[1:]
-    hide, call, acted = single_file.DirectoryEntry._hide, atomic_file.system_call, []
-    def hiding(self, name):
-        if self.path == b"d0/0" and not acted:
-            acted.append(self.path)
+    acted = []
+    def hiding(plain, entry, name):
+        if entry.path == b"d0/0" and not acted:
+            acted.append(entry.path)
             with open(os.path.join(work, "mine"), "w") as file:
                 file.write("mine")
             os.replace(os.path.join(work, "mine"), os.path.join(work, "d0/0"))
-        hide(self, name)
-    def calling(*arguments):
+        plain(entry, name)
+    def calling(plain, *arguments):
         if acted and when == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
-        found = call(*arguments)
-        if acted and (arguments[-1] == atomic_file.EXCHANGE or when == "hidden"):
-            os.kill(os.getpid(), signal.SIGKILL)
+            faults.die()
+        found = plain(*arguments)
+        if acted and (points.is_exchange(arguments) or when == "hidden"):
+            faults.die()
         return found
-    single_file.DirectoryEntry._hide, atomic_file.system_call = hiding, calling
-    Workspace(work, store).restore(ref)
+    with faults.around(points.HIDE_FILE, hiding), faults.around(points.RENAME_FILE, calling):
+        Workspace(work, store).restore(ref)
 """
 
 
@@ -256,7 +245,7 @@ def test_a_change_while_a_restore_lies_broken_is_left_and_told(work, tmp_path):
     workspace = Workspace(work, tmp_path / "store")
     first = workspace.save("before")
     CHANGE(work)
-    run(DYING, work, tmp_path / "store", first.id, "disk.disk:Disk.put", 1)
+    run(DYING, work, tmp_path / "store", first.id, "WRITE_FILE", 1)
     (work / "d0" / "3").write_text("a person's")
     (work / "new").mkdir(exist_ok=True)
     told = []
@@ -338,7 +327,7 @@ def test_nothing_of_the_users_git_has_a_say(work, tmp_path, trapped):
     assert os.listdir(work / ".git") == ["config"]
 
 
-def test_a_full_disk_is_told_and_can_be_gone_on_from(work, tmp_path, monkeypatch):
+def test_a_full_disk_is_told_and_can_be_gone_on_from(work, tmp_path):
     """P2: where the system says no, the failure names the path, and restoring again goes on."""
 
     workspace = Workspace(work, tmp_path / "store")
@@ -346,17 +335,8 @@ def test_a_full_disk_is_told_and_can_be_gone_on_from(work, tmp_path, monkeypatch
     was = picture(work)
     CHANGE(work)
     changed = picture(work)
-    plain = atomic_file.system_call
-    calls = []
-
-    def full(*arguments):
-        calls.append(1)
-        return errno.ENOSPC if len(calls) == 14 else plain(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(atomic_file, "system_call", full)
-        with pytest.raises(Unavailable, match=r"/\d+: No space left on device"):
-            workspace.restore(first.id)
+    with faults.full_disk(14), pytest.raises(Unavailable, match=r"/\d+: No space left on device"):
+        workspace.restore(first.id)
     safety = next(one for one in workspace.list() if one.kind == "safety")
     workspace.restore(safety.id)
     assert picture(work) == changed
@@ -410,7 +390,7 @@ def test_random_trees_and_edits(tmp_path_factory, kind, rounds, order):
         assert not handle.changed()
 
 
-def test_a_change_while_a_restore_goes_on_is_left_and_told(work, tmp_path, monkeypatch):
+def test_a_change_while_a_restore_goes_on_is_left_and_told(work, tmp_path):
     """P2: what somebody writes between the first and the last file of a restore is not overwritten, but reported."""
     workspace = Workspace(work, tmp_path / "store")
     paths = [f"{number:03}" for number in range(20)]
@@ -419,16 +399,8 @@ def test_a_change_while_a_restore_goes_on_is_left_and_told(work, tmp_path, monke
     wanted = workspace.save()
     for path in paths:
         (work / path).write_text("unwanted")
-    put = Disk.put
-
-    def put_and_write(disk, path, *what):
-        done = put(disk, path, *what)
-        if path == b"000":
-            (work / "019").write_text("somebody's")
-        return done
-
-    monkeypatch.setattr(Disk, "put", put_and_write)
-    done = workspace.restore(wanted.id)
+    with faults.as_a_file_was_written(b"000", lambda: (work / "019").write_text("somebody's")):
+        done = workspace.restore(wanted.id)
     assert done.conflicts == (("019", "changed during the restore"),)
     assert done.restored == tuple(paths[:-1])
     assert (work / "019").read_text() == "somebody's"

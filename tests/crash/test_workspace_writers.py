@@ -6,25 +6,24 @@ import errno
 import os
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+import faults
 import pytest
 
 from agentgit import Workspace
-from agentgit.workspace.disk import atomic_file, single_file
 from agentgit.workspace.undo.stack import UndoStack
 
 NAMES = [f"{number:02}" for number in range(12)]
 
 
 @pytest.fixture(params=["exchange", "ENOSYS", "EINVAL"])
-def system(request, monkeypatch):
+def system(request):
     """This system; and one that has no exchanging rename, or whose file system has none."""
-    if request.param != "exchange":
-        number = getattr(errno, request.param)
-        monkeypatch.setattr(atomic_file, "system_call", lambda *_: number)
-    return request.param
+    has_it = request.param == "exchange"
+    with nullcontext() if has_it else faults.no_exchange(getattr(errno, request.param)):
+        yield request.param
 
 
 @pytest.fixture
@@ -121,18 +120,6 @@ def assert_nothing_lost(work, tmp_path, wanted, rounds):
         sys.setswitchinterval(interval)
 
 
-def between(monkeypatch, act):
-    """Have somebody act once, after a change looked and before it changes anything."""
-    plain, waiting = single_file.DirectoryEntry._hide, [act]
-
-    def hide(self, name):
-        if waiting:
-            waiting.pop()(os.fsdecode(self.path))
-        plain(self, name)
-
-    monkeypatch.setattr(single_file.DirectoryEntry, "_hide", hide)
-
-
 ACTS = {
     "renames another file over it": lambda at: (at.with_name("n").write_text("mine"), at.with_name("n").replace(at)),
     "writes into it": lambda at: at.write_text("mine"),
@@ -147,7 +134,7 @@ def shown(at):
 
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("kind", ["change", "removal"])
-def test_f4_what_comes_between_look_and_change_stays_and_is_named(work, tmp_path, monkeypatch, system, act, kind):
+def test_f4_what_comes_between_look_and_change_stays_and_is_named(work, tmp_path, system, act, kind):
     """F4: it stays, a conflict names it, and all other files are restored; with the fallback too."""
     workspace = Workspace(work, tmp_path / "store")
     wanted = workspace.save()
@@ -158,8 +145,8 @@ def test_f4_what_comes_between_look_and_change_stays_and_is_named(work, tmp_path
     for name in NAMES:
         (work / name).write_text("now")
     acted = []
-    between(monkeypatch, lambda path: (acted.append(path), ACTS[act](work / path)))
-    done = workspace.restore(wanted.id)
+    with faults.as_a_file_is_replaced(lambda path: (acted.append(path), ACTS[act](work / path))):
+        done = workspace.restore(wanted.id)
     assert done.conflicts == ((acted[0], "changed during the restore"),)
     assert shown(work / acted[0]) == "mine"
     others = sorted(set(NAMES) - {acted[0]})
@@ -168,56 +155,49 @@ def test_f4_what_comes_between_look_and_change_stays_and_is_named(work, tmp_path
     assert not [name for name in os.listdir(work) if name.startswith(".agentgit-")]
 
 
-def test_f4_a_file_made_where_one_is_about_to_be_put_stays(work, tmp_path, monkeypatch, system):
+def test_f4_a_file_made_where_one_is_about_to_be_put_stays(work, tmp_path, system):
     """F4: where nothing stood, what somebody makes in between is not replaced."""
     workspace = Workspace(work, tmp_path / "store")
     wanted = workspace.save()
     (work / "05").unlink()
-    between(monkeypatch, lambda path: (work / path).write_text("mine"))
-    done = workspace.restore(wanted.id)
+    with faults.as_a_file_is_replaced(lambda path: (work / path).write_text("mine")):
+        done = workspace.restore(wanted.id)
     assert (done.conflicts, done.restored) == ((("05", "changed during the restore"),), ())
     assert (work / "05").read_text() == "mine"
 
 
-def test_f4_what_cannot_go_back_is_moved_aside_and_named(work, tmp_path, monkeypatch, system):
+def test_f4_what_cannot_go_back_is_moved_aside_and_named(work, tmp_path, system):
     """F4: of two that write one after the other, the newer stays and the older is where the report says."""
     workspace = Workspace(work, tmp_path / "store")
     for name in NAMES:
         (work / name).unlink()
     wanted = workspace.save()
     (work / "00").write_text("now")
-    between(monkeypatch, lambda path: (work / path).write_text("first"))
-    give_back = single_file.DirectoryEntry._give_back
-
-    def late(self):
-        (work / os.fsdecode(self.path)).write_text("second")
-        return give_back(self)
-
-    monkeypatch.setattr(single_file.DirectoryEntry, "_give_back", late)
-    done = workspace.restore(wanted.id)
+    with (
+        faults.as_a_file_is_replaced(lambda path: (work / path).write_text("first")),
+        faults.as_a_file_goes_back(lambda path: (work / path).write_text("second")),
+    ):
+        done = workspace.restore(wanted.id)
     assert done.conflicts == (("00", "changed during the restore"),)
     assert (work / "00").read_text() == "second"
     assert [(path, Path(to).read_text()) for path, to in done.moved_aside] == [("00", "first")]
 
 
-def test_f4_writers_while_theirs_is_put_back_keep_the_newest(work, tmp_path, monkeypatch):
+def test_f4_writers_while_theirs_is_put_back_keep_the_newest(work, tmp_path):
     """F4: whoever writes while an earlier write goes back to its place is last; nothing of the two is lost."""
     workspace = Workspace(work, tmp_path / "store")
     wanted = workspace.save()
     (work / "00").write_text("now")
-    between(monkeypatch, lambda path: (work / path).write_text("first"))
-    call, seen = atomic_file.system_call, []
 
-    def calling(*arguments):
-        if arguments[-1] == atomic_file.EXCHANGE:
-            seen.append(arguments)
-            if len(seen) == 2:  # the one that puts `first` back
-                (work / "n").write_text("second")
-                (work / "n").replace(work / "00")
-        return call(*arguments)
+    def write_again():
+        (work / "n").write_text("second")
+        (work / "n").replace(work / "00")
 
-    monkeypatch.setattr(atomic_file, "system_call", calling)
-    done = workspace.restore(wanted.id)
+    with (
+        faults.as_a_file_is_replaced(lambda path: (work / path).write_text("first")),
+        faults.as_two_files_are_exchanged(write_again, time=2),  # the one that puts `first` back
+    ):
+        done = workspace.restore(wanted.id)
     assert done.conflicts == (("00", "changed during the restore"),)
     assert (work / "00").read_text() == "second"
     assert [(path, Path(to).read_text()) for path, to in done.moved_aside] == [("00", "first")]
@@ -225,7 +205,7 @@ def test_f4_writers_while_theirs_is_put_back_keep_the_newest(work, tmp_path, mon
 
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("kind", ["change", "removal"])
-def test_f4_the_undo_stack_loses_no_write_either(work, tmp_path, monkeypatch, system, act, kind):
+def test_f4_the_undo_stack_loses_no_write_either(work, tmp_path, system, act, kind):
     """F4: what comes between the look of an undo and its change stays, and the result names it."""
     if kind == "removal":
         (work / "00").unlink()
@@ -233,8 +213,8 @@ def test_f4_the_undo_stack_loses_no_write_either(work, tmp_path, monkeypatch, sy
     stack.snapshot("edit", ["00", "01"])
     (work / "00").write_text("now")
     (work / "01").write_text("now")
-    between(monkeypatch, lambda path: ACTS[act](work / path))
-    done = stack.undo()
+    with faults.as_a_file_is_replaced(lambda path: ACTS[act](work / path)):
+        done = stack.undo()
     assert done.left == (("00", "it was changed during the undo"),)
     assert done.restored == ("01",)
     assert shown(work / "00") == "mine"

@@ -1,6 +1,5 @@
 """The command line: what is written to standard output and standard error, and the exit code."""
 
-import io
 import json
 import os
 import re
@@ -9,34 +8,24 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import backend
 import pytest
+from command_line import run
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from scripted import World, call, calls, tool_node_graph
 
-from agentgit import cli
-from agentgit.cli import output
+from agentgit import NotFound
+from agentgit import open as open_repository
 from agentgit.demo import ScriptedModel
-from agentgit.errors import NotFound
-from agentgit.render.text import Span
-from agentgit.repository import open as open_repository
-from agentgit.store.schema.schema import REVISION
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 HOSTILE = "\x1b[31mred[bold]x[/bold]\r\n\u202e日本"
 
 
-class Answer(NamedTuple):
-    """What a command wrote, and its exit code."""
-
-    out: str
-    err: str
-    code: int
-
-
 @pytest.fixture
-def agentgit(capsys, monkeypatch, tmp_path):
+def agentgit(monkeypatch, tmp_path):
     """Run commands in an empty folder, in this process."""
     monkeypatch.chdir(tmp_path)
     for name in ("AGENTGIT_DATABASE_URL", "NO_COLOR", "FORCE_COLOR"):
@@ -44,14 +33,6 @@ def agentgit(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "90")
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-
-    def run(*words: str) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["agentgit", *words])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        code = stopped.value.code
-        return Answer(*capsys.readouterr(), int(code or 0))
-
     return run
 
 
@@ -274,15 +255,16 @@ def test_the_schema_is_made_and_checked(agentgit, tmp_path):
     """`db upgrade` makes a database, `db current` and `db check` say what it is, `db check` refuses an empty one."""
     sqlite3.connect(tmp_path / "new.db").close()
     empty = agentgit("db", "current", "--db", "new.db")
-    assert (empty.out, empty.code) == (f"sqlite:///new.db  schema none, needed {REVISION}\n", 0)
+    needed = backend.NEWEST_SCHEMA
+    assert (empty.out, empty.code) == (f"sqlite:///new.db  schema none, needed {needed}\n", 0)
     unfit = agentgit("db", "check", "--db", "new.db")
     assert unfit.code == 11
     assert "agentgit db upgrade --db sqlite:///new.db" in unfit.err
-    told = f"sqlite:///new.db  schema {REVISION}, needed {REVISION}\n"
+    told = f"sqlite:///new.db  schema {needed}, needed {needed}\n"
     for command in ("upgrade", "current", "check"):
         assert agentgit("db", command, "--db", "new.db") == (told, "", 0)
     known = json.loads(agentgit("db", "--db", "new.db", "current", "--json").out)
-    assert known == {"database": "sqlite:///new.db", "schema": REVISION, "needed": REVISION}
+    assert known == {"database": "sqlite:///new.db", "schema": needed, "needed": needed}
 
 
 # -- the demo
@@ -301,56 +283,6 @@ def test_the_demo_plays_and_can_be_looked_at(agentgit, tmp_path):
     assert again["said"]
     assert sorted(s["session_name"] for s in json.loads(agentgit("sessions", "--json").out)) == ["demo", "demo-2"]
     assert "HEAD ->" in agentgit("tree").out
-
-
-# -- the terminal
-
-
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
-    def __init__(self, encoding: str) -> None:
-        super().__init__()
-        self._encoding = encoding
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]  # StringIO says None
-        return self._encoding
-
-    def isatty(self) -> bool:
-        return True
-
-
-def on_terminal(monkeypatch: pytest.MonkeyPatch, encoding: str = "utf-8", **environment: str) -> str:
-    """Write one line in a style to a terminal of that kind."""
-    for name in ("NO_COLOR", "FORCE_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in ({"TERM": "xterm-256color"} | environment).items():
-        monkeypatch.setenv(name, value)
-    stream = Terminal(encoding)
-    monkeypatch.setattr(sys, "stdout", stream)
-    output.show([(Span("├─● ", "dim"), Span("main#1 [red]:smile:", "reference"))])
-    return stream.getvalue()
-
-
-def test_a_terminal_gets_colours_and_nothing_is_markup(monkeypatch):
-    """Styles become escapes on a terminal; brackets and colons in the text stay what they are."""
-    shown = on_terminal(monkeypatch)
-    assert "\x1b[" in shown
-    assert re.sub(r"\x1b\[[0-9;]*m", "", shown) == "├─● main#1 [red]:smile:\n"
-
-
-@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_no_colours_where_they_are_not_wanted(monkeypatch, environment):
-    """NO_COLOR and a dumb terminal get plain text."""
-    assert on_terminal(monkeypatch, **environment) == "├─● main#1 [red]:smile:\n"
-
-
-def test_an_output_without_box_characters_gets_ascii(monkeypatch):
-    """Where the encoding cannot take the lanes, they are drawn in ASCII, on a terminal and in a pipe."""
-    for environment in ({}, {"NO_COLOR": "1"}):
-        shown = on_terminal(monkeypatch, "ascii", **environment)
-        assert re.sub(r"\x1b\[[0-9;]*m", "", shown) == "|-o main#1 [red]:smile:\n"
 
 
 # -- the process

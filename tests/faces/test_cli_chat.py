@@ -14,26 +14,23 @@ import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import NamedTuple
 
 import processes
 import pytest
+from chats import COMMANDS, AskedQuestion, Called, chatting, go_on, say
+from command_line import Ran, run
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from scripted import GRAPHS, World, call, calls, obedient, scripted, tool_node_graph
 
 import agentgit
-from agentgit import Session, cli
-from agentgit.agents import chat_turn
-from agentgit.cli import slash
-from agentgit.cli.conversation import Chat
-from agentgit.cli.orders import carry_out
-from agentgit.errors import (
+from agentgit import (
     Ambiguous,
     InvalidInput,
     NotFound,
     RollbackBlocked,
     RollbackIncomplete,
+    Session,
     WorkspaceChanged,
     WorldDiverged,
 )
@@ -71,14 +68,6 @@ def slow():
 """
 
 
-class Answer(NamedTuple):
-    """What a chat wrote, and its exit code."""
-
-    out: str
-    err: str
-    code: int
-
-
 class Folder:
     """A folder with a module that has graphs, their world in this process, and a database of agentgit.
 
@@ -93,16 +82,13 @@ class Folder:
         self.clerk = importlib.import_module("clerk")
         self.world: World = self.clerk.WORLD
 
-    def chat(self, *lines: str, graph: str = "clerk:GRAPH", words: tuple[str, ...] = ("--yes",)) -> Answer:
+    def chat(self, *lines: str, graph: str = "clerk:GRAPH", words: tuple[str, ...] = ("--yes",)) -> Ran:
         """Say some lines through a pipe, in this process."""
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+        with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.path)
-            patch.setattr(sys, "argv", ["agentgit", "chat", graph, "--effects", "clerk:EFFECTS", *words])
-            patch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
             patch.setenv("COLUMNS", "100")
-            with redirect_stderr(io.StringIO()) as err, pytest.raises(SystemExit) as stopped:
-                cli.main()
-        return Answer(out.getvalue(), err.getvalue(), int(stopped.value.code or 0))
+            said = "".join(f"{line}\n" for line in lines)
+            return run("chat", graph, "--effects", "clerk:EFFECTS", *words, stdin=said)
 
     def environment(self) -> dict[str, str]:
         """Give the environment of a process of its own."""
@@ -168,7 +154,7 @@ def test_c7_the_help_lists_every_command(folder):
     """C7: /help tells each command with what it takes, and how to say a line that begins with a slash."""
     out = folder.chat("/help").out
     assert out == (GOLDEN / "chat-help.txt").read_text(encoding="utf-8")
-    assert all(f"/{form.name}" in out for form in slash.FORMS)
+    assert all(f"/{name}" in out for name in COMMANDS)
 
 
 def test_s3_a_later_process_continues_and_goes_back(folder):
@@ -237,7 +223,7 @@ def test_s2_s6_files_are_brought_back_in_the_chat(folder, monkeypatch):
     sys.modules.pop("scribe", None)
     note = folder.path / "work" / "a.txt"
 
-    def chat(*lines: str, words: tuple[str, ...] = ()) -> Answer:
+    def chat(*lines: str, words: tuple[str, ...] = ()) -> Ran:
         return folder.chat(*lines, graph="scribe:GRAPH", words=("--effects", "scribe:EFFECTS", *words))
 
     chat("write a.txt one", "write a.txt two", words=("--workspace", "work"))
@@ -288,7 +274,7 @@ def test_w1_what_became_of_a_call_is_told_in_the_chat():
         effects = world.effects(add=agentgit.reversible(undo))
         agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=effects)
         out, err = io.StringIO(), io.StringIO()
-        with Chat(repo, agent, carry_out, yes=True) as chat, redirect_stdout(out), redirect_stderr(err):
+        with chatting(repo, agent, yes=True) as chat, redirect_stdout(out), redirect_stderr(err):
             for line in ("add chair", "/undo", "/undo", "hello", "/track"):
                 chat.hear(line)
             found = re.search(r"\d{15,16}(?=  reversible  reverse_unknown)", out.getvalue())
@@ -326,39 +312,6 @@ def test_c7_wild_text_writes_no_escapes(folder):
     for text in (done.out, done.err):
         assert "x1b[31mred" in text
         assert text.replace("\n", "").isprintable()
-
-
-@pytest.mark.parametrize(
-    ("line", "error", "said"),
-    [
-        ("/checkpont list", NotFound, "/checkpoint list"),
-        ("/checkpoint frob", NotFound, "/checkpoint restore"),
-        ("/rollbak x", NotFound, "/rollback"),
-        ("/", NotFound, "/help"),
-        ("/undo 0", InvalidInput, "not a positive number"),
-        ("/undo two", InvalidInput, "/undo [N]"),
-        ("/undo " + "9" * 5000, InvalidInput, "not a positive number"),
-        ("/rollback", InvalidInput, "Usage: /rollback PLACE [--force] [--yes]"),
-        ("/rollback before payment", InvalidInput, "quotes"),
-        ("/rollback 'before", InvalidInput, "quote"),
-        ("/tree --all", InvalidInput, "/tree has no --all"),
-        ("/undo --yes=1", InvalidInput, "--yes=1"),
-        ("/switch main --sync", InvalidInput, "needs a value"),
-    ],
-)
-def test_c7_a_wrong_command_says_what_is_right(line, error, said):
-    """C7, bad input: an unknown command tells the near ones, a wrong one its usage."""
-    with pytest.raises(error, match=re.escape(said)):
-        slash.parse(line).number()
-
-
-def test_c7_commands_have_other_words_too():
-    """C7: `save` is `create`, `/checkpoint` alone lists; case and the place of options do not matter."""
-    assert slash.parse("/Checkpoint SAVE Name").form.name == "checkpoint create"
-    assert slash.parse("/checkpoint").form.name == "checkpoint list"
-    assert slash.parse("/checkpoint create Name 'two words'").words == ["Name", "two words"]
-    order = slash.parse("/switch --sync=world -y main")
-    assert (order.words, dict(order.options)) == (["main"], {"--sync": "world", "--yes": ""})
 
 
 @pytest.mark.parametrize(
@@ -403,10 +356,10 @@ async def test_every_kind_of_graph_is_heard(kind):
     world = World()
     with agentgit.open(":memory:") as repo:
         agent = repo.wrap(GRAPHS[kind](obedient(), world.tools()), "s", effects=world.effects())
-        await heard(chat_turn.say(agent, "hello"))
-        said, *called, done = await heard(chat_turn.say(agent, "add chair; charge 5"))
+        await heard(say(agent, "hello"))
+        said, *called, done = await heard(say(agent, "add chair; charge 5"))
         assert (said.text, done.text) == ("hm", "done")
-        assert called == [chat_turn.Called("add", {"item": "chair"}), chat_turn.Called("charge", {"amount": 5})]
+        assert called == [Called("add", {"item": "chair"}), Called("charge", {"amount": 5})]
 
 
 class Streaming(GenericFakeChatModel):
@@ -421,7 +374,7 @@ async def test_an_answer_is_heard_while_it_comes():
     model = Streaming(messages=iter([AIMessage("let me see")]))
     with agentgit.open(":memory:") as repo:
         agent = repo.wrap(tool_node_graph(model, World().tools()), "s")
-        pieces = await heard(chat_turn.say(agent, "go"))
+        pieces = await heard(say(agent, "go"))
         assert [piece.text for piece in pieces] == ["let", " ", "me", " ", "see"]
         assert len({piece.message for piece in pieces}) == 1
 
@@ -434,10 +387,10 @@ async def test_a_form_is_answered_by_json():
         world = World()
         with agentgit.open(":memory:") as repo:
             agent = repo.wrap(tool_node_graph(scripted(asked, "fine"), world.tools()), "s")
-            assert (await heard(chat_turn.say(agent, "go")))[-1] == chat_turn.AskedQuestion({"add": "a"})
+            assert (await heard(say(agent, "go")))[-1] == AskedQuestion({"add": "a"})
             with pytest.raises(InvalidInput, match="waiting for an answer"):
-                await heard(chat_turn.go_on(agent))
-            await heard(chat_turn.say(agent, answer))
+                await heard(go_on(agent))
+            await heard(say(agent, answer))
             assert world.items == added
 
 
@@ -452,7 +405,7 @@ def test_a_rollback_that_the_model_asks_for_is_told():
         plain = tool_node_graph(scripted(), world.tools())
         tools = [*world.tools(), *repo.wrap(plain, "s", effects=world.effects()).checkpoint_tools()]
         agent = repo.wrap(tool_node_graph(scripted(*replies), tools), "s", effects=world.effects())
-        with Chat(repo, agent, carry_out) as chat, redirect_stdout(io.StringIO()) as out:
+        with chatting(repo, agent) as chat, redirect_stdout(io.StringIO()) as out:
             chat.hear("add chair")
             chat.hear("go back")
         assert world.items == []
@@ -666,7 +619,7 @@ def test_c7_tab_completes_commands_and_places(folder):
         agent = repo.wrap(folder.clerk.GRAPH, "s", effects=folder.clerk.EFFECTS)
         agent.run("add chair")
         agent.checkpoint("before payment")
-        with Chat(repo, agent, carry_out) as talk:
+        with chatting(repo, agent) as talk:
             assert talk.offer("", "/tre") == ["/tree"]
             assert talk.offer("", "hello") == talk.offer("say ", "/tr") == []
             assert talk.offer("/checkpoint ", "") == ["create", "list", "restore", "undo", "save"]

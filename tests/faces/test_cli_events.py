@@ -8,16 +8,14 @@ import stat
 import subprocess
 import sys
 from contextlib import closing
-from datetime import timedelta
 
 import pytest
 from test_cli_maintenance import _run
 from typer.testing import CliRunner
 
+from agentgit import AgentGitError
 from agentgit.cli.app import app
-from agentgit.errors import AgentGitError
 from agentgit.sessions.webhooks import verify
-from agentgit.store.audit import outbox
 
 pytestmark = pytest.mark.usefixtures("webhooks_allowed")
 
@@ -97,9 +95,9 @@ def test_w12_the_trail_is_verified_against_what_was_kept(at, tmp_path):
 
 
 @pytest.mark.long
-def test_w12_a_webhook_from_the_command_line(at, tmp_path, receiver, monkeypatch):  # the fixture
+@pytest.mark.usefixtures("long_webhook_pauses")
+def test_w12_a_webhook_from_the_command_line(at, tmp_path, receiver):  # the fixture
     """W12: added with a secret in a file, listed, delivered, retried, removed; the secret is never shown."""
-    monkeypatch.setattr(outbox, "FIRST_PAUSE", timedelta(hours=1))  # until the test says otherwise
     code, _, err = at("webhooks", "add", receiver.url)
     assert (code, "--secret-env" in err) == (2, True)
     made = json.loads(at("webhooks", "add", receiver.url, "-k", "tag.*", "--secret-file", "key", "--json")[1])

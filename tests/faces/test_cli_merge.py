@@ -4,13 +4,13 @@ import json
 import sys
 
 import backend
+import command_line
 import pytest
 from merging import said, state_graph, told
 from scripted import World, obedient, tool_node_graph
 
 import agentgit
-from agentgit import cli
-from agentgit.errors import MergeConflict
+from agentgit import MergeConflict
 
 CLERK = """
 from scripted import World, obedient, tool_node_graph
@@ -25,7 +25,7 @@ def make():
 
 
 @pytest.fixture
-def run(repo, tmp_path, monkeypatch, capsys):
+def run(repo, tmp_path, monkeypatch):
     """Run a command on the database, in a folder with a module that has the graphs."""
     (tmp_path / "clerk.py").write_text(CLERK)
     monkeypatch.chdir(tmp_path)
@@ -34,13 +34,7 @@ def run(repo, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "100")
     where = backend.address(repo)
 
-    def command(*words):
-        monkeypatch.setattr(sys, "argv", ["agentgit", *words, "--db", where])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        return (*capsys.readouterr(), int(stopped.value.code or 0))
-
-    return command
+    return lambda *words: command_line.run(*words, "--db", where)
 
 
 @pytest.fixture

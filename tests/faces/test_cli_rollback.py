@@ -1,22 +1,20 @@
 """The commands that move the world, where nothing is left but what was recorded (W1, W2, W5)."""
 
 import importlib
-import io
 import json
 import re
 import sys
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import NamedTuple
 
+import backend
 import processes
 import pytest
 from banking import says
+from command_line import Ran, run
 from scripted import call, tool_node_graph
 
 import agentgit
-from agentgit import cli
-from agentgit.errors import InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete
+from agentgit import InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
@@ -60,14 +58,6 @@ def drop(item: str) -> dict:
 '''
 
 
-class Answer(NamedTuple):
-    """What a command wrote, and its exit code."""
-
-    stdout: str
-    stderr: str
-    returncode: int
-
-
 class Folder:
     """A folder with a module of tools, their world in a file, and a database of agentgit.
 
@@ -94,17 +84,13 @@ class Folder:
             for one in wanted:
                 agent.run(str(one["args"]))
 
-    def run(self, *words: str, trust: str = "shelf") -> Answer:
+    def run(self, *words: str, trust: str = "shelf") -> Ran:
         """Run a command in this process, in which a module is trusted, and say nothing to what it asks."""
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+        with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.path)
-            patch.setattr(sys, "argv", ["agentgit", *words])
-            patch.setattr(sys, "stdin", io.StringIO())
             patch.setenv("COLUMNS", "100")
             patch.setenv("AGENTGIT_TRUST", trust)
-            with redirect_stderr(io.StringIO()) as err, pytest.raises(SystemExit) as stopped:
-                cli.main()
-        return Answer(out.getvalue(), err.getvalue(), int(stopped.value.code or 0))
+            return run(*words)
 
     def process(self, *words: str, say: str = "") -> str:
         """Run a command in a process of its own; give the command, what it wrote, and its exit code."""
@@ -152,14 +138,14 @@ def test_what_blocks_is_shown_and_not_asked_about(folder):
     """W2: a blocked rollback writes its plan, fails with its code, and does nothing; --force does what can be done."""
     folder.play(call("put", item="a book"), call("shout", text="hello"))
     blocked = folder.run("rollback", "main#1")
-    assert blocked.returncode == RollbackBlocked.exit_code
-    assert "block    shout(text='hello')" in blocked.stdout
-    assert "main#4" in blocked.stderr  # the nearest place that can be gone back to
-    assert blocked.stderr.count("\n") == 1
+    assert blocked.code == RollbackBlocked.exit_code
+    assert "block    shout(text='hello')" in blocked.out
+    assert "main#4" in blocked.err  # the nearest place that can be gone back to
+    assert blocked.err.count("\n") == 1
     assert folder.items == ["a book"]
-    plan = json.loads(folder.run("rollback", "main#1", "--yes", "--json").stdout)
+    plan = json.loads(folder.run("rollback", "main#1", "--yes", "--json").out)
     assert plan["is_admissible"] is False
-    forced = json.loads(folder.run("rollback", "main#1", "--force", "--yes", "--json").stdout)
+    forced = json.loads(folder.run("rollback", "main#1", "--force", "--yes", "--json").out)
     assert (len(forced["reversed"]), len(forced["kept"]), folder.items) == (1, 1, [])
 
 
@@ -168,35 +154,35 @@ def test_a_rollback_that_stopped_is_resumed(folder):
     """W1: the report is written before the failure; what was mended by hand is told, and the rest is done once."""
     folder.play(call("put", item="a book"), call("put", item="stuck"), call("put", item="a lamp"))
     stopped = folder.run("rollback", "main#1", "--yes", "--json")
-    assert stopped.returncode == RollbackIncomplete.exit_code
-    report = json.loads(stopped.stdout)
+    assert stopped.code == RollbackIncomplete.exit_code
+    report = json.loads(stopped.out)
     operation, failed = str(report["operation_id"]), str(report["failed"][0]["invocation"]["id"])
-    assert f"agentgit resume {operation}" in stopped.stderr
-    assert re.search(rf"^{operation} .* partial  1 reversed, 1 failed, 1 remai", folder.run("operations").stdout)
-    assert f"1  {failed}  reversible  reverse_failed  put(item='stuck')" in folder.run("track", "s@main").stdout
+    assert f"agentgit resume {operation}" in stopped.err
+    assert re.search(rf"^{operation} .* partial  1 reversed, 1 failed, 1 remai", folder.run("operations").out)
+    assert f"1  {failed}  reversible  reverse_failed  put(item='stuck')" in folder.run("track", "s@main").out
     assert folder.items == ["a book", "stuck"]
-    assert f"stopped  rollback {operation}; to finish it: agentgit resume {operation}" in folder.run("status").stdout
+    assert f"stopped  rollback {operation}; to finish it: agentgit resume {operation}" in folder.run("status").out
     (folder.path / "shelf.json").write_text('["a book"]')
-    assert folder.run("resolve", failed, "happened").returncode == 0
+    assert folder.run("resolve", failed, "happened").code == 0
     done = folder.run("resume", operation)
-    assert (done.returncode, folder.items) == (0, [])
-    assert "3 reversed." in done.stdout
-    assert json.loads(folder.run("resume", operation, "--json").stdout)["status"] == "done"
+    assert (done.code, folder.items) == (0, [])
+    assert "3 reversed." in done.out
+    assert json.loads(folder.run("resume", operation, "--json").out)["status"] == "done"
 
 
 def test_a_call_that_was_broken_off_is_told_about(folder):
     """W1: the track says what is unknown and how to tell; the result that is told reaches the undo function."""
     with pytest.raises(KeyboardInterrupt):
         folder.play(call("drop", item="a safe"))
-    assert "block" in folder.run("plan", "main#1").stdout
-    (lost,) = json.loads(folder.run("track", "--json").stdout)
+    assert "block" in folder.run("plan", "main#1").out
+    (lost,) = json.loads(folder.run("track", "--json").out)
     assert lost["status"] == "unknown"
     wrong = folder.run("resolve", str(lost["id"]), "happened", "--result", "{")
-    assert (wrong.returncode, wrong.stdout) == (InvalidInput.exit_code, "")
-    assert folder.run("resolve", str(lost["id"]), "perhaps").returncode == InvalidInput.exit_code
+    assert (wrong.code, wrong.out) == (InvalidInput.exit_code, "")
+    assert folder.run("resolve", str(lost["id"]), "perhaps").code == InvalidInput.exit_code
     told = folder.run("resolve", str(lost["id"]), "happened", "--result", '{"item": "a safe"}', "--json")
-    assert json.loads(told.stdout)["result"] == {"item": "a safe"}
-    assert folder.run("rollback", "main#1", "--yes").returncode == 0
+    assert json.loads(told.out)["result"] == {"item": "a safe"}
+    assert folder.run("rollback", "main#1", "--yes").code == 0
     assert folder.items == []
 
 
@@ -204,14 +190,12 @@ def test_a_call_that_was_broken_off_is_told_about(folder):
 def test_only_the_world_and_only_the_plan(folder):
     """W8: --world-only makes no branch; --tools keep leaves the world; the same --request-id gives the same branch."""
     folder.play(call("put", item="a book"))
-    kept = json.loads(
-        folder.run("rollback", "main#1", "--tools", "keep", "--yes", "--json", "--request-id", "r").stdout
-    )
+    kept = json.loads(folder.run("rollback", "main#1", "--tools", "keep", "--yes", "--json", "--request-id", "r").out)
     asked = ("rollback", "@main", "main#1", "--yes", "--json", "--request-id", "r")
-    assert (json.loads(folder.run(*asked, "--tools", "keep").stdout), folder.items) == (kept, ["a book"])
-    assert folder.run(*asked).returncode == InvalidInput.exit_code
+    assert (json.loads(folder.run(*asked, "--tools", "keep").out), folder.items) == (kept, ["a book"])
+    assert folder.run(*asked).code == InvalidInput.exit_code
     folder.run("switch", "main", "--sync", "ignore")
-    world = json.loads(folder.run("rollback", "main#1", "--world-only", "--yes", "--json").stdout)
+    world = json.loads(folder.run("rollback", "main#1", "--world-only", "--yes", "--json").out)
     assert (world["kind"], world["branch"], folder.items) == ("world_only", "main", [])
 
 
@@ -235,9 +219,9 @@ def test_wrong_arguments_fail_with_their_codes(folder, words, code, said):
     """Bad input: one line says what is wrong, nothing is written to standard output, and nothing is done."""
     folder.play(call("put", item="a book"))
     wrong = folder.run(*words)
-    assert (wrong.returncode, wrong.stdout) == (code, "")
-    assert said in wrong.stderr
-    assert wrong.stderr.count("\n") == 1
+    assert (wrong.code, wrong.out) == (code, "")
+    assert said in wrong.err
+    assert wrong.err.count("\n") == 1
     assert folder.items == ["a book"]
 
 
@@ -245,8 +229,8 @@ def test_nobody_there_to_answer_is_a_no(folder):
     """A rollback whose question meets the end of the input does nothing, and fails."""
     folder.play(call("put", item="a book"))
     asked = folder.run("rollback", "main#1")
-    assert asked.returncode == 1
-    assert "1 will be reversed" in asked.stdout
+    assert asked.code == 1
+    assert "1 will be reversed" in asked.out
     assert folder.items == ["a book"]
 
 
@@ -292,32 +276,31 @@ def test_a_decorated_function_is_a_tool_too(folder):
     sys.modules.pop("plain", None)
     with agentgit.open(":memory:", trust=["plain"]) as repo:
         session = repo.session("s", create=True)
-        ring = agentgit.ToolInvocation(id=1, internal_session_id=1, position=0, tool_name="ring")
-        assert repo.context.registry.runner(session.id, ring)({"bell": "loud"}, "thread") == "loud"
+        assert backend.runner(session, "ring")({"bell": "loud"}) == "loud"
 
 
 @pytest.mark.long
 def test_c4_undo_and_points_from_another_process(folder):
     """C1, C4: points, branches, undo and redo need no graph; nobody is asked in JSON, and a no does nothing."""
     folder.play(call("put", item="cup"), call("put", item="jug"))
-    assert json.loads(folder.run("checkpoint", "create", "two", "--json").stdout)["reference"] == "main#5"
-    assert folder.run("undo").returncode == 1
-    assert folder.run("undo", "--json").returncode == InvalidInput.exit_code
+    assert json.loads(folder.run("checkpoint", "create", "two", "--json").out)["reference"] == "main#5"
+    assert folder.run("undo").code == 1
+    assert folder.run("undo", "--json").code == InvalidInput.exit_code
     assert folder.items == ["cup", "jug"]
-    assert json.loads(folder.run("undo", "--json", "--yes").stdout)["branch"] == "main-2"
+    assert json.loads(folder.run("undo", "--json", "--yes").out)["branch"] == "main-2"
     assert folder.items == ["cup"]
-    assert folder.run("redo", "--yes", "--trust", "shelf").returncode == 0
+    assert folder.run("redo", "--yes", "--trust", "shelf").code == 0
     assert folder.items == ["cup", "jug"]
-    assert json.loads(folder.run("fork", "two", "--name", "side", "--json").stdout)["name"] == "side"
-    assert folder.run("checkpoint", "delete", "two").returncode == 1
-    assert json.loads(folder.run("checkpoint", "cleanup", "--keep", "1", "--json").stdout) == {"deleted": 2}
-    assert json.loads(folder.run("rename", "@side", "aside", "--json").stdout)["name"] == "aside"
-    (session,) = json.loads(folder.run("sessions", "--json").stdout)
+    assert json.loads(folder.run("fork", "two", "--name", "side", "--json").out)["name"] == "side"
+    assert folder.run("checkpoint", "delete", "two").code == 1
+    assert json.loads(folder.run("checkpoint", "cleanup", "--keep", "1", "--json").out) == {"deleted": 2}
+    assert json.loads(folder.run("rename", "@side", "aside", "--json").out)["name"] == "aside"
+    (session,) = json.loads(folder.run("sessions", "--json").out)
     renamed = folder.run("rename", session["session_name"], "second")
-    assert renamed.stdout == f"{session['session_name']} is now called second\n"
-    assert json.loads(folder.run("status", "second", "--json").stdout)["session"]["id"] == session["id"]
+    assert renamed.out == f"{session['session_name']} is now called second\n"
+    assert json.loads(folder.run("status", "second", "--json").out)["session"]["id"] == session["id"]
     erased = folder.run("delete", "second", "--yes")
-    assert (erased.returncode, "second" in erased.stdout) == (0, True)
+    assert (erased.code, "second" in erased.out) == (0, True)
 
 
 @pytest.mark.long
@@ -325,17 +308,17 @@ def test_t2_a_path_is_made_again_from_another_process(folder):
     """T2: the command line obeys the same rules: no tools here, no second run; what stands is reversed first."""
     folder.play(call("put", item="cup"), call("put", item="jug"))
     again = ("rollback", "main#3", "--replay", "execute", "--yes")
-    assert folder.run(*again, trust="").returncode == RollbackBlocked.exit_code
-    assert folder.run(*again, "--tools", "keep").returncode == InvalidInput.exit_code
+    assert folder.run(*again, trust="").code == RollbackBlocked.exit_code
+    assert folder.run(*again, "--tools", "keep").code == InvalidInput.exit_code
     assert folder.items == ["cup", "jug"]
-    report = json.loads(folder.run(*again, "--trust", "shelf", "--json", trust="").stdout)
+    report = json.loads(folder.run(*again, "--trust", "shelf", "--json", trust="").out)
     assert [item["invocation"]["args"]["item"] for item in report["reversed"]] == ["jug", "cup"]
     assert [item["invocation"]["args"]["item"] for item in report["redone"]] == ["cup"]
     assert folder.items == ["cup"]
     folder.play(call("shout", text="hi"))
     again = ("rollback", "HEAD", "--replay", "execute", "--yes")
-    assert folder.run(*again).returncode == RollbackBlocked.exit_code
-    report = json.loads(folder.run(*again, "--force", "--json").stdout)
+    assert folder.run(*again).code == RollbackBlocked.exit_code
+    report = json.loads(folder.run(*again, "--force", "--json").out)
     assert [item["invocation"]["tool_name"] for item in report["answered"]] == ["shout"]
     assert folder.items == ["cup"]
 
@@ -343,4 +326,4 @@ def test_t2_a_path_is_made_again_from_another_process(folder):
 def test_a_function_that_needs_arguments_is_no_source_of_tools(folder):
     """Bad input: `--trust MODULE:NAME` of a function that cannot be called is said, not raised."""
     folder.play(call("put", item="cup"))
-    assert folder.run("plan", "main#1", "--trust", "shelf:take").returncode == InvalidInput.exit_code
+    assert folder.run("plan", "main#1", "--trust", "shelf:take").code == InvalidInput.exit_code

@@ -1,17 +1,15 @@
 """The commands of who may: two people on one database, as a shell uses them (D5, W9)."""
 
-import io
 import json
-import sys
 
+import command_line
 import pytest
 
-from agentgit import cli
 from agentgit.demo import story
 
 
 @pytest.fixture
-def agentgit(tmp_path, monkeypatch, capsys):
+def agentgit(tmp_path, monkeypatch):
     """Run the command line in an empty folder, after the demo; give its exit code and what it wrote."""
     monkeypatch.chdir(tmp_path)
     for name in ("AGENTGIT_USER", "AGENTGIT_TENANT", "AGENTGIT_DATABASE_URL"):
@@ -19,12 +17,8 @@ def agentgit(tmp_path, monkeypatch, capsys):
     story("agentgit.db", "shop.db", lambda _: None)
 
     def run(*words, said=""):
-        monkeypatch.setattr(sys, "argv", ["agentgit", *words])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(said))
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        found = capsys.readouterr()
-        return ended.value.code or 0, found.out + found.err
+        done = command_line.run(*words, stdin=said)
+        return done.code, done.out + done.err
 
     return run
 

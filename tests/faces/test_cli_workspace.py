@@ -7,26 +7,16 @@ import pty
 import re
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import NamedTuple
 
 import processes
 import pytest
+from command_line import Ran, run
 
-from agentgit import Workspace, cli
-from agentgit.errors import Ambiguous, InvalidInput, NotFound, WorkspaceChanged
+from agentgit import Ambiguous, InvalidInput, NotFound, Workspace, WorkspaceChanged
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
-
-
-class Answer(NamedTuple):
-    """What a command wrote, and its exit code."""
-
-    out: str
-    err: str
-    code: int
 
 
 class Folder:
@@ -54,15 +44,11 @@ class Folder:
         """Give the words of a command."""
         return ["workspace", *words, "--dir", str(self.work), "--store", str(self.store)]
 
-    def run(self, *words: str, say: str = "") -> Answer:
+    def run(self, *words: str, say: str | io.TextIOBase = "") -> Ran:
         """Run a command in this process."""
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
-            patch.setattr(sys, "argv", ["agentgit", *self.words(*words)])
-            patch.setattr(sys, "stdin", io.StringIO(say))
+        with pytest.MonkeyPatch.context() as patch:
             patch.setenv("COLUMNS", "100")
-            with redirect_stderr(io.StringIO()) as err, pytest.raises(SystemExit) as stopped:
-                cli.main()
-        return Answer(out.getvalue(), err.getvalue(), int(stopped.value.code or 0))
+            return run(*self.words(*words), stdin=say)
 
 
 @pytest.fixture
@@ -198,18 +184,18 @@ def test_a_terminal_shows_how_far_it_is(folder):
     assert plainly(done.stdout) == "<short id>  <time>  manual  30 changed  all\n"
 
 
-def test_s6_what_changes_while_the_question_stands_is_not_overwritten(folder, monkeypatch):
+def test_s6_what_changes_while_the_question_stands_is_not_overwritten(folder):
     """S6, P4: a file that a person changes before saying yes stops the restore."""
     folder.write(a="one")
     folder.run("save", "--name", "first")
     folder.write(a="two")
     folder.run("save", "--name", "second")
 
-    def think(_):
-        folder.write(a="a person's")
-        return True
+    class Thinking(io.StringIO):
+        def readline(self, *_):
+            folder.write(a="a person's")
+            return "yes\n"
 
-    monkeypatch.setattr(cli.output, "ask", think)
-    stopped = folder.run("restore", "first")
+    stopped = folder.run("restore", "first", say=Thinking())
     assert stopped.code == WorkspaceChanged.exit_code
     assert folder.texts == {"a": "a person's"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sqlite3
 from contextlib import closing
@@ -15,9 +16,7 @@ from langgraph.types import Command
 from scripted import GRAPHS, World, call, calls, scripted, tool_node_graph
 
 import agentgit
-from agentgit import demo
-from agentgit.effects.effects import as_effect, resolve
-from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
+from agentgit import Conflict, InvalidInput, NotFound, Unavailable, demo
 
 THREAD = {"configurable": {"thread_id": "1"}}
 
@@ -103,16 +102,20 @@ def test_a_tool_that_raises_is_told_and_changes_nothing(clerk: Any, shop: str):
 
 def test_undo_needs_only_the_record_and_happens_once(shop: str):
     """W1: an order is cancelled from its recorded result by its declared function; a second time raises."""
-    order = demo.tools(shop)[1].invoke({"item": "chair", "quantity": 2})
-    effect = as_effect(demo.EFFECTS["create_order"])
-    assert effect.undo_path is not None
-    undo = resolve(effect.undo_path)
-    undo({"item": "chair", "quantity": 2}, order)
+    with agentgit.open(":memory:") as repo:
+        agent = repo.wrap(demo.build(shop), "s", effects=demo.EFFECTS)
+        agent.run("order two chairs and pay")
+        recorded = {call.tool_name: call for call in agent.tool_track()}
+    order, payment = recorded["create_order"], recorded["charge_card"]
+    module, _, name = (order.undo or "").partition(":")
+    undo = getattr(importlib.import_module(module), name)
+    undo(order.args, order.result)
     assert demo.orders(shop)[0].status == "cancelled"
     with pytest.raises(Conflict, match="already reversed"):
-        undo({"item": "chair", "quantity": 2}, order)
-    assert resolve("agentgit.demo:cancel_order") is undo
-    assert resolve("agentgit.demo:refund") is demo.refund
+        undo(order.args, order.result)
+    assert undo is demo.cancel_order
+    module, _, name = (payment.undo or "").partition(":")
+    assert getattr(importlib.import_module(module), name) is demo.refund
 
 
 def test_a_shop_that_moved_is_found_by_the_environment(shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

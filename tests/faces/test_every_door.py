@@ -7,11 +7,9 @@ list in `test_access.py`.
 
 from __future__ import annotations
 
-import io
 import re
 import shutil
 import sqlite3
-import sys
 from collections import Counter
 from contextlib import closing
 from datetime import timedelta
@@ -20,10 +18,12 @@ from types import SimpleNamespace
 import click
 import pytest
 import typer
+from command_line import run
 from doors import doors
 from fastapi import APIRouter, FastAPI
 from fastapi.testclient import TestClient
-from sites import PASSWORD, quick_passwords, story  # noqa: F401  # a fixture
+from mcp_clients import connected, offered
+from sites import PASSWORD, quick_passwords, served_by_command, story  # noqa: F401  # a fixture
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
@@ -32,14 +32,10 @@ from starlette.routing import Host, Mount, Route, Router, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 
 import agentgit
-from agentgit import cli
-from agentgit.auth.principal import EDITOR, FORKER, OWNER, VIEWER
 from agentgit.cli.app import app as every_command
-from agentgit.errors import AgentGitError
-from agentgit.mcp.server import forms
-from agentgit.mcp.write_tools import WriteTools
-from agentgit.web import OwnerLink, app, server
+from agentgit.web import OwnerLink, app
 
+VIEWER, FORKER, EDITOR, OWNER = "viewer", "forker", "editor", "owner"
 ADMIN = "admin"
 SELF = "self"
 """It shows or changes only what is one's own."""
@@ -343,21 +339,17 @@ def known():
 
 
 @pytest.mark.parametrize("way", ["an application", "one with a link, a public URL and a token", "agentgit serve"])
-def test_d5_every_route_and_page_says_who_may(prepared, tmp_path, monkeypatch, way):
+def test_d5_every_route_and_page_says_who_may(prepared, tmp_path, way):
     """D5: what the application that is served has, and no table names, is a hole until somebody says who may use it."""
     shutil.copy(prepared.folder / "agentgit.db", tmp_path)
-    made = []
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         if way == "an application":
-            made.append(app(repo))
+            made = app(repo)
         elif way == "agentgit serve":
-            stub = SimpleNamespace(run=lambda listening: listening[0].close())
-            monkeypatch.setattr(server, "Server", lambda app: made.append(app) or stub)
-            monkeypatch.setattr(server.signal, "signal", lambda *_: None)
-            server.serve(repo, port=0, say=lambda _: None, access_log=False)
+            made, _ = served_by_command(repo)
         else:
-            made.append(app(repo, link=OwnerLink(repo), public_url="https://git.example/below", metrics_token="x" * 40))
-        found = Counter(doors(made[0]))
+            made = app(repo, link=OwnerLink(repo), public_url="https://git.example/below", metrics_token="x" * 40)
+        found = Counter(doors(made))
     assert (found - known(), known() - found) == ({}, {})
 
 
@@ -519,25 +511,24 @@ TOOLS = {
 """Each tool of the MCP server: who may, and its arguments."""
 
 
-def test_d5_every_mcp_tool_says_who_may():
+async def test_d5_every_mcp_tool_says_who_may(house):
     """D5: a tool that is not in the table above is a hole until somebody says who may use it."""
-    assert set(forms(bound=False, read_only=False)) == set(TOOLS)
+    assert set(await offered(house.repo)) == set(TOOLS)
 
 
 @pytest.mark.parametrize("who", ["eve", "vic", "fay", "read"])
-def test_d5_no_mcp_tool_does_more_than_its_role(house, who):
+async def test_d5_no_mcp_tool_does_more_than_its_role(house, who):
     """D5: the tools obey the roles of whoever started the server, and change nothing for who may not."""
     role = PEOPLE.get(who) or SCOPED[who]
     repo = house.repo.authenticate(house.keys[who])
-    before, wrong, known = stored(house.path), {}, forms(bound=False, read_only=False)
+    before, wrong = stored(house.path), {}
     for name, (needs, given) in TOOLS.items():
         here = {"session": AT["session"] if who in PEOPLE else "support-42"} if given else {}
         arguments = {**given, **here, **({"operation": house.ids["operation_id"]} if "operation" in given else {})}
-        try:
-            said = getattr(WriteTools(repo, None, may_force=True), name)(**known[name].read(arguments)).text
-            kind = None
-        except AgentGitError as error:
-            said, kind = str(error), type(error).__name__
+        async with connected(repo, may_force=True) as client:
+            answer = await client.call_tool(name, arguments)
+        said = answer.content[0].text
+        kind = answer.structuredContent["error"] if answer.isError else None
         # Who may look may also plan, and is told that a code is none of a plan before anything else.
         refusals = {"NotFound"} if role == "stranger" else {"NotAllowed", *(["Conflict"] if "confirm" in given else [])}
         if not is_enough(role, needs) and (kind not in refusals or (role == "stranger" and "chair" in said)):
@@ -659,7 +650,7 @@ def test_d5_every_command_says_who_may():
 
 @pytest.mark.long
 @pytest.mark.parametrize("who", ["eve", "vic", "fay", "ed"])
-def test_d5_no_command_does_more_than_its_role(house, who, monkeypatch, capsys):
+def test_d5_no_command_does_more_than_its_role(house, who, monkeypatch):
     """D5: with --user a command has that user's rights: 3 is not found, 5 not allowed, and nothing is changed."""
     monkeypatch.chdir(house.path.parent)
     for name in ("AGENTGIT_USER", "AGENTGIT_TENANT", "AGENTGIT_DATABASE_URL"):
@@ -669,14 +660,11 @@ def test_d5_no_command_does_more_than_its_role(house, who, monkeypatch, capsys):
         if words is None or needs in (SELF, ELSEWHERE) or is_enough(PEOPLE[who], needs):
             continue
         given = [word.format(**house.ids) for word in words]
-        monkeypatch.setattr(sys, "argv", ["agentgit", "--user", who, *name.split(), *given])
-        monkeypatch.setattr(sys, "stdin", io.StringIO("a new password\n"))
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = "".join(capsys.readouterr())
+        done = run("--user", who, *name.split(), *given, stdin="a new password\n")
+        said = done.out + done.err
         hidden = PEOPLE[who] == "stranger" and needs != ADMIN
-        if ended.value.code not in ({3} if hidden else {3, 5}) or "chair" in said:
-            wrong[name] = (ended.value.code, said[:200])
+        if done.code not in ({3} if hidden else {3, 5}) or "chair" in said:
+            wrong[name] = (done.code, said[:200])
         if stored(house.path) != before:
             wrong[name] = "changed something"
             before = stored(house.path)

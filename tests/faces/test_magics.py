@@ -1,31 +1,14 @@
 """The magics of the notebook: %agentgit, %%branch, completion and the live tree (D4)."""
 
-import sys
-
 import pytest
 from scripted import World, obedient, tool_node_graph
+from shells import magic, restart
 
-import agentgit
-from agentgit.errors import InvalidInput, NotFound, WorldDiverged
-from agentgit.notebook import commands, completion, live
-from agentgit.notebook.target import Names
+from agentgit import InvalidInput, WorldDiverged
+from agentgit.notebook import live
 
 # IPython's history keeps a thread and a file that the collector finds.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
-
-
-@pytest.fixture(scope="module")
-def ipython():
-    from IPython.core.interactiveshell import InteractiveShell
-    from traitlets.config import Config
-
-    main = sys.modules["__main__"]
-    shell = InteractiveShell(config=Config({"HistoryManager": {"enabled": False}}))
-    sys.modules["__main__"] = main  # which it takes the place of; the tests that start processes need that
-    shell.run_line_magic("load_ext", "agentgit")
-    yield shell
-    agentgit.unload_ipython_extension(shell)
-    assert "agentgit" not in shell.magics_manager.magics["line"]
 
 
 @pytest.fixture
@@ -36,27 +19,12 @@ def world():
 @pytest.fixture
 def shell(ipython, repo, world):
     """A shell with a repository and an agent that has said two things."""
-    ipython.user_ns.clear()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "my session", effects=world.effects())
     agent.run("add chair")
     agent.checkpoint("before the table")
     agent.run("add table")
-    ipython.user_ns.update(repo=repo, agent=agent)
-    magics = ipython.magics_manager.magics["line"]["agentgit"].__self__
-    magics._names.chosen = None
+    restart(ipython, repo=repo, agent=agent)
     return ipython
-
-
-@pytest.fixture
-def shown(monkeypatch):
-    """What is shown beside what a magic gives."""
-    values = []
-    monkeypatch.setattr("agentgit.notebook.magics._show", values.append)
-    return values
-
-
-def magic(shell, line):
-    return shell.run_line_magic("agentgit", line)
 
 
 def usage_error(shell, line) -> str:
@@ -267,33 +235,6 @@ def test_d4_completion(shell):
     """D4: commands, options, branches, tags, places and sessions are offered, quoted where that is needed."""
     shell.user_ns["agent"].tag("HEAD", "good")
     assert {text: complete(shell, text) for text in OFFERED} == OFFERED
-
-
-def test_d4_completion_leaves_everything_else_alone():
-    """D4: elsewhere, and in the lines below a magic, nothing is said; where nobody is there, that is no failure."""
-    names = Names({})
-    assert completion.complete(names, "agent.") is None
-    assert completion.complete(names, "%%branch x\nag") is None
-    assert completion.complete(names, "%agentgit rollback ") == ("", [])
-    assert completion.complete(names, "%agentgit nothing ") == ("", [])
-    assert completion.complete(names, "%agentgit plan 'a b' 'c") == ("'c", [])
-
-
-def test_d4_every_command_is_in_the_help_and_does_something():
-    """D4: what can be written is what is done, and what the help lists."""
-    from agentgit.notebook import commands
-
-    assert list(commands.FORMS) == list(commands._DO)
-    shown = "\n".join("".join(span.text for span in line) for line in commands.help_lines())
-    assert all(f"{name}" in shown for name in commands.FORMS)
-    with pytest.raises(NotFound, match="Did you mean"):
-        commands.parse("brances")
-
-
-@pytest.mark.parametrize("line", ["help", "-h", "--help", "undo --help", "rollback -h"])
-def test_d4_help_is_found_however_it_is_asked_for(line):
-    """D4: who does not know the words yet writes what works everywhere else."""
-    assert commands.parse(line)[0] == "help"
 
 
 def test_d4_a_live_tree_needs_somebody_to_show_it(repo, world):

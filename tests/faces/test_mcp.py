@@ -9,25 +9,15 @@ import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import command_line
 import pytest
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
-from mcp.shared.memory import create_connected_server_and_client_session
+from mcp_clients import connected, offered, server
 from scripted import World, call, obedient, scripted, tool_node_graph
 
 import agentgit
-from agentgit import cli
-from agentgit.errors import (
-    Conflict,
-    InvalidInput,
-    NotAllowed,
-    NotFound,
-    RollbackBlocked,
-    RollbackIncomplete,
-    Unavailable,
-)
-from agentgit.mcp.server import LOOKS, MOVES, forms, made
-from agentgit.mcp.write_tools import WriteTools
+from agentgit import Conflict, InvalidInput, NotAllowed, NotFound, RollbackBlocked, RollbackIncomplete, Unavailable
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,14 +70,12 @@ def agent(repo, world):
 
 
 @asynccontextmanager
-async def client(repo, session=None, *, read_only=False, may_force=False):
+async def client(repo, session=None, **how):
     """Connect a real client to a server in this process; gives what calls a tool."""
-    tools = WriteTools(repo, session, may_force=may_force)
-    server = made(tools, bound=session is not None, read_only=read_only)
-    async with create_connected_server_and_client_session(server) as connected:
+    async with connected(repo, session, **how) as made:
 
         async def ask(tool: str, **arguments):
-            return await connected.call_tool(tool, arguments)
+            return await made.call_tool(tool, arguments)
 
         yield ask
 
@@ -146,38 +134,40 @@ def test_the_server_imports_no_langgraph():
     assert done.returncode == 0, done.stderr
 
 
-def test_without_its_package_it_says_what_to_install(tmp_path, monkeypatch, capsys):
+def test_without_its_package_it_says_what_to_install(monkeypatch):
     """Bad input: where mcp is not installed, the failure has the pip command."""
     for name in [name for name in sys.modules if name.startswith("agentgit.mcp")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mcp", None)
-    monkeypatch.setattr(sys, "argv", ["agentgit", "mcp"])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert stopped.value.code == Unavailable.exit_code
-    assert 'pip install "agentgit[mcp]"' in capsys.readouterr().err
+    _, err, code = command_line.run("mcp")
+    assert code == Unavailable.exit_code
+    assert 'pip install "agentgit[mcp]"' in err
 
 
 # -- what a client may do
 
 
-def test_what_each_tool_does_to_the_world_is_said():
+async def test_what_each_tool_does_to_the_world_is_said(repo):
     """W3: MCP annotations say which tools only look, and which may take something away; no tool is left out."""
-    known = {name: form.tool.annotations for name, form in forms(bound=False, read_only=False).items()}
-    assert {name for name, said in known.items() if said.readOnlyHint} == {one.__name__ for one in LOOKS}
+    tools = await offered(repo)
+    known = {name: tool.annotations for name, tool in tools.items()}
+    looks = {name for name, said in known.items() if said.readOnlyHint}
+    assert looks == set(await offered(repo, read_only=True))
     assert {name for name, said in known.items() if said.destructiveHint} == {
         "delete_checkpoint", "cleanup_auto_checkpoints", "rollback_to_checkpoint", "switch_branch", "resume_operation",
     }  # fmt: skip
-    public = {name for name in dir(WriteTools) if not name.startswith("_")} - {"of"}
-    assert public == {one.__name__ for one in (*LOOKS, *MOVES)} == set(known)
-    assert all(form.tool.description for form in forms(bound=False, read_only=False).values())
+    assert set(known) - looks == {
+        "create_checkpoint", "create_branch", "delete_checkpoint", "cleanup_auto_checkpoints",
+        "rollback_to_checkpoint", "switch_branch", "resume_operation",
+    }  # fmt: skip
+    assert all(tool.description for tool in tools.values())
 
 
-def test_what_the_page_says_of_each_tool_is_what_its_client_is_told():
+async def test_what_the_page_says_of_each_tool_is_what_its_client_is_told(repo):
     """D6, W3: the table of docs/mcp.md has each tool once, and says of which undo functions run."""
     rows = re.findall(r"^\| (`.*?) \| .* \| (.*?) \|$", (ROOT / "docs/mcp.md").read_text(), flags=re.M)
     told = [(name, acts != "nothing") for names, acts in rows for name in re.findall("`(.*?)`", names)]
-    known = {name: form.tool.annotations.openWorldHint for name, form in forms(bound=False, read_only=False).items()}
+    known = {name: tool.annotations.openWorldHint for name, tool in (await offered(repo)).items()}
     assert len(told) == len(known)
     assert dict(told) == known
 
@@ -212,8 +202,7 @@ async def test_a_server_shows_what_it_is_bound_to(repo, agent):
 @pytest.mark.parametrize("read_only", [True, False])
 def test_what_a_server_says_of_itself_is_what_it_offers(repo, read_only):
     """D5: who may only read is not told of tools that are not there."""
-    server = made(WriteTools(repo, None, may_force=False), bound=False, read_only=read_only)
-    told = server.create_initialization_options().instructions
+    told = server(repo, read_only=read_only, may_force=False).create_initialization_options().instructions
     assert ("rollback_to_checkpoint" in told) is not read_only
 
 

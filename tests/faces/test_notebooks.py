@@ -3,19 +3,18 @@
 import re
 import shutil
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 
 import nbformat
 import pytest
 from jupyter_client.manager import KernelManager
+from langchain_core.tools import tool
 from nbclient import NotebookClient
+from scripted import call, scripted, tool_node_graph
 
 import agentgit
-from agentgit import Diff, RollbackPlan, ToolInvocation
-from agentgit.effects.invocation import ToolTrack
+from agentgit import Diff, RollbackPlan
 from agentgit.effects.plan import PlanStep
-from agentgit.sessions.messages import History
 from agentgit.sessions.tree import Branch, Point, Tree
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
@@ -221,17 +220,27 @@ def test_d4_words_without_an_end_stay_in_their_cells():
     from playwright.sync_api import sync_playwright
 
     word = "W" * 3_000
-    chairs = {"item": "chair", "quantity": 2}
-    call = ToolInvocation(
-        id=1, internal_session_id=1, position=0, tool_name="create_order", args=chairs, result={"order": word}
-    )
-    failed = replace(call, id=2, args={"item": word}, error_message=word)
-    step = PlanStep(invocation=call, action="keep", why=f"it returned {word}")
+
+    @tool
+    def create_order(item: str, quantity: int = 1) -> dict[str, str]:
+        """Order something."""
+        if item == word:
+            raise RuntimeError(word)
+        return {"order": word}
+
+    replies = [call("create_order", item="chair", quantity=2), word, call("create_order", item=word)]
+    with agentgit.open(":memory:") as repo:
+        agent = repo.wrap(tool_node_graph(scripted(*replies), [create_order]), "s")
+        agent.run(f"{word}\n{word}")
+        with pytest.raises(RuntimeError):
+            agent.run("again")
+        track, history = agent.tool_track(), agent.history()
+    step = PlanStep(invocation=track[0], action="keep", why=f"it returned {word}")
     main = Branch(id=1, name="b" * 90, points=[Point(id=1, number=1, title="t" * 90, tags=("v1", "x" * 90))])
     shown = [
-        ToolTrack([call, failed]),
+        track,
         RollbackPlan(checkpoint_id=1, target="main#1", position=0, steps=[step]),
-        History([{"role": "assistant", "content": word}, {"role": "user", "content": f"{word}\n{word}"}]),
+        history,
         Diff(from_id=1, to_id=2, added_messages=[{"role": "user", "content": word}]),
         Tree(session_name="s", roots=[main]),
     ]

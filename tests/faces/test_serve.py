@@ -8,22 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import command_line
 import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 import agentgit
-from agentgit import cli
 from agentgit.web import OwnerLink, app
-
-
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    """Run a command that fails; give its code and what it says."""
-    monkeypatch.setattr(sys, "argv", ["agentgit", *words])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0), capsys.readouterr().err
 
 
 @pytest.mark.long
@@ -50,32 +42,32 @@ def test_d5_serve_shows_a_link_serves_and_stops_in_good_order(tmp_path):
 
 
 @pytest.mark.long
-def test_d5_serve_without_an_account_says_how_to_make_one(tmp_path, monkeypatch, capsys):
+def test_d5_serve_without_an_account_says_how_to_make_one(tmp_path):
     """D5: on a server, or where accounts are asked for, it does not start while nobody could come in."""
     agentgit.open(tmp_path / "agentgit.db").close()
     for more in (["--accounts"], ["--host", "0.0.0.0"]):  # noqa: S104  # it is refused
-        code, said = run(monkeypatch, capsys, "serve", "--db", str(tmp_path / "agentgit.db"), *more)
+        _, said, code = command_line.run("serve", "--db", str(tmp_path / "agentgit.db"), *more)
         assert (code, "agentgit users add NAME" in said) == (2, True)
 
 
-def test_d5_serve_without_its_extra_says_what_to_install(tmp_path, monkeypatch, capsys):
+def test_d5_serve_without_its_extra_says_what_to_install(tmp_path, monkeypatch):
     """D5: where FastAPI is not installed, one line says which command brings it."""
     agentgit.open(tmp_path / "agentgit.db").close()
     for name in [name for name in sys.modules if name.startswith(("agentgit.web", "uvicorn"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    code, said = run(monkeypatch, capsys, "serve", "--db", str(tmp_path / "agentgit.db"))
+    _, said, code = command_line.run("serve", "--db", str(tmp_path / "agentgit.db"))
     assert (code, 'pip install "agentgit[server]"' in said) == (13, True)
 
 
-def test_d5_a_port_that_is_taken_is_told(tmp_path, monkeypatch, capsys):
+def test_d5_a_port_that_is_taken_is_told(tmp_path):
     """D5: where somebody else listens, it says to name another port."""
     import socket
 
     agentgit.open(tmp_path / "agentgit.db").close()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        code, said = run(monkeypatch, capsys, "serve", "--port", port, "--db", str(tmp_path / "agentgit.db"))
+        _, said, code = command_line.run("serve", "--port", port, "--db", str(tmp_path / "agentgit.db"))
     assert (code, "--port" in said) == (13, True)
 
 

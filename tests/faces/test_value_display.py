@@ -4,14 +4,10 @@ import subprocess
 import sys
 
 import pytest
-from markup import HOSTILE, TABLE_TAGS, Page, call
+from markup import TABLE_TAGS, Page
 from scripted import World, obedient, tool_node_graph
 
-from agentgit import Checkpoint, InternalSession, Repository, ToolInvocation
-from agentgit.effects.invocation import ToolTrack
-from agentgit.render import show
-from agentgit.render.views import conversation
-from agentgit.sessions.messages import History
+from agentgit import Checkpoint, InternalSession, Repository
 
 SAFE = TABLE_TAGS | {"pre", "img"}
 
@@ -71,7 +67,7 @@ def test_d4_lists_stay_lists(agent):
         assert str(shown) == str(list(shown))
 
 
-def test_d4_a_value_whose_database_is_gone_says_so(agent, repo, monkeypatch):
+def test_d4_a_value_whose_database_is_gone_says_so(agent, repo):
     """D4: a checkpoint whose state cannot be read any more shows what it knows, and one line that says why."""
     point = agent.head
 
@@ -84,47 +80,6 @@ def test_d4_a_value_whose_database_is_gone_says_so(agent, repo, monkeypatch):
     assert "the state of &lt;main#5&gt; is damaged" in point._repr_html_()
     branch = InternalSession.deferred(gone, id=1, external_session_id=1, langgraph_session_id="t", name="main")
     assert "is damaged" in branch._repr_html_()
-
-
-def test_hostile_content_is_only_text_on_a_page():
-    """Messages, states and calls cannot open a tag, and end no line of a terminal."""
-    said = History(
-        [
-            {
-                "role": HOSTILE,
-                "content": HOSTILE + "\n" + HOSTILE,
-                "tool_calls": [{"name": HOSTILE, "args": {HOSTILE: 1}}],
-            }
-        ]
-    )
-    made = call(1, HOSTILE, HOSTILE, HOSTILE, item=HOSTILE)
-    point = Checkpoint(
-        checkpoint_name=HOSTILE, session_state={HOSTILE: HOSTILE}, conversation_history=said,
-        metadata={"description": HOSTILE, "tags": [HOSTILE]}, tool_invocations=[made.to_dict()],
-    )  # fmt: skip
-    for drawn in (
-        conversation.message_page(said),
-        conversation.call_page([made]),
-        show.page(point),
-        ToolTrack([made])._repr_html_(),
-    ):
-        page = Page(drawn)
-        assert page.open == []
-        assert set(page.tags) <= SAFE - {"img"}
-        assert page.attributes <= {"style"}
-        assert "\u202e" not in drawn
-    assert "\x1b" not in conversation.draw_messages(said)
-
-
-def test_d4_a_long_message_is_folded_and_a_long_list_cut():
-    """D4: a page of a large conversation or track stays small, and says what is missing."""
-    many = History([{"role": "user", "content": "word " * 10_000}] * 1_000)
-    assert many._repr_html_().count("<details>") == conversation.LATEST
-    assert "980 earlier messages not shown" in many._repr_html_()
-    assert len(many._repr_html_()) < 500_000
-    track = ToolTrack([ToolInvocation(id=n, internal_session_id=1, position=n, tool_name="t") for n in range(1_000)])
-    assert "800 earlier calls not shown" in track._repr_html_()
-    assert ToolTrack()._repr_html_() == "<p>no tool calls yet</p>"
 
 
 def test_import_agentgit_needs_no_ipython():

@@ -78,7 +78,11 @@ def test_d6_the_demo_runs_from_the_wheel_in_an_empty_folder(installed: Path, tmp
 
 def test_d6_the_installed_package_uses_its_own_migrations(installed: Path, tmp_path: Path):
     """D6: a new database is made by the migrations inside the package, not by those of a checkout."""
-    code = "from agentgit.store.schema import migrations; print(migrations.folder())"
-    folder = Path(run(installed / "python", "-c", code, cwd=tmp_path).strip())
-    assert folder.is_relative_to(installed.parent)
-    assert (folder / "env.py").is_file()
+    code = (
+        "import sys, agentgit\n"
+        "sys.addaudithook(lambda event, args: event == 'open' and '/env.' in str(args[0]) and print(args[0]))\n"
+        "agentgit.open('new.db').close()"
+    )
+    used = [Path(line) for line in run(installed / "python", "-c", code, cwd=tmp_path).splitlines()]
+    assert used
+    assert all(path.is_relative_to(installed.parent) and "migrations" in path.parts for path in used)

@@ -8,6 +8,7 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 import backend
+import points
 import pytest
 from scripted import World, call, obedient, scripted, tool_node_graph
 from sqlalchemy import delete, insert, text, update
@@ -17,7 +18,6 @@ from agentgit import Conflict, InvalidInput, NotAllowed, NotFound, RollbackIncom
 from agentgit.checkpoints import Retention
 from agentgit.errors import AgentGitError
 from agentgit.sessions.events import KINDS, chosen, tips_of
-from agentgit.store.audit import trail
 from agentgit.store.audit.trail import note
 from agentgit.store.database import Database
 from agentgit.store.records.checkpoints import named
@@ -263,7 +263,7 @@ def test_w12_an_event_whose_id_is_taken_gets_another_one(repo, monkeypatch):
     one, other = (repo.session(name, create=True) for name in ("one", "other"))
     taken = list(repo.events.list(session=one.id))[-1].id
     given = iter([taken])
-    monkeypatch.setattr(trail, "new_id", lambda: next(given, None) or new_id())
+    monkeypatch.setattr(*points.NEW_ID_OF_EVENT.place, lambda: next(given, None) or new_id())
     backend.write(repo, lambda c: note(c, repo.context.store.tenant_id, "tag.created", session_id=other.id, name="n"))
     assert next(given, "used") == "used"
     assert [event.kind for event in repo.events.list(session=other.id)][-1] == "tag.created"
@@ -369,7 +369,7 @@ def test_w12_a_process_that_dies_before_its_commit_tells_nothing(database):
 def test_w12_ids_grow_along_a_chain_whatever_the_clocks_say(repo, monkeypatch):
     """W12: a process whose clock is behind writes events that come after those of one whose clock is ahead."""
     session = repo.session("s", create=True)
-    monkeypatch.setattr("agentgit.store.audit.trail.new_id", lambda: 5)
+    monkeypatch.setattr(*points.NEW_ID_OF_EVENT.place, lambda: 5)
     backend.write(repo, lambda c: note(c, repo.context.store.tenant_id, "tag.created", session_id=session.id))
     first, second = repo.events.list()
     assert first.id < second.id <= first.id + 1024

@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 
+import points
 import processes
 import psycopg
 import pytest
@@ -23,7 +24,6 @@ import agentgit
 from agentgit import InvalidInput
 from agentgit.errors import Unavailable
 from agentgit.store.database import Database
-from agentgit.store.sql import postgres
 
 TIME = 60
 POOLER = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
@@ -211,7 +211,7 @@ def test_d5_a_statement_that_the_server_breaks_off_says_so(server):
 
 def test_d5_an_exhausted_pool_says_what_to_do(postgres_url, monkeypatch):
     """D5: who gets no connection in time is told of pool_size."""
-    monkeypatch.setattr(postgres, "POOL_SECONDS", 0.05)
+    monkeypatch.setattr(*points.POOL_SECONDS.place, 0.05)
     with closing(Database(postgres_url, pool_size=1)) as database:
         with database.reading(), ThreadPoolExecutor(1) as pool:
             other = pool.submit(database.write, process)
@@ -252,7 +252,7 @@ async def test_d5_an_exhausted_pool_of_a_loop_says_what_to_do(postgres_url, monk
     """D5: the same on an event loop, where more tasks than connections take turns as long as none waits too long."""
     with closing(Database(postgres_url, pool_size=1)) as database:
         assert len(await asyncio.gather(*(database.run(database.write, process) for _ in range(8)))) == 8
-    monkeypatch.setattr(postgres, "POOL_SECONDS", 0.05)
+    monkeypatch.setattr(*points.POOL_SECONDS.place, 0.05)
     with closing(Database(postgres_url)) as other, closing(Database(postgres_url, pool_size=1)) as database:
         lock = "SELECT pg_advisory_xact_lock(1)"
         with other.reading() as holds:

@@ -8,6 +8,7 @@ from hashlib import sha256
 
 import backend
 import jwt as pyjwt
+import points
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -36,7 +37,7 @@ REFUSED = "Wrong name or password, or an invalid key. Check them, or ask an admi
 def quick(monkeypatch):
     """Argon2 with little work; the real one takes a tenth of a second each time, which is its point."""
     hasher = PasswordHash((Argon2Hasher(time_cost=1, memory_cost=8, parallelism=1),))
-    monkeypatch.setattr(credentials, "_hasher", lambda: hasher)
+    monkeypatch.setattr(*points.PASSWORD_HASHER.place, lambda: hasher)
     credentials._of_nobody.cache_clear()
     yield
     credentials._of_nobody.cache_clear()
@@ -379,11 +380,9 @@ def test_d5_another_users_key_is_not_there(repo, ada):
 # -- how often
 
 
-def test_d5_too_many_failures_wait_and_shut_out_nobody_else(repo, ada, monkeypatch):
+@pytest.mark.usefixtures("long_login_pauses")
+def test_d5_too_many_failures_wait_and_shut_out_nobody_else(repo, ada):
     """D5: after some failures a caller waits, longer each time; another address and another user do not."""
-    monkeypatch.setattr(
-        login_attempts, "FIRST_PAUSE", timedelta(minutes=2)
-    )  # the test may take longer than the true one
     for _ in range(11):
         with pytest.raises(NotAllowed):
             repo.login("ada", "wrong horse", source="10.0.0.1")
@@ -401,9 +400,9 @@ def test_d5_too_many_failures_wait_and_shut_out_nobody_else(repo, ada, monkeypat
         assert not isinstance(again.value, TooManyAttempts)
 
 
-def test_d5_failures_hold_over_processes_and_name_nobody(repo, ada, monkeypatch):
+@pytest.mark.usefixtures("long_login_pauses")
+def test_d5_failures_hold_over_processes_and_name_nobody(repo, ada):
     """D5: failures are counted in the database, of keys by the address too, and go; no name and no address is there."""
-    monkeypatch.setattr(login_attempts, "FIRST_PAUSE", timedelta(minutes=2))
     with agentgit.open(backend.url(repo)) as other:
         for _ in range(31):
             with pytest.raises(NotAllowed):

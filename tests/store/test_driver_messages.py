@@ -5,20 +5,18 @@ import re
 import sqlite3
 
 import backend
+import points
 import psycopg
 import pytest
 from fastapi.testclient import TestClient
 from langchain_core.tools import tool
-from mcp.shared.memory import create_connected_server_and_client_session
+from mcp_clients import connected
 from scripted import call, calls, scripted, tool_node_graph
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 import agentgit
 from agentgit import AgentGitError, Corrupt, SchemaMismatch, Session, Unavailable
-from agentgit.mcp.server import made
-from agentgit.mcp.write_tools import WriteTools
-from agentgit.store.database import Database
 from agentgit.values import told
 from agentgit.web import app
 
@@ -109,9 +107,8 @@ async def test_q8_a_client_of_mcp_is_told_nothing(bob, monkeypatch, caplog):
         bob.session("s").tag("HEAD", "v1", description=HUSH)
 
     for work, word in ((foreign, "Internal error"), (refused, "refused a statement")):
-        monkeypatch.setattr(WriteTools, "list_checkpoints", work)
-        server = made(WriteTools(bob, bob.session("s"), may_force=False), bound=True, read_only=False)
-        async with create_connected_server_and_client_session(server) as client:
+        monkeypatch.setattr(*points.LIST_CHECKPOINTS_TOOL.place, work)
+        async with connected(bob, bob.session("s")) as client:
             answer = await client.call_tool("list_checkpoints", {})
         said = "".join(one.text for one in answer.content) + str(answer.structuredContent)
         assert (answer.isError, word in said) == (True, True)
@@ -206,8 +203,8 @@ def test_q8_a_stranger_is_not_told_where_the_database_is_or_what_it_said(databas
 
     with agentgit.open(database.url, user="ada") as repo:
         site, key = app(repo), repo.keys.create("k").secret
-        monkeypatch.setattr(Database, "reading", fails)
-        monkeypatch.setattr(Database, "write", fails)
+        monkeypatch.setattr(*points.EVERY_READ.place, fails)
+        monkeypatch.setattr(*points.EVERY_WRITE.place, fails)
         for path, more in (
             ("/api/v1/me", {"headers": {"authorization": f"Bearer {key}"}}),
             ("/api/v1/me", {"headers": {"authorization": "Bearer agit_x_y_z"}}),

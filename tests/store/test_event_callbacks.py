@@ -8,12 +8,12 @@ import threading
 import time
 
 import backend
+import points
 import pytest
 from scripted import World, obedient, scripted, tool_node_graph
 
 import agentgit
 from agentgit import InvalidInput
-from agentgit.store.audit import bus
 from agentgit.store.audit.trail import note
 
 TIME = 60
@@ -66,8 +66,8 @@ def test_b7_a_callback_that_raises_is_logged_and_counted(repo, agent, caplog):
 
 def test_b7_a_callback_that_blocks_holds_nothing_up(repo, agent, monkeypatch):
     """B7: while one callback blocks, turns go on, others are told, and closing gives up after its time."""
-    monkeypatch.setattr(bus, "LAST_SECONDS", 0.05)
-    monkeypatch.setattr(bus, "MOST", 2)
+    monkeypatch.setattr(*points.LAST_SECONDS_OF_CALLBACKS.place, 0.05)
+    monkeypatch.setattr(*points.EVENTS_THAT_WAIT.place, 2)
     blocks, free, got = threading.Event(), threading.Event(), []
 
     def block(event):
@@ -172,7 +172,7 @@ async def test_b7_closing_on_the_loop_does_not_wait_for_itself(repo, agent, monk
         got.append(event.kind)
 
     repo.events.on("turn.done", callback)
-    monkeypatch.setattr(bus, "LAST_SECONDS", TIME)
+    monkeypatch.setattr(*points.LAST_SECONDS_OF_CALLBACKS.place, TIME)
     await agent.arun("hello")
     began = time.monotonic()
     repo.close()
@@ -260,7 +260,7 @@ def test_b7_a_callback_may_use_the_repository(repo, agent):
 
 def test_b7_a_handler_of_the_log_may_write(repo, agent, monkeypatch):
     """B7: where the log of what was left out writes here itself, nothing waits for itself."""
-    monkeypatch.setattr(bus, "MOST", 1)
+    monkeypatch.setattr(*points.EVENTS_THAT_WAIT.place, 1)
     free, said = threading.Event(), []
 
     class Handler(logging.Handler):

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from io import BytesIO
 
+import command_line
 import pytest
 from carrying import everything, forged, of, rows, written
 from desk import Desk, desk, home
@@ -21,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import agentgit
-from agentgit import Conflict, Corrupt, InvalidInput, Workspace, WorkspaceChanged, cli
+from agentgit import Conflict, Corrupt, InvalidInput, Workspace, WorkspaceChanged
 from agentgit.store.transfer import file_trees, paths
 from agentgit.store.transfer.file_trees import FileTree, TreeItem
 from agentgit.store.transfer.import_ import check
@@ -345,16 +346,14 @@ def test_f5_an_export_of_an_import_names_the_same_paths(repo, desk, other, tmp_p
     assert other.session("s").export(BytesIO(), files=True).left_paths == {"aux.py": ODD["aux.py"]}
 
 
-def run(monkeypatch, capsys, *words):
+def run(*words):
     """Run a command; give what it says."""
-    monkeypatch.setattr(sys, "argv", ["agentgit", *words])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code in (0, None)
-    return capsys.readouterr().out
+    done = command_line.run(*words)
+    assert done.code == 0
+    return done.out
 
 
-def test_f5_names_of_left_out_paths_cannot_write_to_a_terminal(desk, tmp_path, monkeypatch, capsys):
+def test_f5_names_of_left_out_paths_cannot_write_to_a_terminal(desk, tmp_path, monkeypatch):
     """F5: the command line names such paths without the control characters in them, and JSON has them all."""
     monkeypatch.chdir(tmp_path)
     with agentgit.open("a.db") as there:
@@ -362,11 +361,11 @@ def test_f5_names_of_left_out_paths_cannot_write_to_a_terminal(desk, tmp_path, m
         (desk.root / "a\x1b[2Jb").write_text("x")
         (desk.root / "aux.py").symlink_to("/dev/null")
         agent.run("write a.txt one")
-    said = run(monkeypatch, capsys, "export", "s", "x", "--files", "--db", "a.db")
+    said = run("export", "s", "x", "--files", "--db", "a.db")
     assert "\x1b[2J" not in said
     assert "left out: aux.py is a device or another path on some systems" in said
     assert "[2Jb has control characters" in said
-    said = run(monkeypatch, capsys, "import", "x", "--db", "b.db", "--workspace", "there", "--json")
+    said = run("import", "x", "--db", "b.db", "--workspace", "there", "--json")
     assert sorted(json.loads(said)["left_paths"]) == ["a\x1b[2Jb", "aux.py"]
 
 
@@ -681,26 +680,19 @@ def test_b8_links_that_are_taken_lead_nowhere_else(tmp_path_factory, items):
 
 
 @pytest.mark.long
-def test_b8_files_are_carried_from_the_command_line(tmp_path, monkeypatch, capsys):
+def test_b8_files_are_carried_from_the_command_line(tmp_path, monkeypatch):
     """B8: `--files` and `--workspace`; what is left out is told, also in JSON."""
     monkeypatch.chdir(tmp_path)
     desk = Desk(tmp_path / "work")
     with agentgit.open("a.db") as repo:
         wrapped(repo, desk).run("write a.txt one")
 
-    def said(*words):
-        monkeypatch.setattr("sys.argv", ["agentgit", *words])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        assert not left.value.code
-        return capsys.readouterr().out
-
-    assert "2 snapshots of 1 file\n" in said("export", "s", "x", "--files", "--db", "a.db")
-    left = said("import", "x", "--db", "b.db").splitlines()
+    assert "2 snapshots of 1 file\n" in run("export", "s", "x", "--files", "--db", "a.db")
+    left = run("import", "x", "--db", "b.db").splitlines()
     assert left[1] == "  2 snapshots left out: no workspace was given to restore them into"
-    assert json.loads(said("import", "x", "--db", "b.db", "--json"))["left_out"] == {file_trees.NOT_WANTED: 2}
-    said("import", "x", "--workspace", "there", "--session", "t", "--db", "b.db")
-    said("rewind", "t", "HEAD", "--yes", "--db", "b.db")
+    assert json.loads(run("import", "x", "--db", "b.db", "--json"))["left_out"] == {file_trees.NOT_WANTED: 2}
+    run("import", "x", "--workspace", "there", "--session", "t", "--db", "b.db")
+    run("rewind", "t", "HEAD", "--yes", "--db", "b.db")
     assert (tmp_path / "there" / "a.txt").read_text() == "one"
 
 

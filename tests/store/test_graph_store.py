@@ -2,7 +2,9 @@
 
 import gc
 
+import backend
 import pytest
+from delta_graphs import chat, delta, said
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from puts import BLOB, Cart, blob_bytes, count, on, put, values
@@ -11,6 +13,7 @@ from sqlalchemy import update
 from agentgit import SQLModelSaver
 from agentgit.errors import Corrupt
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.threads.graph_store import GraphKey
 
 
 @pytest.fixture
@@ -238,3 +241,15 @@ def test_delete_for_runs_takes_writes_along(saver):
     saver.delete_for_runs(["r1"])
     assert [found.metadata["run_id"] for found in saver.list(None)] == ["r2", "r2"]
     assert count(saver.database, GRAPH_WRITE) == 2
+
+
+def test_the_store_reads_the_end_of_a_spread_conversation(repo):
+    """`messages(last=…)` gives the newest ones, at any graph checkpoint."""
+    agent = repo.wrap(chat(delta(100)), "s")
+    agent.invoke(said("q", "h"))
+    with backend.reading(repo) as connection:
+        graphs = repo.context.store.graphs
+        head = graphs.head(connection, agent.branch.langgraph_session_id)
+        at = graphs.find(connection, GraphKey(agent.branch.langgraph_session_id, "", head.checkpoint_id))
+        assert "messages" in at.folded
+        assert [one["data"]["id"] for one in graphs.messages_at(connection, at, 1)] == ["a1"]

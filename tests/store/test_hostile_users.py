@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import product
 
 import backend
+import points
 import pytest
 from pwdlib import PasswordHash
 from pwdlib.hashers.argon2 import Argon2Hasher
@@ -175,9 +176,9 @@ def test_d5_a_password_that_changes_while_it_is_looked_at_lets_nobody_in(repo, p
 def test_d5_a_password_is_hashed_anew_when_more_work_is_usual(repo, people, monkeypatch):
     """D5: who logs in with a password that was hashed with less work gets it hashed with today's, and once."""
     weak, strong = (PasswordHash((Argon2Hasher(time_cost=n, memory_cost=8, parallelism=1),)) for n in (1, 2))
-    monkeypatch.setattr(credentials, "_hasher", lambda: weak)
+    monkeypatch.setattr(*points.PASSWORD_HASHER.place, lambda: weak)
     repo.users.set_password("bob", "correct horse")
-    monkeypatch.setattr(credentials, "_hasher", lambda: strong)
+    monkeypatch.setattr(*points.PASSWORD_HASHER.place, lambda: strong)
     credentials._of_nobody.cache_clear()
     first = repo.login("bob", "correct horse")
 

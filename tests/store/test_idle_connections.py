@@ -1,5 +1,6 @@
 """Connections that the server closed while nobody used them."""
 
+import points
 import pytest
 from puts import on, put, values
 from sqlalchemy import create_engine, text
@@ -7,7 +8,6 @@ from sqlalchemy import create_engine, text
 from agentgit import SQLModelSaver
 from agentgit.errors import Unavailable
 from agentgit.store.database import Database
-from agentgit.store.sql import postgres
 
 
 def close_others(url):
@@ -34,14 +34,14 @@ async def test_an_idle_connection_that_was_closed_is_replaced(saver, monkeypatch
     """After a pause nobody notices that the server was restarted, in sync and async calls."""
     await saver.aget_tuple(on("idle"))
     close_others(saver.database.url)
-    monkeypatch.setattr(postgres, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(*points.IDLE_SECONDS.place, 0.0)
     assert values(saver, on("idle")) == {"a": 1}
     assert (await saver.aget_tuple(on("idle"))).checkpoint["channel_values"] == {"a": 1}
 
 
 def test_a_connection_that_breaks_in_use_is_not_used_again(saver, monkeypatch):
     """A call on a connection that was just used and then closed fails with what to do; the next one works."""
-    monkeypatch.setattr(postgres, "IDLE_SECONDS", 3600.0)  # whatever "just" is on this machine
+    monkeypatch.setattr(*points.IDLE_SECONDS.place, 3600.0)  # whatever "just" is on this machine
     close_others(saver.database.url)
     with pytest.raises(Unavailable):
         values(saver, on("idle"))

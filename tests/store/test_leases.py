@@ -7,6 +7,8 @@ import threading
 from datetime import UTC, datetime
 
 import backend
+import faults
+import points
 import pytest
 from langgraph.graph import START, MessagesState, StateGraph
 from puts import count
@@ -52,7 +54,7 @@ class Meanwhile(World):
 @pytest.fixture(autouse=True)
 def nothing_is_renewed(monkeypatch):
     """Let nothing be renewed that a test has let end, however long it takes."""
-    monkeypatch.setattr(process, "PER_LEASE", 0.01)
+    monkeypatch.setattr(*points.SECONDS_PER_LEASE.place, 0.01)
 
 
 @pytest.fixture
@@ -79,14 +81,12 @@ def ends(repo, table=BRANCH):
 
 
 @on_postgresql
-def test_d5_a_run_of_another_machine_is_taken_back_when_its_lease_has_ended(repo, world, monkeypatch):
+def test_d5_a_run_of_another_machine_is_taken_back_when_its_lease_has_ended(repo, world):
     """D5: before that it is a Conflict, after it the next one goes on, and nobody had to say recover."""
     agent = wrapped(repo, world)
     agent.run("add chair")
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(process, "_here", lambda: "another machine")
-        with repo.context.store.at_work() as owner:
-            backend.write(repo, lambda c: repo.context.store.sessions.acquire(c, agent.branch.id, owner))
+    with faults.on_another_machine(), backend.at_work(repo) as owner:
+        backend.take(repo, agent.branch, owner)
     with pytest.raises(Conflict, match="Another agent is running") as refused:
         agent.run("add table")
     assert refused.value.head == agent.head.id
@@ -204,7 +204,7 @@ def test_d5_a_file_has_no_leases(repo, world):
 
 def test_d5_a_lease_is_renewed_until_its_work_ends_also_after_a_failure(monkeypatch):
     """D5: the thread renews again and again, goes on when the database was away, and ends when nothing is held."""
-    monkeypatch.setattr(process, "PER_LEASE", 3000)
+    monkeypatch.setattr(*points.SECONDS_PER_LEASE.place, 3000)
     renewed, failures = threading.Semaphore(0), [Unavailable("away"), RuntimeError("nobody expected this")]
 
     def write(tenant_id, work):

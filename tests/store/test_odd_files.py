@@ -6,8 +6,9 @@ import errno
 import os
 import shutil
 import stat
-from contextlib import closing
+from contextlib import closing, nullcontext
 
+import faults
 import pytest
 from folders import kind, work, workspace
 from trees import listening, picture
@@ -31,12 +32,6 @@ def refusing(plain, name, number=errno.EIO, *, beneath=False):
         return plain(*arguments, **named)
 
     return call
-
-
-def failing(names):
-    """Rename as the system does, but find no space for these names."""
-    plain = atomic_file.system_call
-    return lambda *how: errno.ENOSPC if names & set(how) else plain(*how)
 
 
 @pytest.fixture
@@ -135,12 +130,11 @@ def test_f3_a_path_that_fails_stops_no_other(workspace, work, monkeypatch, refus
     (work / "newer").write_text("new")
     (work / "folder").rmdir() if refused == "folder" else (work / "folder").chmod(0o755)
     odd = {"put": "a", "delete": "new", "folder": "folder", "mode": "folder"}[refused]
-    with monkeypatch.context() as patch:
-        if refused in ("put", "delete"):
-            patch.setattr(atomic_file, "system_call", failing({odd.encode()}))
-        elif refused == "folder":
+    full = faults.full_for({odd.encode()}) if refused in ("put", "delete") else nullcontext()
+    with full, monkeypatch.context() as patch:
+        if refused == "folder":
             patch.setattr(os, "mkdir", refusing(os.mkdir, b"folder", beneath=True))
-        else:
+        elif refused == "mode":
             patch.setattr(os, "open", refusing(os.open, b"folder", errno.EACCES, beneath=True))
         with pytest.raises(Unavailable, match=f"^{odd}: "):
             workspace.restore(first.id)
@@ -152,17 +146,16 @@ def test_f3_a_path_that_fails_stops_no_other(workspace, work, monkeypatch, refus
     assert picture(work) == was
 
 
-def test_f3_several_failures_are_told_in_one(workspace, work, monkeypatch):
+def test_f3_several_failures_are_told_in_one(workspace, work):
     """F3: when many paths fail, the failure counts them and names the first ones with their reasons."""
     for number in range(9):
         (work / str(number)).write_text("one")
     first = workspace.save()
     for number in range(9):
         (work / str(number)).write_text("two")
-    with monkeypatch.context() as patch:
-        patch.setattr(atomic_file, "system_call", failing({b"%d" % number for number in range(9)} - {b"3"}))
-        with pytest.raises(Unavailable, match=r"^8 paths were not .* 0: No space .* 1: No space .* And 3 more"):
-            workspace.restore(first.id)
+    told = pytest.raises(Unavailable, match=r"^8 paths were not .* 0: No space .* 1: No space .* And 3 more")
+    with faults.full_for({b"%d" % number for number in range(9)} - {b"3"}), told:
+        workspace.restore(first.id)
     assert sorted(path.read_text() for path in work.iterdir()) == ["one"] + ["two"] * 8
 
 
@@ -205,7 +198,7 @@ def test_f3_a_directory_that_cannot_be_listed_is_left_out_of_a_save_and_named(wo
         assert dict(workspace.skipped())["odd"] == os.strerror(errno.EIO)
 
 
-def test_f3_a_file_that_fails_stops_no_other_of_an_undo(work, tmp_path, monkeypatch):
+def test_f3_a_file_that_fails_stops_no_other_of_an_undo(work, tmp_path):
     """F3: an undo of several files does what it can, names what failed, and the next undo does the rest."""
     for name in "abc":
         (work / name).write_text("one")
@@ -213,10 +206,8 @@ def test_f3_a_file_that_fails_stops_no_other_of_an_undo(work, tmp_path, monkeypa
         stack.snapshot("three", list("abc"))
         for name in "abc":
             (work / name).write_text("two")
-        with monkeypatch.context() as patch:
-            patch.setattr(atomic_file, "system_call", failing({b"b"}))
-            with pytest.raises(Unavailable, match=r"^b: "):
-                stack.undo()
+        with faults.full_for({b"b"}), pytest.raises(Unavailable, match=r"^b: "):
+            stack.undo()
         assert [(work / name).read_text() for name in "abc"] == ["one", "two", "one"]
         assert stack.undo().restored == ("b",)
         assert [(work / name).read_text() for name in "abc"] == ["one"] * 3

@@ -5,6 +5,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import backend
+import faults
+import points
 import pytest
 from scripted import World, obedient, tool_node_graph
 from sqlalchemy import create_engine, text
@@ -12,7 +14,6 @@ from sqlalchemy import create_engine, text
 from agentgit import WorldDiverged, reversible
 from agentgit.agents.turn.files import TurnFiles
 from agentgit.agents.turn.outcome_buffer import Outcomes
-from agentgit.rollback.finish import Finisher
 from agentgit.store.records.checkpoints import named
 from agentgit.store.sql.batch import catch_up
 from agentgit.values import as_object
@@ -140,46 +141,42 @@ def test_w5_what_happens_while_a_turn_looks_at_the_world_is_not_taken_for_seen(r
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_d2_a_switch_during_a_publication_is_not_lost(repo, world, monkeypatch):
+def test_d2_a_switch_during_a_publication_is_not_lost(repo, world):
     """D2: who leads the session elsewhere while a rollback is published waits for it, and has the last word."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     agent.checkpoint("before")
     third = agent.fork(name="third").branch.id
     agent.run("add table")
-    opened = Finisher.branch
     with ThreadPoolExecutor(1) as pool:
         others = []
 
-        def open_slowly(self, *given, **how):
+        def come():
             others.append(pool.submit(repo.session("s").switch, "third"))
             until_somebody_waits(backend.url(repo))
-            return opened(self, *given, **how)
 
-        monkeypatch.setattr(Finisher, "branch", open_slowly)
-        agent.rollback("before")
+        with faults.before(points.OPEN_NEW_BRANCH, come):
+            agent.rollback("before")
         others[0].result(TIME)
     assert repo.session("s").branch().id == third
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_w1_a_rollback_that_is_being_published_is_not_called_half_done(repo, world, monkeypatch):
+def test_w1_a_rollback_that_is_being_published_is_not_called_half_done(repo, world):
     """W1: who takes it back by force at that moment waits, and finds it done."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     agent.checkpoint("before")
     agent.run("add table")
-    opened = Finisher.branch
     with ThreadPoolExecutor(1) as pool:
         others = []
 
-        def open_slowly(self, *given, **how):
+        def come():
             others.append(pool.submit(repo.session("s").recover, branch="main-2", force=True))
             until_somebody_waits(backend.url(repo))
-            return opened(self, *given, **how)
 
-        monkeypatch.setattr(Finisher, "branch", open_slowly)
-        retry = agent.rollback("before")
+        with faults.before(points.OPEN_NEW_BRANCH, come):
+            retry = agent.rollback("before")
         assert others[0].result(TIME).status == "open"
     assert [operation.status for operation in repo.session("s").operations()] == ["done"]
     assert retry.run("look") == "done"

@@ -5,10 +5,12 @@ import sqlite3
 import stat
 import threading
 
+import faults
+import points
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import World, call, scripted, tool_node_graph
+from scripted import World, call, obedient, scripted, tool_node_graph
 
 import agentgit
 from agentgit import Ambiguous, Checkpoint, Corrupt, InvalidInput, NotFound, SchemaMismatch, Unavailable
@@ -379,3 +381,20 @@ def test_somebody_elses_file_is_not_changed_by_a_byte(tmp_path):
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["theirs.db"]
     assert Database(path).is_sqlite
+
+
+def test_w10_the_path_of_a_branch_is_read_without_its_siblings(repo):
+    """W10: many branches of a session do not make a turn on one of them slower; its path is that of its ancestors."""
+    world, line = World(), ["main"]
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    for number in range(4):
+        agent.fork(name=f"aside-{number}")
+        agent = agent.fork(name=f"on-{number}")
+        agent.run("look")
+        line.append(f"on-{number}")
+    branch = agent._branch
+    with faults.fails(points.READ_BRANCHES, AssertionError), branch.store.database.reading() as connection:
+        parts = branch.store.sessions.lineage(connection, branch.row(connection))
+    assert [part.branch.name for part in parts] == line
+    assert [(part.track.before, part.track.count) for part in parts] == [(0, 1), (1, 1), (2, 1), (3, 1), (4, None)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import stat
@@ -13,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
 
+import faults
 import processes
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -564,23 +564,19 @@ def test_results_are_values():
     }
 
 
-def test_asking_again_undoes_no_second_entry(work, stack, monkeypatch):
+def test_asking_again_undoes_no_second_entry(work, stack):
     """C8: an undo that failed and is asked for again goes on with the same entry, and a redo with the same undo."""
     (work / "a").write_text("1")
     stack.snapshot("first", ["a"])
     (work / "a").write_text("2")
     stack.snapshot("second", ["a"])
     (work / "a").write_text("3")
-    with monkeypatch.context() as broken:
-        broken.setattr(atomic_file, "system_call", lambda *_: errno.ENOSPC)
-        with pytest.raises(Unavailable):
-            stack.undo()
+    with faults.full_disk(), pytest.raises(Unavailable):
+        stack.undo()
     assert stack.undo().labels == ("second",)
     assert (work / "a").read_text() == "2"
-    with monkeypatch.context() as broken:
-        broken.setattr(atomic_file, "system_call", lambda *_: errno.ENOSPC)
-        with pytest.raises(Unavailable):
-            stack.redo()
+    with faults.full_disk(), pytest.raises(Unavailable):
+        stack.redo()
     assert stack.redo().labels == ("second",)
     assert (work / "a").read_text() == "3"
     assert [entry.label for entry in stack.history] == ["first", "second"]

@@ -21,8 +21,9 @@ import agentgit
 from agentgit import InvalidInput
 from agentgit.cli.app import app
 from agentgit.sessions.webhooks import kind_of, verify
-from agentgit.store.audit import outbox
 from agentgit.store.sql.tables import WEBHOOK
+
+pytestmark = pytest.mark.usefixtures("long_webhook_pauses")
 
 BLOCKED = {
     "a loopback address": ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::",
@@ -55,12 +56,6 @@ def test_q8_addresses_that_are_not_public(kind, address):
 def test_q8_public_addresses(address):
     """Q8: public addresses are not refused, nor IPv6 addresses that stand for them."""
     assert kind_of(ip_address(address)) is None
-
-
-@pytest.fixture(autouse=True)
-def long_pauses(monkeypatch):
-    """Let what failed wait until a test says otherwise."""
-    monkeypatch.setattr(outbox, "FIRST_PAUSE", timedelta(hours=1))
 
 
 @contextmanager
@@ -316,7 +311,7 @@ def test_q8_the_variables_of_a_server_are_not_secrets(opened, monkeypatch):
         assert server.got == []
 
 
-def test_q8_a_secret_from_the_environment_of_its_user(tmp_path, monkeypatch):
+def test_q8_a_secret_from_the_environment_of_its_user(tmp_path):
     """Q8: `--secret-env` reads the variable of whoever adds the webhook, then and there."""
     said, environment = "", {"AGENTGIT_WEBHOOK_ALLOW": "127.0.0.1", "AGENTGIT_DATABASE_URL": str(tmp_path / "a.db")}
 

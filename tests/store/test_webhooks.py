@@ -8,9 +8,9 @@ import subprocess
 import sys
 import threading
 import traceback
-from datetime import timedelta
 
 import backend
+import points
 import pytest
 from receivers import SECRET, Receiver, due_now
 from sqlalchemy import update
@@ -24,13 +24,7 @@ from agentgit.store.audit import outbox
 from agentgit.store.audit.outbox import TRIES
 from agentgit.store.sql.tables import WEBHOOK, WEBHOOK_DELIVERY
 
-pytestmark = pytest.mark.usefixtures("webhooks_allowed")
-
-
-@pytest.fixture(autouse=True)
-def long_pauses(monkeypatch):
-    """Let what failed wait until a test says otherwise, however slow the machine is."""
-    monkeypatch.setattr(outbox, "FIRST_PAUSE", timedelta(hours=1))
+pytestmark = pytest.mark.usefixtures("webhooks_allowed", "long_webhook_pauses")
 
 
 def ids(receiver):
@@ -85,7 +79,7 @@ def test_w12_what_fails_comes_again_with_the_same_id(repo, receiver):
     assert (len(receiver.got), len(set(ids(receiver))), len({body for _, body in receiver.got})) == (4, 1, 1)
 
 
-def test_w12_what_is_never_taken_is_given_up_and_can_be_retried(repo, receiver, monkeypatch):
+def test_w12_what_is_never_taken_is_given_up_and_can_be_retried(repo, receiver):
     """W12: after its tries an event is dead, is seen to be, and is sent again when asked for; 410 ends at once."""
     hook = repo.webhooks.add(receiver.url, "session.*", SECRET)
     repo.session("s", create=True)
@@ -108,7 +102,7 @@ def test_w12_nobody_there_is_a_failure_like_others(repo, monkeypatch):
     repo.session("s", create=True)
     assert repo.webhooks.deliver().failed == 1
     assert "Connect" in repo.webhooks.list()[0].last_error
-    monkeypatch.setattr(webhook_sender, "SECONDS", 0.2)
+    monkeypatch.setattr(*points.SECONDS_OF_WEBHOOKS.place, 0.2)
     with Receiver() as deaf:  # it listens, and nobody accepts
         repo.webhooks.add(deaf.url, "session.*", SECRET)
         repo.session("t", create=True)
@@ -118,7 +112,7 @@ def test_w12_nobody_there_is_a_failure_like_others(repo, monkeypatch):
 
 def test_w12_two_workers_never_send_the_same(repo, receiver, monkeypatch):
     """W12: several workers at once send each event exactly once, while all of them live."""
-    monkeypatch.setattr(webhook_sender, "SECONDS", 30)
+    monkeypatch.setattr(*points.SECONDS_OF_WEBHOOKS.place, 30)
     repo.webhooks.add(receiver.url, "session.*", SECRET)
     for n in range(20):
         repo.session(f"s{n}", create=True)
@@ -134,7 +128,7 @@ def test_w12_two_workers_never_send_the_same(repo, receiver, monkeypatch):
     assert (sum(sent), len(ids(receiver)), len(set(ids(receiver)))) == (20, 20, 20)
 
 
-def test_w12_what_a_dead_worker_took_is_sent_by_another(repo, receiver, monkeypatch):
+def test_w12_what_a_dead_worker_took_is_sent_by_another(repo, receiver):
     """W12: what a worker took and died with is left to others when its time is over; a late answer is nothing."""
     repo.webhooks.add(receiver.url, "session.*", SECRET)
     repo.session("s", create=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ from folders import kind, work, workspace
 from trees import CASES, picture
 
 from agentgit import Conflict, InvalidInput, NotFound, Unavailable, Workspace, WorkspaceChanged
+from agentgit.workspace.catalog import Catalog
 
 __all__ = ["kind", "work", "workspace"]  # the fixtures
 
@@ -706,3 +709,17 @@ def test_a_callback_that_opens_the_workspace_again_is_told_at_once(workspace, wo
     assert max(told) < 5
     assert other.changed() == ()
     assert [one.id for one in other.list()] == [first.id]
+
+
+def test_w5_many_open_a_new_catalog_of_files_at_once(tmp_path):
+    """W5: SQLite does not wait by itself where two turn a new file to its write-ahead log; nobody is told of a lock."""
+    for n in range(60):
+        beside = threading.Barrier(6)
+
+        def opened(path=str(tmp_path / f"{n}.db"), beside=beside):
+            beside.wait(60)
+            Catalog(path).close()
+
+        with ThreadPoolExecutor(6) as pool:
+            for done in [pool.submit(opened) for _ in range(6)]:
+                done.result(60)

@@ -10,9 +10,9 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.tools import BaseTool, tool
 from scripted import call, calls
 
+from agentgit import effect
 from agentgit.demo import ScriptedModel
 from agentgit.effects import Effect
-from agentgit.effects.effects import effect
 
 _references = itertools.count()
 

@@ -13,13 +13,13 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
+import faults
+import points
 from echoes import echoing, said, texts, whole
 
 import agentgit
 from agentgit import Conflict, Repository
-from agentgit.agents.turn import recorder
 
 SHARED = "shared"
 ON_MAIN, ON_BRANCHES, ALONE = ("m0", "m1", "m2"), ("b0", "b1"), ("o0", "o1", "o2")
@@ -54,11 +54,7 @@ def talk(url: str, who: str, turns: int, dies_at: int | None) -> None:
 
 def die_in_a_call() -> None:
     """Let this process be killed when its next call has ended and is not recorded yet."""
-
-    def die(*_: Any, **__: Any) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    recorder.Recorder._end = die  # type: ignore[method-assign]  # this process lives for that only
+    setattr(*points.RECORD_CALL.place, faults.die)  # this process lives for that only
 
 
 def begin(url: str) -> None:
@@ -129,9 +125,9 @@ def _check_branch(repo: Repository, session: str, branch: str, turns: int, kill:
     track = repo.session(session).tool_track(branch=branch)
     assert [call.args["text"] for call in track if call.status == "done"] == whole_turns
     assert Counter(call.args["text"] for call in track if call.status != "done") == Counter(killed)
-    points = Counter(
+    placed = Counter(
         filter(None, (point.metadata["restore_point"] for point in repo.session(session).checkpoints(branch=branch)))
     )
     asked = Counter(message["id"] for message in users)
-    assert asked <= points
-    assert (points - asked).total() <= len(killed)
+    assert asked <= placed
+    assert (placed - asked).total() <= len(killed)

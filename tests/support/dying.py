@@ -1,65 +1,52 @@
 """What a process does that is killed at a named point; test_killed.py starts it.
 
-The points are hooked in from here; the library knows nothing of them.
+The points are those of `points` and of the shop; the library knows nothing of them.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
+import faults
+import points
 import shop
+from faults import die
+from points import Point
 from shop import Shop, wish
 
 import agentgit
 from agentgit import Repository
-from agentgit.agents.turn.call_interceptor import CallInterceptor
-from agentgit.agents.turn.recorder import Recorder
-from agentgit.rollback.engine import RollbackEngine
-from agentgit.rollback.executor import Executor
-from agentgit.rollback.finish import Finisher
-from agentgit.store.records.journal import Journal
-from agentgit.store.records.operations import OperationStore
 
-Hook = Callable[[], None]
+Hook = Callable[[], AbstractContextManager[None]]
 
 
-def die(*_: Any, **__: Any) -> None:
-    """Be killed: nothing is cleaned up, nothing more is written."""
-    os.kill(os.getpid(), signal.SIGKILL)
+class ShopPoint(NamedTuple):
+    """A place in the shop."""
+
+    owner: type
+    name: str
 
 
-def before(owner: type, name: str, when: Callable[..., bool] = lambda *a, **k: True) -> Hook:
+ACT, CANCEL = ShopPoint(Shop, "act"), ShopPoint(Shop, "cancel")
+
+
+def before(point: Point | ShopPoint, when: Callable[..., bool] = lambda *a, **k: True) -> Hook:
     """Die when a method is about to run."""
 
-    def hook() -> None:
-        plain = getattr(owner, name)
-
-        def hooked(*args: Any, **kwargs: Any) -> Any:
-            if when(*args, **kwargs):
-                die()
-            return plain(*args, **kwargs)
-
-        setattr(owner, name, hooked)
-
-    return hook
-
-
-def after(owner: type, name: str) -> Hook:
-    """Die when a method has run."""
-
-    def hook() -> None:
-        plain = getattr(owner, name)
-
-        def hooked(*args: Any, **kwargs: Any) -> Any:
-            plain(*args, **kwargs)
+    def do(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if when(*args, **kwargs):
             die()
+        return plain(*args, **kwargs)
 
-        setattr(owner, name, hooked)
+    return lambda: faults.around(point, do)
 
-    return hook
+
+def after(point: Point | ShopPoint) -> Hook:
+    """Die when a method has run."""
+    return lambda: faults.after(point, die)
 
 
 def _to(status: str) -> Callable[..., bool]:
@@ -67,30 +54,30 @@ def _to(status: str) -> Callable[..., bool]:
 
 
 CALLS: dict[str, Hook] = {
-    "before the intent": before(Journal, "intend"),
-    "in the tool": before(Shop, "act"),
-    "after the tool": after(Shop, "act"),
-    "before the record": before(Journal, "end", lambda journal, connection, call, how: how.status == "done"),
+    "before the intent": before(points.WRITE_INTENT),
+    "in the tool": before(ACT),
+    "after the tool": after(ACT),
+    "before the record": before(points.WRITE_OUTCOME, lambda journal, connection, call, how: how.status == "done"),
 }
 """Points of a call, whether it is made for the first time or again."""
 
 TURN: dict[str, Hook] = CALLS | {
-    "after the intent": after(CallInterceptor, "authorize"),
-    "after the record": after(Recorder, "_end"),
+    "after the intent": after(points.AUTHORIZE_CALL),
+    "after the record": after(points.RECORD_CALL),
 }
 
 REVERSAL: dict[str, Hook] = {
-    "before the operation": before(OperationStore, "begin"),
-    "before the reversal": before(Journal, "move", _to("reversing")),
-    "after its intent": before(Executor, "_undo"),
-    "in the undo": before(Shop, "cancel"),
-    "after the undo": after(Shop, "cancel"),
-    "before its record": before(Journal, "move", _to("reversed")),
-    "before the publication": before(Finisher, "end"),
-    "after the publication": after(RollbackEngine, "_proceed"),
+    "before the operation": before(points.BEGIN_OPERATION),
+    "before the reversal": before(points.MOVE_CALL, _to("reversing")),
+    "after its intent": before(points.UNDO_CALL),
+    "in the undo": before(CANCEL),
+    "after the undo": after(CANCEL),
+    "before its record": before(points.MOVE_CALL, _to("reversed")),
+    "before the publication": before(points.PUBLISH_OPERATION),
+    "after the publication": after(points.FINISH_OPERATION),
 }
 
-AGAIN: dict[str, Hook] = CALLS | {"after the intent": before(Executor, "_run")}
+AGAIN: dict[str, Hook] = CALLS | {"after the intent": before(points.REPEAT_CALL)}
 
 FRESH = {point: AGAIN[point] for point in ("in the tool", "before the record")}
 FRESH |= {point: REVERSAL[point] for point in ("before the operation", "before the publication")}
@@ -133,5 +120,5 @@ def main(url: str, path: str, verb: str, point: str, verify: bool) -> None:
     """
     os.environ["SHOP"] = path
     agent = wrapped(agentgit.open(url), verify=verify)
-    POINTS[verb][point]()
-    VERBS[verb](agent)
+    with POINTS[verb][point]():
+        VERBS[verb](agent)

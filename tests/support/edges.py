@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import shop
-from dying import die
+from faults import die
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langchain_core.tools import BaseTool, tool
 from langgraph import pregel

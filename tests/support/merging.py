@@ -44,3 +44,12 @@ def said(agent):
 
 def values(agent):
     return {key: agent.state.get(key) for key in ("note", "total", "cart", "plan")}
+
+
+def unanswered(agent):
+    """Return the ids of the calls in a conversation after which no message answers them."""
+    waiting = set()
+    for message in agent.history():
+        waiting |= {call["id"] for call in message["tool_calls"]}
+        waiting.discard(message.get("tool_call_id"))
+    return sorted(waiting)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
+import points
 from langchain.agents import create_agent
 from langchain.agents.middleware import wrap_tool_call
 from langchain_core.runnables import RunnableLambda
@@ -28,9 +29,7 @@ from langgraph.types import Send
 from scripted import call, calls, scripted
 
 import agentgit
-from agentgit import Fenced, SQLModelSaver
-from agentgit.effects.effects import effect
-from agentgit.store.records.journal import Journal
+from agentgit import Fenced, effect
 
 WANTED = ["Ann", "Ann", "Bob"]
 """Who is to be paid: one of them twice."""
@@ -239,10 +238,8 @@ def moment() -> None:
 
 def hooked() -> None:
     """Make a moment of each beginning and end of what is written."""
-    for owner, name in (
-        (Journal, "intend"), (Journal, "end"), (SQLModelSaver, "put"), (SQLModelSaver, "put_writes"),
-    ):  # fmt: skip
-        setattr(owner, name, _with_moments(getattr(owner, name)))
+    for point in (points.WRITE_INTENT, points.WRITE_OUTCOME, points.SAVE_STATE, points.SAVE_TASK):
+        setattr(*point.place, _with_moments(getattr(*point.place)))
 
 
 def _with_moments(plain: Any) -> Any:

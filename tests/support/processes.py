@@ -22,7 +22,9 @@ TESTS = Path(__file__).parents[1]
 PATHS = [str(TESTS.parent), *(str(room) for room in sorted(TESTS.iterdir()) if room.is_dir()), *sys.path]
 """Where a process finds modules, besides its folder."""
 
-PRELOADED = ["agentgit.cli", "carrying", "crowd", "dying", "echoes", "hypothesis", "pytest", "scripted", "settled"]
+PRELOADED = [
+    "agentgit.cli", "carrying", "crowd", "dying", "echoes", "faults", "hypothesis", "pytest", "scripted", "settled",
+]  # fmt: skip
 STREAMS = ("in", "out", "err")
 
 

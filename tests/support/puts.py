@@ -1,11 +1,14 @@
 """What the tests of the saver share: checkpoints put by hand, and what is in the database then."""
 
 import dataclasses
+from contextlib import nullcontext
+from functools import partial
 
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.base.id import uuid6
 from sqlalchemy import func, select
 
+from agentgit.saver.recorded_turn import Beside
 from agentgit.store.sql.tables import BLOB
 
 
@@ -61,3 +64,18 @@ class PutTurn:
 
     def on_read(self, thread, ns, found):
         """What is read is of no interest here."""
+
+
+def work_in_next_put(saver, work):
+    """Let a function work at the end of the transaction of the next put of a saver.
+
+    Args:
+        saver: The saver.
+        work: What is done; it gets the id of the checkpoint, and whether the transaction can read it.
+    """
+
+    def inside(place, connection):
+        saver.turn = None
+        work(place.checkpoint_id, saver.store.find(connection, place) is not None)
+
+    saver.turn = PutTurn(lambda place: nullcontext(Beside(lambda connection: partial(inside, place, connection))))

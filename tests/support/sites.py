@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import points
 import pytest
+import uvicorn
 from fastapi import FastAPI
 from pwdlib import PasswordHash
 from pwdlib.hashers.argon2 import Argon2Hasher
 
 import agentgit
 from agentgit import Repository
-from agentgit.auth import credentials
 from agentgit.demo import EFFECTS, build
-from agentgit.web.server import Server
+from agentgit.web.server import Server, serve
 
 PASSWORD = "correct horse battery staple"  # noqa: S105  # of accounts that the tests make
 
@@ -32,8 +35,8 @@ def quick_passwords() -> Iterator[None]:
     hasher = PasswordHash((Argon2Hasher(time_cost=1, memory_cost=8, parallelism=1),))
     nobody = hasher.hash("of nobody")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(credentials, "_hasher", lambda: hasher)
-        patch.setattr(credentials, "_of_nobody", lambda: nobody)
+        patch.setattr(*points.PASSWORD_HASHER.place, lambda: hasher)
+        patch.setattr(*points.HASH_OF_NOBODY.place, lambda: nobody)
         yield
 
 
@@ -88,6 +91,22 @@ def hostile(repo: Repository, folder: Path) -> None:
     (work / "a<b>.txt").write_text(f"two\n{HOSTILE}\n")
     agent.run(f"note {HOSTILE} again")
     agent.fork(name="<i>b</i>")
+
+
+def served_by_command(repo: Repository, **how: Any) -> tuple[FastAPI, list[str]]:
+    """Do what `agentgit serve` does with these options, but end at once; give the application, and what was said."""
+    made: list[FastAPI] = []
+    said: list[str] = []
+
+    def run(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
+        made.append(server.config.app)
+        sockets[0].close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uvicorn.Server, "run", run)
+        patch.setattr(signal, "signal", lambda *_: None)
+        serve(repo, port=0, say=said.append, **how)
+    return made[0], said
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import ormsgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import (
     AIMessage,
@@ -30,6 +30,7 @@ from pydantic import BaseModel, SecretStr
 
 from agentgit.errors import InvalidInput
 from agentgit.saver.codec import Codec, make_codec
+from agentgit.saver.delta_reducer import encode
 from agentgit.store.objects.blobs import Leaf, leaf
 from agentgit.store.objects.plain_values import show, show_message, show_state
 
@@ -374,3 +375,21 @@ def test_codec_is_one_per_kind_of_serializer():
     """LangGraph's serializer gets the readable form, any other one seals."""
     assert type(strict()) is Codec
     assert type(make_codec(Reversing(), own=False)) is not Codec
+
+
+@pytest.mark.long
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_list_is_encoded_the_same_from_any_earlier_one(data):
+    """What a value is stored as depends on the value alone, and not on what it was made from."""
+    codec = Codec(JsonPlusSerializer())
+    item = st.one_of(st.integers(-9, 10**15), st.text(max_size=400), st.builds(HumanMessage, st.text(max_size=9)))
+    old = data.draw(st.lists(item, max_size=30))
+    start, end = sorted((data.draw(st.integers(0, 30)), data.draw(st.integers(0, 30))))
+    new = [*old[:start], *data.draw(st.lists(item, max_size=9)), *old[end:]]
+    made, again = encode(codec, new, encode(codec, old)), encode(codec, new)
+    assert made.encoded == again.encoded
+    assert list(made.live.ends) == list(again.live.ends)
+    files = {str(n): value for n, value in enumerate(old)}
+    more = {**files, "new": "x" * 900}
+    assert encode(codec, more, encode(codec, files)).encoded == encode(codec, more).encoded

@@ -1,10 +1,16 @@
 """The rooms: a file imports only from rooms below its own, and importing agentgit is quick."""
 
+import ast
+import importlib
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from agentgit import errors
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,3 +45,32 @@ def test_d6_reading_a_session_does_not_import_langgraph(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)  # noqa: S603  # as above
     assert done.stdout.strip() == "False"
+
+
+PACKAGES = (
+    "agentgit", "agentgit.auth", "agentgit.conformance", "agentgit.demo", "agentgit.effects", "agentgit.notebook",
+    "agentgit.web",
+)  # fmt: skip
+"""Packages whose `__all__` programs may use."""
+
+ENTRANCES = {"agentgit.cli.app.app", "agentgit.cli.main", *(f"agentgit.{name}" for name in ("cli", "demo", "errors"))}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Name what a file imports from agentgit."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names if one.name.split(".")[0] == "agentgit")
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "agentgit":
+            yield from (f"{node.module}.{one.name}" for one in node.names)
+
+
+def test_tests_of_agents_faces_and_crashes_import_public_names():
+    """D6: a refactoring breaks no test of these rooms: they import what is documented; tests/support has the rest."""
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/reference").glob("*.md"))
+    public = {"agentgit", *ENTRANCES, *re.findall(r"^::: (\S+)", pages, flags=re.MULTILINE)}
+    public |= {f"agentgit.errors.{name}" for name in vars(errors)}
+    public |= {f"{package}.{name}" for package in PACKAGES for name in importlib.import_module(package).__all__}
+    files = [path for room in ("agents", "faces", "crash") for path in (ROOT / "tests" / room).glob("*.py")]
+    internal = {path.name: names for path in files if (names := sorted(set(imported(path)) - public))}
+    assert internal == {}

@@ -4,6 +4,7 @@ import operator
 import time
 from typing import Annotated, TypedDict
 
+import backend
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.func import entrypoint, task
@@ -12,9 +13,7 @@ from langgraph.types import Command, interrupt
 from puts import on
 from sqlalchemy import select
 
-from agentgit import SQLModelSaver
-from agentgit.errors import Conflict, NotFound
-from agentgit.store.sql.tables import BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit import Conflict, NotFound, SQLModelSaver
 
 
 class Log(TypedDict):
@@ -45,7 +44,7 @@ def rows_of(saver, thread):
     with saver.database.reading() as connection:
         return [
             sorted(map(tuple, connection.execute(select(table).where(table.c.thread_id == thread))), key=repr)
-            for table in (GRAPH_CHECKPOINT, GRAPH_WRITE)
+            for table in map(backend.table, ("graph_checkpoint", "graph_write"))
         ]
 
 
@@ -78,7 +77,7 @@ def test_d1_a_fork_copies_one_checkpoint_and_no_value(saver):
     graph = builder.add_edge(START, "answer").compile(checkpointer=saver)
     graph.invoke({"messages": [HumanMessage("ok?", id="q")]}, on("main"))
     here = head(saver, "main")
-    blobs = BLOB
+    blobs = backend.table("blob")
     with saver.database.reading() as connection:
         before = connection.execute(select(blobs.c.hash)).all()
     assert fork(saver, "main", here.checkpoint_id, "copy") == here

@@ -1,4 +1,4 @@
-"""The picture of a tree: an SVG that is made of columns alone, and what the calls did (D4)."""
+"""The picture of a tree: an SVG that is made of columns alone: pure (D4)."""
 
 import base64
 import re
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from markup import luminance
-from scripted import World, obedient, tool_node_graph
 from trees_to_show import HOSTILE, support
 
 from agentgit.effects.invocation import MARKS, mark
@@ -150,56 +149,6 @@ def test_d4_a_page_that_follows_its_reader_has_stronger_texts():
     """D4: only where it is asked for, the picture follows what the reader prefers."""
     assert "prefers-color-scheme:dark" in svg.tree_svg(marked(), follow_reader=True)
     assert "<style" not in svg.tree_svg(marked())
-
-
-# -- the facts, from a real database
-
-
-@pytest.fixture
-def world():
-    return World()
-
-
-@pytest.fixture
-def agent(repo, world):
-    return repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
-
-
-def marks(branch) -> list[tuple[str, dict[str, int]]]:
-    return [(f"{branch.name}#{point.number}", dict(point.effects)) for point in branch.points if point.effects]
-
-
-def test_d4_a_tree_knows_what_the_calls_of_each_checkpoint_did(repo, agent):
-    """D4: each call is at the checkpoint after it, as it stands now; what only read or was replayed is at none."""
-    agent.run("add chair; look")
-    agent.tag(agent.checkpoint("before"), "good")
-    agent.run("add table; charge 5; note hurry")
-    assert marks(repo.session("s").tree().roots[0]) == [("main#2", {"done": 1}), ("main#5", {"done": 3})]
-    agent.rollback("good")
-    main, retry = repo.session("s").tree().walk()
-    assert marks(main) == [("main#2", {"done": 1}), ("main#5", {"reversed": 2, "done": 1})]
-    assert marks(retry) == []
-    assert [point.tags for point in main.points if point.tags] == [("good",)]
-    assert "(tag: good) before" in str(repo.session("s").tree())
-
-
-def test_d4_what_ran_again_stands_again(repo, agent):
-    """D4: after a switch back, which makes a reversed call again, the tree shows it as done."""
-    agent.run("add chair")
-    agent.run("send hello; add lamp")
-    agent.rollback("main#2", force=True)
-    assert marks(repo.session("s").tree().roots[0])[1] == ("main#4", {"irreversible": 1, "reversed": 1})
-    agent = agent.switch("main", sync="world")
-    assert marks(repo.session("s").tree().roots[0])[1] == ("main#4", {"irreversible": 1, "done": 1})
-
-
-def test_d4_calls_after_the_newest_checkpoint_belong_to_the_branch(repo, agent):
-    """D4: what a turn did that broke off is seen too, though no checkpoint was made after it."""
-    with pytest.raises(RuntimeError, match="paper"):
-        agent.run("add chair; fail paper")
-    main = repo.session("s").tree().roots[0]
-    assert (marks(main), dict(main.effects)) == ([], {"done": 1, "unknown": 1})
-    assert {"since then", "unknown"} <= set(texts(svg.tree_svg(repo.session("s").tree())))
 
 
 @pytest.mark.parametrize(

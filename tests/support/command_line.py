@@ -1,0 +1,46 @@
+"""The command line, run in this process."""
+
+from __future__ import annotations
+
+import io
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from typing import NamedTuple
+
+import pytest
+
+from agentgit import cli
+
+
+class Ran(NamedTuple):
+    """What a command wrote, and its exit code."""
+
+    out: str
+    err: str
+    code: int
+
+
+def run(*words: object, stdin: str | io.TextIOBase = "") -> Ran:
+    """Run a command of agentgit to its end.
+
+    Args:
+        words: The command, its arguments and options.
+        stdin: What it reads from standard input.
+    """
+    stdout, stderr = _stream(), _stream()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
+        patch.setattr(sys, "argv", ["agentgit", *map(str, words)])
+        patch.setattr(sys, "stdin", io.StringIO(stdin) if isinstance(stdin, str) else stdin)
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    return Ran(_written(stdout), _written(stderr), int(ended.value.code or 0))
+
+
+def _stream() -> io.TextIOWrapper:
+    """Make a stream that takes text and bytes, as a pipe does."""
+    return io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="", write_through=True)
+
+
+def _written(stream: io.TextIOWrapper) -> str:
+    assert isinstance(stream.buffer, io.BytesIO)
+    return stream.buffer.getvalue().decode("utf-8")

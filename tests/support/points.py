@@ -1,0 +1,156 @@
+"""Places inside agentgit at which tests let something happen: somebody else comes in, a process dies, a disk is full.
+
+Tests name a point, and `faults` acts there; what the library calls it stands in this file alone. A point is a function
+or a method that is about to run, or has just run; at the end stand limits and settings.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, NamedTuple
+
+
+class Point(NamedTuple):
+    """A place in agentgit.
+
+    Args:
+        module: The module, below `agentgit`.
+        path: The function or method in it.
+    """
+
+    module: str
+    path: str
+
+    @property
+    def owner(self) -> Any:
+        """The module or class that has the function."""
+        found: Any = importlib.import_module(f"agentgit.{self.module}")
+        for name in self.path.split(".")[:-1]:
+            found = getattr(found, name)
+        return found
+
+    @property
+    def name(self) -> str:
+        """The name of the function there."""
+        return self.path.rpartition(".")[2]
+
+    @property
+    def place(self) -> tuple[Any, str]:
+        """The module or class, and the name there, for `getattr` and `setattr`."""
+        return self.owner, self.name
+
+
+# -- the database
+
+EVERY_READ = Point("store.database", "Database.reading")
+EVERY_WRITE = Point("store.database", "Database.write")
+DELETE_THREAD = Point("store.threads.graph_store", "GraphStore.delete_thread")
+READ_STATE = Point("store.threads.graph_store", "GraphStore.read_state")
+FIND_STATE = Point("store.threads.graph_store", "GraphStore.find")
+READ_VALUE = Point("store.objects.content", "Content.get")
+READ_VALUES = Point("store.objects.blobs", "Blobs.get_many")
+READ_MESSAGES = Point("store.threads.graph_store", "GraphStore.messages_of")
+
+# -- turns and calls
+
+SAVE_STATE = Point("saver.saver", "SQLModelSaver.put")
+SAVE_TASK = Point("saver.saver", "SQLModelSaver.put_writes")
+STORE_CHECKPOINT = Point("store.records.checkpoints", "CheckpointStore.add")
+BEGIN_TURN = Point("agents.turn.turn", "Turn.begin")
+AUTHORIZE_CALL = Point("agents.turn.call_interceptor", "CallInterceptor.authorize")
+RECORD_CALL = Point("agents.turn.recorder", "Recorder._end")
+WRITE_INTENT = Point("store.records.journal", "Journal.intend")
+WRITE_OUTCOME = Point("store.records.journal", "Journal.end")
+MOVE_CALL = Point("store.records.journal", "Journal.move")
+"""A recorded call gets another status."""
+RECOVER_DEAD_TURN = Point("store.store", "Store.recover")
+
+# -- rollbacks and switches
+
+BEGIN_OPERATION = Point("store.records.operations", "OperationStore.begin")
+WORK_ON_WORLD = Point("rollback.executor", "Executor.work")
+UNDO_CALL = Point("rollback.executor", "Executor._undo")
+REPEAT_CALL = Point("rollback.executor", "Executor._run")
+PUBLISH_OPERATION = Point("rollback.finish", "Finisher.end")
+OPEN_NEW_BRANCH = Point("rollback.finish", "Finisher.branch")
+FINISH_OPERATION = Point("rollback.engine", "RollbackEngine._proceed")
+LOCK_SESSION = Point("store.records.sessions", "SessionStore.lock")
+SET_CURRENT_BRANCH = Point("store.records.sessions", "SessionStore.set_current")
+READ_BRANCHES = Point("store.records.sessions", "SessionStore.branches")
+READ_LINEAGE = Point("store.records.sessions", "SessionStore.lineage")
+
+# -- merges and imports
+
+RUN_MERGED_NODE = Point("agents.merge.merging", "PregelNode")
+PUBLISH_MERGE = Point("agents.merge.merging", "MergeCommit._publish")
+MOVE_STAGED_ROWS = Point("store.threads.staging", "move_new")
+LOOK_FOR_IMPORTED = Point("agents.importing.commit", "ImportCommit.find")
+READ_BACK_IMPORTED = Point("agents.importing.thread", "_Checker.get_tuple")
+COMPARE_IMPORTED = Point("agents.importing.thread", "ThreadImport._differences")
+LAND_IMPORTED = Point("agents.importing.commit", "ImportCommit.land")
+LAND_IMPORTED_ROWS = Point("agents.importing.commit", "ImportCommit._land")
+LAND_IMPORTED_BRANCH = Point("agents.importing.commit", "ImportCommit._branch")
+
+# -- sessions, users, webhooks, upkeep
+
+BEGIN_FROM_TEMPLATE = Point("store.queries.templates", "begin")
+COMPARE_WITH_TEMPLATE = Point("store.queries.templates", "require_same")
+ERASE_LAST_ADMIN = Point("store.maintenance.erasure", "_require_alone")
+END_SHARED_LINKS = Point("store.records.session_access", "delete")
+THIN_OUT = Point("repository.maintenance", "Maintenance._thin_all")
+NUMBER_EVENT = Point("store.audit.trail", "_next")
+READ_EVENT = Point("store.audit.trail", "Trail.at")
+REMOVE_WEBHOOK = Point("store.audit.outbox", "delete")
+GRANT_RIGHTS = Point("store.schema.roles", "_grant")
+
+# -- files
+
+KEEP_FILES = Point("rollback.workspace_adapter", "WorkspaceKeeper.before")
+BRING_FILES = Point("rollback.workspace_adapter", "WorkspaceKeeper.bring")
+RELEASE_SNAPSHOTS = Point("rollback.workspace_adapter", "WorkspaceKeeper.release")
+RELEASE_ALL_SNAPSHOTS = Point("rollback.files", "RollbackFiles.release_all")
+WRITE_TREE = Point("workspace.engines.git", "GitTrees.write")
+HASH_FILE = Point("workspace.scan.scan", "digest_of")
+ENTER_SNAPSHOT = Point("workspace.catalog", "Catalog.enter")
+BEGIN_RESTORE = Point("workspace.catalog", "Catalog.begin")
+RUN_RESTORE = Point("workspace.restore", "Restore.run")
+WRITE_FILE = Point("workspace.disk.disk", "Disk.put")
+REMOVE_FILE = Point("workspace.disk.disk", "Disk.unlink")
+MAKE_FOLDER = Point("workspace.disk.disk", "Disk.make_folder")
+HIDE_FILE = Point("workspace.disk.single_file", "DirectoryEntry._hide")
+GIVE_FILE_BACK = Point("workspace.disk.single_file", "DirectoryEntry._give_back")
+REMOVE_OLD_FILE = Point("workspace.disk.single_file", "remove_file")
+RENAME_FILE = Point("workspace.disk.atomic_file", "system_call")
+"""A rename by a system call that can exchange two files; it returns the number of the error, or 0."""
+END_RESTORE = Point("workspace.catalog", "Catalog.end")
+
+
+def is_exchange(arguments: tuple[Any, ...]) -> bool:
+    """Return whether these are the arguments of a `RENAME_FILE` that exchanges two files."""
+    return bool(arguments[-1] == importlib.import_module("agentgit.workspace.disk.atomic_file").EXCHANGE)
+
+
+# -- how long and how much
+
+POOL_SECONDS = Point("store.sql.postgres", "POOL_SECONDS")
+IDLE_SECONDS = Point("store.sql.postgres", "IDLE_SECONDS")
+SECONDS_PER_LEASE = Point("store.sql.process", "PER_LEASE")
+EVENTS_THAT_WAIT = Point("store.audit.bus", "MOST")
+LAST_SECONDS_OF_CALLBACKS = Point("store.audit.bus", "LAST_SECONDS")
+SECONDS_OF_WEBHOOKS = Point("repository.webhook_sender", "SECONDS")
+FIRST_PAUSE_OF_WEBHOOKS = Point("store.audit.outbox", "FIRST_PAUSE")
+FIRST_PAUSE_OF_LOGINS = Point("store.records.login_attempts", "FIRST_PAUSE")
+SECONDS_BETWEEN_LOOKS_OF_FEEDS = Point("web.event_stream", "POLL_SECONDS")
+
+# -- what this process is
+
+NAME_OF_MACHINE = Point("store.sql.process", "_here")
+OPENTELEMETRY = Point("tracing", "_api")
+FOLDS_OF_DELTA_CHANNELS = Point("saver.config", "folds")
+NEW_ID_OF_EVENT = Point("store.audit.trail", "new_id")
+PASSWORD_HASHER = Point("auth.credentials", "_hasher")
+HASH_OF_NOBODY = Point("auth.credentials", "_of_nobody")
+SHOW_BESIDE_MAGIC = Point("notebook.magics", "_show")
+LIST_CHECKPOINTS_TOOL = Point("mcp.write_tools", "WriteTools.list_checkpoints")
+FOLDER_OF_MIGRATIONS = Point("store.schema.migrations", "folder")
+NEWEST_SCHEMA = Point("store.schema.schema", "REVISION")

@@ -1,0 +1,18 @@
+"""The names by which functions are recorded (T3)."""
+
+from shells import Notebook
+
+from agentgit.effects.function_names import name_of
+
+
+def cancel(args, result, log=None): ...
+
+
+def test_t3_source_counts_in_main_only(monkeypatch):
+    """T3: outside of `__main__` the module says which program a function is of; its source may change."""
+    notebook = Notebook(monkeypatch)
+    notebook.run("class Desk:\n    def __call__(self, args, result): ...\n\ndef undo(args, result): ...\n")
+    assert name_of(notebook.main.undo).source != name_of(notebook.main.Desk()).source is not None
+    exec("def bare(args, result): ...", vars(notebook.main))  # noqa: S102  # as in a shell that keeps no source
+    assert str(name_of(notebook.main.bare)) == "__main__:bare"
+    assert name_of(cancel).source is None

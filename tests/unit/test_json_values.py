@@ -1,0 +1,56 @@
+"""What tools get and give, as JSON: it is written whatever it is, and comes back equal where JSON has it."""
+
+import io
+import itertools
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentgit.values import from_json, portable, to_json
+
+
+@dataclass
+class Circle:
+    inside: object = None
+
+
+class Nasty:
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+
+def test_portable_never_raises_and_consumes_nothing():
+    """D1: whatever a tool gets or gives, recording it changes nothing of it and cannot fail."""
+    circle: list = []
+    circle.append(circle)
+    loop = Circle()
+    loop.inside = loop
+    deep: list = []
+    for _ in range(5000):
+        deep = [deep]
+    lines, file = iter(["a", "b"]), io.BytesIO(b"hello")
+    values = [
+        circle, loop, deep, Nasty(), {Nasty(): 1, (1, 2): 2, frozenset({3}): 3, None: 4}, lines, file,
+        itertools.count(), map(str, [1]), float("nan"), float("inf"), b"\xff", 10**400, "\ud800", {"\ud800": "\0"},
+        object, len, {1, 2},
+    ]  # fmt: skip
+    for value in values:
+        from_json(to_json(value))
+    assert list(lines) == ["a", "b"]
+    assert file.read() == b"hello"
+    assert portable(float("nan")) == "nan"
+    assert portable({None: 1, 2: 3}) == {"null": 1, "2": 3}
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(json_values)
+def test_what_json_has_is_recorded_as_it_is(value):
+    """D1: plain arguments and results come back equal, whatever their text."""
+    assert from_json(to_json(value)) == value

@@ -1,0 +1,41 @@
+"""The slash commands of the chat: what a line means, and what is said of a wrong one (C7)."""
+
+import re
+
+import pytest
+
+from agentgit import InvalidInput, NotFound
+from agentgit.cli import slash
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "said"),
+    [
+        ("/checkpont list", NotFound, "/checkpoint list"),
+        ("/checkpoint frob", NotFound, "/checkpoint restore"),
+        ("/rollbak x", NotFound, "/rollback"),
+        ("/", NotFound, "/help"),
+        ("/undo 0", InvalidInput, "not a positive number"),
+        ("/undo two", InvalidInput, "/undo [N]"),
+        ("/undo " + "9" * 5000, InvalidInput, "not a positive number"),
+        ("/rollback", InvalidInput, "Usage: /rollback PLACE [--force] [--yes]"),
+        ("/rollback before payment", InvalidInput, "quotes"),
+        ("/rollback 'before", InvalidInput, "quote"),
+        ("/tree --all", InvalidInput, "/tree has no --all"),
+        ("/undo --yes=1", InvalidInput, "--yes=1"),
+        ("/switch main --sync", InvalidInput, "needs a value"),
+    ],
+)
+def test_c7_a_wrong_command_says_what_is_right(line, error, said):
+    """C7, bad input: an unknown command tells the near ones, a wrong one its usage."""
+    with pytest.raises(error, match=re.escape(said)):
+        slash.parse(line).number()
+
+
+def test_c7_commands_have_other_words_too():
+    """C7: `save` is `create`, `/checkpoint` alone lists; case and the place of options do not matter."""
+    assert slash.parse("/Checkpoint SAVE Name").form.name == "checkpoint create"
+    assert slash.parse("/checkpoint").form.name == "checkpoint list"
+    assert slash.parse("/checkpoint create Name 'two words'").words == ["Name", "two words"]
+    order = slash.parse("/switch --sync=world -y main")
+    assert (order.words, dict(order.options)) == (["main"], {"--sync": "world", "--yes": ""})

@@ -1,0 +1,30 @@
+"""What models used, added up and read from headers: pure (W12)."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentgit.sessions.stats import UsedTokens, added, beyond, cost_of
+from agentgit.store.threads import token_usage
+
+TOKENS = st.tuples(*[st.integers(0, 10**9)] * 5).map(lambda n: UsedTokens(n[0], n[1] + n[3] + n[4], *n[2:]))
+
+
+COUNTS = st.dictionaries(st.text(max_size=3), TOKENS, max_size=4)
+
+
+@given(COUNTS, COUNTS)
+def test_w12_what_came_after_is_the_sum_without_what_was_before(before, after):
+    """W12: usage adds up, and taking the earlier part away leaves the later one."""
+    together = added([before, after])
+    assert beyond(together, before) == {model: tokens for model, tokens in after.items() if any(tokens)}
+    assert cost_of(together, {"*": (2, 3, 1)}) == pytest.approx(
+        cost_of(before, {"*": (2, 3, 1)}) + cost_of(after, {"*": (2, 3, 1)})
+    )
+
+
+@pytest.mark.parametrize("junk", ["x", 5, {"m": 5}, {"m": "abc"}, {"m": [1, "2", None, -3, True, 9, 9]}], ids=str)
+def test_bad_input_what_a_header_says_is_no_usage(junk):
+    """Bad input: a header that was imported and says nonsense of what was used counts nothing, and breaks nothing."""
+    found = token_usage.read({"usage": junk})
+    assert all(type(n) is int and n >= 0 for tokens in found.values() for n in tokens)
