@@ -59,7 +59,7 @@ def world_text(world: World, track) -> str:
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-async def test_d3_async_records_the_same(kind, repo, world):
+async def test_d3_async_runs_record_what_invoke_records(kind, repo, world):
     """D3: ainvoke, astream and astream_events record what invoke records."""
     agent = repo.wrap(GRAPHS[kind](scripted(*STORY, "bye"), world.tools()), "s", effects=world.effects())
     await agent.ainvoke(say("order a chair"))
@@ -71,8 +71,8 @@ async def test_d3_async_records_the_same(kind, repo, world):
     assert kinds_of(agent) == ["before", "after"] * 3
 
 
-def test_d3_wrapping_leaves_the_graph_as_it_was(repo, world):
-    """D3: the graph that was given still runs without a saver, and records nothing."""
+def test_d3_wrapping_leaves_the_given_graph_unchanged(repo, world):
+    """D3: the given graph still runs without a saver and records nothing."""
     graph = tool_node_graph(scripted(*STORY), world.tools())
     before = dict(vars(graph))
     tools = graph.nodes["tools"].bound.tools_by_name["add"]
@@ -84,8 +84,8 @@ def test_d3_wrapping_leaves_the_graph_as_it_was(repo, world):
     assert len(agent.tool_track()) == 2
 
 
-def test_d3_it_streams_as_the_graph_streams(repo, world):
-    """D3: the wrapped graph gives the same chunks as the graph itself."""
+def test_d3_a_wrapped_graph_streams_like_the_plain_graph(repo, world):
+    """D3: the wrapped graph streams updates of the same nodes in the same order as the plain graph."""
 
     def names(chunks) -> list[str]:
         return [name for chunk in chunks for name in chunk]
@@ -96,24 +96,24 @@ def test_d3_it_streams_as_the_graph_streams(repo, world):
     assert names(wrapped) == names(plain) == ["model", "tools", "model"]
 
 
-def test_d3_a_graph_with_another_saver_keeps_working(repo, world):
-    """D3: a graph compiled with its own saver runs through ours, and its own saver sees nothing."""
+def test_d3_a_graph_compiled_with_another_saver_still_runs(repo, world):
+    """D3: a graph compiled with another saver runs through ours, and the other saver stores nothing."""
     own = InMemorySaver()
     agent = repo.wrap(tool_node_graph(scripted("hello"), world.tools(), own), "s", effects=world.effects())
     assert agent.run("hi") == "hello"
     assert list(own.list(None)) == []
 
 
-def test_d3_batch_is_one_turn_after_the_other(repo, world):
-    """D3: inputs of a batch belong to one conversation, so they never run at once."""
+def test_d3_batch_runs_its_inputs_one_after_another(repo, world):
+    """D3: batch runs its inputs as consecutive turns of one conversation."""
     agent = repo.wrap(tool_node_graph(scripted("one", "two"), []), "s")
     answers = agent.batch([say("a"), say("b")])
     assert [a["messages"][-1].content for a in answers] == ["one", "two"]
     assert kinds_of(agent) == ["before", "after"] * 2
 
 
-def test_d3_an_interrupt_is_a_pause_and_the_same_call_goes_on(repo, world):
-    """D3: a tool that asks a person is paused, not failed; answered, it is one invocation, done once."""
+def test_d3_an_interrupted_call_is_paused_and_resumed_as_one_invocation(repo, world):
+    """D3: a tool call that asks a person is paused; after the answer it is done once, as the same invocation."""
     graph = tool_node_graph(scripted(calls(call("add_if_approved", item="sofa")), "done"), world.tools())
     agent = repo.wrap(graph, "s", effects=world.effects())
     asked = agent.invoke(say("order a sofa"))
@@ -127,7 +127,7 @@ def test_d3_an_interrupt_is_a_pause_and_the_same_call_goes_on(repo, world):
     assert kinds_of(agent) == ["before", "after"]
 
 
-def test_d3_an_interrupt_can_be_answered_otherwise_on_a_fork(repo, world):
+def test_d3_a_fork_answers_a_pending_interrupt_independently(repo, world):
     """D3: a fork of a waiting branch asks again, and each branch keeps its own answer."""
     graph = tool_node_graph(scripted(calls(call("add_if_approved", item="sofa")), "done"), world.tools())
     agent = repo.wrap(graph, "s", effects=world.effects())
@@ -140,8 +140,10 @@ def test_d3_an_interrupt_can_be_answered_otherwise_on_a_fork(repo, world):
     assert world.items == ["sofa"]
 
 
-def test_errors_are_recorded_as_they_were(repo, world):
-    """D1: a tool that raised is on the track with its error; a reversible one is unknown, for it may have acted."""
+def test_a_tool_that_raises_is_recorded_as_unknown_with_its_error(repo, world):
+    """D1: a reversible tool that raises is on the track with its error and the status unknown, because it may have
+    acted.
+    """
     graph = tool_node_graph(
         scripted(calls(call("fail", why="no stock")), "sorry"), world.tools(), handle_tool_errors=True
     )
@@ -151,8 +153,8 @@ def test_errors_are_recorded_as_they_were(repo, world):
     assert (only.status, only.error_message, only.result) == ("unknown", "RuntimeError: no stock", None)
 
 
-def test_a_turn_that_raised_leaves_the_branch_usable(repo, world):
-    """D1: after a failed turn there is no end checkpoint, the branch is free, and going on is possible."""
+def test_a_failed_turn_leaves_the_branch_usable(repo, world):
+    """D1: after a failed turn the branch is free, has no end checkpoint and accepts a new checkpoint."""
     graph = tool_node_graph(scripted(calls(call("fail", why="boom")), "well"), world.tools())
     agent = repo.wrap(graph, "s", effects=world.effects())
     with pytest.raises(RuntimeError, match="boom"):
@@ -164,8 +166,10 @@ def test_a_turn_that_raised_leaves_the_branch_usable(repo, world):
     assert saved.get_tool_track_position() == 0
 
 
-def test_results_are_what_tools_returned_and_not_their_text(repo):
-    """D1: an undo gets the value itself: a text that looks like a number stays a text, an object becomes plain data."""
+def test_results_are_recorded_as_values_and_not_as_text(repo):
+    """D1: the record keeps a tool's value: text that looks like a number stays text, and an object becomes plain
+    data.
+    """
     from pydantic import BaseModel
 
     class Order(BaseModel):
@@ -192,8 +196,8 @@ def test_results_are_what_tools_returned_and_not_their_text(repo):
     assert [c.result for c in agent.tool_track()] == ["123", {"number": 7}, ["made it", {"id": 9}]]
 
 
-def test_a_tool_called_by_a_tool_is_recorded_after_it(repo):
-    """D3: tools that call tools are on the track too, at the place of the one that called."""
+def test_a_tool_called_by_a_tool_is_recorded_after_its_caller(repo):
+    """D3: a tool called by another tool is on the track right after its caller."""
 
     @tool
     def inner(n: int) -> int:
@@ -216,8 +220,8 @@ def test_a_tool_called_by_a_tool_is_recorded_after_it(repo):
     assert [(c.tool_name, c.result) for c in agent.tool_track()] == [("outer", 20), ("inner", 2), ("last", "last")]
 
 
-def test_parallel_calls_have_the_order_of_the_ai_message(repo):
-    """D3: who finished first does not matter; the AI message decides the positions."""
+def test_parallel_calls_are_recorded_in_the_order_of_the_ai_message(repo):
+    """D3: the AI message decides the positions of parallel calls, whichever finishes first."""
     slow_may_go = threading.Event()
 
     @tool
@@ -239,8 +243,8 @@ def test_parallel_calls_have_the_order_of_the_ai_message(repo):
         assert [c.tool_name for c in agent.tool_track()] == ["slow", "fast"]
 
 
-def test_call_ids_that_repeat_every_turn_do_not_mix_the_turns(repo, world):
-    """D1: models that number their calls anew each time still give one track in order."""
+def test_call_ids_repeated_in_every_turn_keep_the_track_in_order(repo, world):
+    """D1: a model that reuses call ids in every turn still produces one ordered track."""
     model = scripted(
         calls(call("add", "call_1", item="a")), calls(call("add", "call_1", item="b"), call("add", "call_2", item="c")),
         "ok", calls(call("add", "call_1", item="d")), "ok",
@@ -268,14 +272,14 @@ def test_a6_a_turn_has_a_checkpoint_before_and_after(repo, world):
     assert after.metadata["description"] == "a chair"
 
 
-def test_a6_the_message_stream_carries_the_restore_point(repo, world):
-    """A6: a user message without an id gets one, which is the restore point's."""
+def test_a6_a_message_without_an_id_receives_the_restore_point_id(repo, world):
+    """A6: a user message without an id receives the id of its restore point."""
     agent = repo.wrap(tool_node_graph(scripted("hello"), []), "s")
     answer = agent.invoke(say("hi"))
     assert answer["messages"][0].id == agent.checkpoints()[0].metadata["restore_point"]
 
 
-def test_a6_tool_checkpoints_lie_after_whole_batches(repo, world):
+def test_a6_tool_checkpoints_follow_whole_batches(repo, world):
     """A6: auto_checkpoint="tool" adds one after each finished batch, never between a call and its result."""
     agent = repo.wrap(
         tool_node_graph(scripted(*STORY), world.tools()), "s", effects=world.effects(), auto_checkpoint="tool"
@@ -292,8 +296,8 @@ def test_a6_tool_checkpoints_lie_after_whole_batches(repo, world):
 
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
-def test_a6_tool_checkpoints_are_right_in_every_durability_mode(durability, repo, world):
-    """A6: however late LangGraph saves, a checkpoint's position fits its conversation."""
+def test_a6_tool_checkpoints_are_correct_in_every_durability_mode(durability, repo, world):
+    """A6: a checkpoint's position matches its conversation, however late LangGraph saves."""
     model = scripted(*(calls(call("add", item=str(n))) for n in range(6)), "ok")
     agent = repo.wrap(tool_node_graph(model, world.tools()), "s", effects=world.effects(), auto_checkpoint="tool")
     agent.invoke(say("go"), durability=durability)
@@ -303,8 +307,8 @@ def test_a6_tool_checkpoints_are_right_in_every_durability_mode(durability, repo
 
 
 @pytest.mark.parametrize(("auto", "positions"), [("tool:1", [1, 3, 4, 5]), ("tool:2", [3, 4]), ("tool:5", [5])])
-def test_c6_checkpoints_every_so_many_tool_calls(auto, positions, repo, world):
-    """C6: "tool:n" makes one after the batch with every n-th call, also where a later turn makes that call."""
+def test_c6_a_checkpoint_is_made_after_every_nth_tool_call(auto, positions, repo, world):
+    """C6: "tool:n" makes a checkpoint after the batch with every n-th call, counted across turns."""
     add = call("add", item="x")
     story = [calls(add), calls(add, add), "done", calls(add), calls(add), "done"]
     for _ in range(2):  # a new agent each time, as in a program that is started again
@@ -316,23 +320,23 @@ def test_c6_checkpoints_every_so_many_tool_calls(auto, positions, repo, world):
 
 
 @pytest.mark.parametrize("auto", ["tool:0", "tool:-1", "tool:", "tools", "", 0, -1, True, None, 1.5])
-def test_c6_an_interval_that_means_nothing_is_refused(auto, repo):
-    """C6: what is no interval is refused before anything is made, and the error says what can be given."""
+def test_c6_an_invalid_interval_is_refused(auto, repo):
+    """C6: an invalid interval is refused before a session exists, and the error says what is allowed."""
     with pytest.raises(InvalidInput, match="'off' or a number of turns"):
         repo.wrap(tool_node_graph(scripted("hi"), []), "s", auto_checkpoint=auto)
     assert repo.sessions() == []
 
 
 @pytest.mark.parametrize(("auto", "kinds"), [("off", []), (2, ["after", "after"]), (3, ["after"])])
-def test_a6_checkpoints_every_so_many_turns_or_never(auto, kinds, repo):
-    """A6, C6: a number makes one after every n-th turn, also across restarts; "off" makes none."""
+def test_a6_a_checkpoint_is_made_after_every_nth_turn_or_never(auto, kinds, repo):
+    """A6, C6: a number makes a checkpoint after every n-th turn, also across restarts; "off" makes none."""
     for n in range(5):  # a new agent each time, as in a program that is started again
         agent = repo.wrap(tool_node_graph(scripted(*"abcde"), []), "s", auto_checkpoint=auto)
         agent.run(str(n))
     assert kinds_of(agent) == kinds
 
 
-def test_named_checkpoints_at_any_time(repo):
+def test_a_named_checkpoint_keeps_its_name_description_and_data(repo):
     """A6: a named checkpoint keeps its name, description and data, and is not automatic."""
     agent = repo.wrap(tool_node_graph(scripted("hello"), []), "s", auto_checkpoint="off")
     empty = agent.checkpoint()
@@ -345,8 +349,8 @@ def test_named_checkpoints_at_any_time(repo):
     assert [p.id for p in agent.checkpoints()] == [empty.id, named.id]
 
 
-def test_d1_a_restarted_program_goes_on_where_it_was(tmp_path, world):
-    """D1: everything is in the database: a second process continues the current branch."""
+def test_d1_a_reopened_repository_continues_the_current_branch(tmp_path, world):
+    """D1: everything is in the database: a reopened repository continues the current branch."""
     graph = tool_node_graph(scripted(*STORY), world.tools())
     with agentgit.open(tmp_path / "x.db") as repo:
         repo.wrap(graph, "s", effects=world.effects()).run("order a chair")
@@ -358,8 +362,8 @@ def test_d1_a_restarted_program_goes_on_where_it_was(tmp_path, world):
         assert agent.state["messages"][-1].content == "a table"
 
 
-def test_state_beside_the_messages_is_captured(repo, world):
-    """D1: the other values of the state are in the checkpoint, the bookkeeping of LangGraph is not."""
+def test_state_values_other_than_messages_are_captured(repo, world):
+    """D1: a checkpoint holds the other values of the state, but not LangGraph's bookkeeping."""
     agent = repo.wrap(GRAPHS["nested"](scripted("hi", "ho"), world.tools()), "s", effects=world.effects())
     agent.run("a")
     agent.run("b")
@@ -369,8 +373,8 @@ def test_state_beside_the_messages_is_captured(repo, world):
     assert len(list(agent.get_state_history())) > 2
 
 
-def test_update_state_is_a_turn_without_a_message(repo):
-    """D3: update_state behaves as on the graph, on the branch's thread."""
+def test_update_state_makes_one_checkpoint_and_no_restore_point(repo):
+    """D3: update_state changes the branch's thread as on the graph, and makes one checkpoint."""
     agent = repo.wrap(tool_node_graph(scripted("hello"), []), "s")
     agent.run("hi")
     agent.update_state(None, {"messages": [AIMessage("psst")]}, as_node="model")
@@ -378,8 +382,8 @@ def test_update_state_is_a_turn_without_a_message(repo):
     assert kinds_of(agent) == ["before", "after", "after"]
 
 
-async def test_every_verb_has_a_twin_that_does_not_block(repo, world):
-    """D3: each verb that does IO has an `a` twin that gives the same."""
+async def test_agent_verbs_have_async_twins_with_equal_results(repo, world):
+    """D3: each agent verb that does IO has an `a` twin with the same result."""
     agent = repo.wrap(tool_node_graph(scripted("hello", "again"), world.tools()), "s", effects=world.effects())
     assert await agent.arun("hi") == "hello"
     await agent.acheckpoint("x")
@@ -398,8 +402,8 @@ async def test_every_verb_has_a_twin_that_does_not_block(repo, world):
     assert (await main.aundo()).branch.name == "main-3"
 
 
-async def test_cancelled_turns_say_that_nobody_knows(repo, world):
-    """D3: a task that is cancelled inside a tool leaves that call unknown, and the branch free."""
+async def test_a_cancelled_tool_call_is_recorded_as_unknown(repo, world):
+    """D3: a task cancelled inside a tool leaves that call unknown and the branch free."""
     started = asyncio.Event()
 
     @tool
@@ -422,8 +426,8 @@ async def test_cancelled_turns_say_that_nobody_knows(repo, world):
 # -- bad input
 
 
-def test_two_agents_on_one_branch_get_a_clear_conflict(repo, world):
-    """Bad input: the second agent on a branch is told, runs nothing, and can go on after switch()."""
+def test_a_second_agent_on_a_moved_branch_raises_a_conflict(repo, world):
+    """Bad input: an agent behind its branch raises Conflict, runs nothing, and works again after switch()."""
     first = repo.wrap(tool_node_graph(scripted("one", "two", "three"), []), "s")
     second = repo.wrap(tool_node_graph(scripted("one", "two", "three"), []), "s")
     first.run("a")
@@ -434,8 +438,8 @@ def test_two_agents_on_one_branch_get_a_clear_conflict(repo, world):
     assert len(second.history()) == 4
 
 
-def test_a_branch_that_runs_cannot_be_run_twice(repo):
-    """Bad input: while one turn is running, another one is refused, and a fork may go its own way."""
+def test_a_running_branch_refuses_a_second_turn(repo):
+    """Bad input: a second turn is refused while one is running, but a fork can run."""
     agent = repo.wrap(tool_node_graph(scripted("one", "two"), []), "s")
     stream = agent.stream(say("a"))
     next(stream)
@@ -448,7 +452,7 @@ def test_a_branch_that_runs_cannot_be_run_twice(repo):
 
 
 def test_bad_graphs_effects_and_options_are_refused(repo, world):
-    """Bad input: each says what to do instead, and no session is made."""
+    """Bad input: each error says what is wrong, and no session is made."""
     uncompiled = StateGraph(MessagesState)
     uncompiled.add_node("model", lambda state: state)
     uncompiled.add_edge(START, "model")
@@ -468,7 +472,7 @@ def test_bad_graphs_effects_and_options_are_refused(repo, world):
 
 
 def test_bad_configs_and_names_are_refused(repo):
-    """Bad input: a foreign thread, the middle of a branch, an empty name, an unknown branch."""
+    """Bad input: a foreign thread, a checkpoint id, an empty name and an unknown branch are refused."""
     agent = repo.wrap(tool_node_graph(scripted("hi"), []), "s")
     with pytest.raises(InvalidInput, match="thread_id"):
         agent.invoke(say("a"), {"configurable": {"thread_id": "mine"}})
@@ -482,7 +486,7 @@ def test_bad_configs_and_names_are_refused(repo):
 
 
 def test_effects_declared_on_tools_are_used(repo):
-    """W3: a decorated tool needs no entry in effects; what the user declares there wins."""
+    """W3: a decorated tool needs no entry in effects; an entry there takes precedence."""
 
     @tool
     @effect("read_only")
@@ -502,7 +506,7 @@ def test_effects_declared_on_tools_are_used(repo):
     assert [c.effect for c in agent.tool_track()] == ["read_only", "idempotent"]
 
 
-def test_hostile_text_comes_back_as_it_was(repo):
+def test_hostile_text_is_stored_and_returned_unchanged(repo):
     """D1: NUL, lone surrogates, escape sequences and megabytes in messages, names and arguments survive."""
     nasty = "a\0b\x1b[31m\ud800 '; DROP TABLE checkpoint; --" + "x" * 1_000_000
 

@@ -113,8 +113,8 @@ def go_on(run: Any, said: dict[str, str], *, by_id: bool) -> list[str]:
         ("buy", ("no", "no"), False),
     ],
 )
-def test_d3_each_of_two_approvals_gets_its_answer(repo, shop, name, said, by_id):
-    """D3: two calls of a batch ask; each gets what was said to its question, whatever was said, sync and async."""
+def test_d3_each_of_two_approvals_receives_its_answer(repo, shop, name, said, by_id):
+    """D3: two calls of a batch ask, and each receives the answer to its question, sync and async."""
     agent = repo.wrap(shop.graph(*(call(name, item=item) for item in "ab")), "s", effects=EFFECTS)
     run = agent.invoke if name == "buy" else lambda given: asyncio.run(agent.ainvoke(given))
     order = go_on(run, dict(zip("ab", said, strict=True)), by_id=by_id)
@@ -130,8 +130,8 @@ def test_d3_each_of_two_approvals_gets_its_answer(repo, shop, name, said, by_id)
         *(("async", said) for said in (("yes", "no", "no"), ("no", "yes", "no"), ("no", "no", "yes"))),
     ],
 )
-def test_d3_each_of_three_approvals_gets_its_answer(repo, shop, said, mode):
-    """D3: with three calls no answer is taken by a call that asked something else, and each question comes once."""
+def test_d3_each_of_three_approvals_receives_its_answer(repo, shop, said, mode):
+    """D3: with three calls each question is asked once, and no call takes another call's answer."""
     agent = repo.wrap(shop.graph(*(call("buy", item=item) for item in ITEMS)), "s", effects=EFFECTS)
     run = agent.invoke if mode == "sync" else lambda given: asyncio.run(agent.ainvoke(given))
     order = go_on(run, dict(zip(ITEMS, said, strict=True)), by_id=True)
@@ -140,8 +140,8 @@ def test_d3_each_of_three_approvals_gets_its_answer(repo, shop, said, mode):
 
 
 @pytest.mark.parametrize("by_id", [True, False])
-def test_d3_answers_find_their_calls_after_a_restart(repo, shop, by_id):
-    """D3: the database is opened anew before each answer, and each answer finds its call."""
+def test_d3_answers_reach_their_calls_after_a_restart(repo, shop, by_id):
+    """D3: each answer reaches its call although the database is reopened before every answer."""
     url, said = backend.url(repo), {"a": "yes", "b": "no", "c": "yes"}
     graph = shop.graph(*(call("buy", item=item) for item in ITEMS))
     result = repo.wrap(graph, "s", effects=EFFECTS).invoke(say())
@@ -153,8 +153,8 @@ def test_d3_answers_find_their_calls_after_a_restart(repo, shop, by_id):
     assert sorted(shop.done) == ["a", "c"]
 
 
-def test_d3_the_call_that_asks_first_does_not_take_the_answer_of_another(repo, shop):
-    """D3: the call whose question was shown gets the answer, though another one asks before it this time."""
+def test_d3_a_call_that_asks_first_does_not_take_another_calls_answer(repo, shop):
+    """D3: the call whose question was shown receives the answer, even if another call asks first on resume."""
     agent = repo.wrap(shop.graph(call("buy", item="a"), call("buy", item="b")), "s", effects=EFFECTS)
     result = agent.invoke(say())
     assert shown(result) == {"buy": "a"}
@@ -167,8 +167,8 @@ def test_d3_the_call_that_asks_first_does_not_take_the_answer_of_another(repo, s
 
 
 @pytest.mark.parametrize("by_id", [True, False])
-def test_d3_a_call_that_asks_twice_gets_both_its_answers(repo, shop, by_id):
-    """D3: a call keeps the answer to its first question while others of its batch, and its own second one, wait."""
+def test_d3_a_call_that_asks_twice_receives_both_answers(repo, shop, by_id):
+    """D3: a call keeps its first answer while its second question and other calls of the batch wait."""
     wanted = call("move", item="x"), call("buy", item="a"), call("move", item="y")
     agent = repo.wrap(shop.graph(*wanted), "s", effects=EFFECTS)
     said = {("from", "x"): "attic", ("to", "x"): "cellar", ("from", "y"): "hall", ("to", "y"): "yard"}
@@ -181,7 +181,7 @@ def test_d3_a_call_that_asks_twice_gets_both_its_answers(repo, shop, by_id):
 
 
 def test_d3_equal_questions_are_answered_in_the_order_of_the_batch(repo, shop):
-    """D3: where calls ask the same, the first answer is the first call's."""
+    """D3: if calls ask the same question, the first answer belongs to the first call."""
     agent = repo.wrap(shop.graph(call("ask", item="a"), call("ask", item="b")), "s", effects=EFFECTS)
     agent.invoke(say())
     for answer in ("no", "yes"):
@@ -189,8 +189,8 @@ def test_d3_equal_questions_are_answered_in_the_order_of_the_batch(repo, shop):
     assert results(agent) == ["a: no", "b: yes"]
 
 
-def test_d3_a_fork_of_a_question_answers_the_call_that_asked(repo, shop):
-    """D3: on a fork made while a question waits, the calls keep their answers, and a new one finds its call."""
+def test_d3_a_fork_with_a_pending_question_answers_the_right_calls(repo, shop):
+    """D3: on a fork made while a question waits, calls keep earlier answers, and new answers reach the right calls."""
     agent = repo.wrap(shop.graph(*(call("buy", item=item) for item in ITEMS)), "s")
     agent.invoke(say())
     agent.invoke(Command(resume="yes"))
@@ -205,8 +205,8 @@ def test_d3_a_fork_of_a_question_answers_the_call_that_asked(repo, shop):
 
 @pytest.mark.parametrize("by_id", [True, False])
 @pytest.mark.parametrize("hands_on", [True, False])
-def test_d3_graphs_that_tools_run_get_the_answers_of_their_calls(repo, hands_on, by_id):
-    """D3: two calls run a graph that asks; each graph goes on with what was said to it, however its tool runs it."""
+def test_d3_graphs_run_by_tools_receive_the_answers_of_their_calls(repo, hands_on, by_id):
+    """D3: two calls each run a graph that asks, and each graph continues with its answer, with or without a config."""
     inner = StateGraph(MessagesState)
     inner.add_node("ask", lambda state: {"messages": [("ai", interrupt({"buy": state["messages"][-1].content}))]})
     asking = inner.add_edge(START, "ask").compile()
@@ -221,8 +221,8 @@ def test_d3_graphs_that_tools_run_get_the_answers_of_their_calls(repo, hands_on,
     assert results(agent) == ["yes", "no"]
 
 
-def test_d3_calls_that_ask_nobody_record_no_answers(repo, shop):
-    """D3: a call beside those that ask is done once, and nothing of answers is recorded for it."""
+def test_d3_a_call_that_asks_nothing_runs_once_beside_one_that_asks(repo, shop):
+    """D3: a call that asks nothing is done once although another call of its batch waits for an answer."""
     agent = repo.wrap(shop.graph(call("add", item="x"), call("buy", item="a")), "s", effects=EFFECTS)
     agent.invoke(say())
     agent.invoke(Command(resume="no"))

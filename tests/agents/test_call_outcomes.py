@@ -36,8 +36,8 @@ def agent_of(repo, world, *replies):
     return repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
 
 
-def test_w1_calls_that_only_read_need_no_transaction_of_their_own(repo, world):
-    """W1: a turn with five calls that only read writes as often as one with a single such call."""
+def test_w1_read_only_calls_need_no_extra_transaction(repo, world):
+    """W1: a turn with five read-only calls makes as many writes as a turn with one."""
     story = [calls(LOOK), "one", calls(*[LOOK] * 5), "five"]
     agent = agent_of(repo, world, *story)
     with faults.writes_counted() as written:
@@ -48,8 +48,8 @@ def test_w1_calls_that_only_read_need_no_transaction_of_their_own(repo, world):
     assert [step.tool_name for step in agent.tool_track()] == ["look"] * 6
 
 
-def test_w1_others_see_a_call_that_only_read_when_its_step_is_saved(repo, world):
-    """W1: what only read is on the track as soon as its step is saved, while the turn still runs."""
+def test_w1_read_only_calls_are_visible_once_their_step_is_saved(repo, world):
+    """W1: a read-only call is on the track as soon as its step is saved, while the turn still runs."""
     agent = agent_of(repo, world, calls(LOOK), calls(LOOK), "done")
     seen = []
     with agentgit.open(backend.url(repo)) as other:
@@ -59,8 +59,8 @@ def test_w1_others_see_a_call_that_only_read_when_its_step_is_saved(repo, world)
     assert seen == [1, 2]
 
 
-def test_w1_the_track_has_the_order_of_the_calls_whenever_they_were_written(repo, world):
-    """W1: calls that waited and calls that were written at once stand on the track in the order they were made."""
+def test_w1_the_track_keeps_call_order_however_calls_are_written(repo, world):
+    """W1: buffered calls and calls written at once are on the track in the order they were made."""
     agent = agent_of(repo, world, calls(LOOK, ADD, LOOK, LOOK, ADD), calls(ADD, LOOK), "done")
     agent.run("go")
     assert [step.tool_name for step in agent.tool_track()] == ["look", "add", "look", "look", "add", "add", "look"]
@@ -68,8 +68,8 @@ def test_w1_the_track_has_the_order_of_the_calls_whenever_they_were_written(repo
 
 
 @pytest.mark.long
-def test_w1_no_more_than_a_few_calls_wait(repo, world):
-    """W1: within one long step, no more than so many calls wait to be written down."""
+def test_w1_only_a_few_calls_wait_to_be_written(repo, world):
+    """W1: within one long step, the number of calls that wait to be written is limited."""
     most, times, seen = 64, 3 * 64, []
     with agentgit.open(backend.url(repo)) as other:
         graph = looking(world, times, lambda: seen.append(len(other.session("s").tool_track())))
@@ -79,8 +79,8 @@ def test_w1_no_more_than_a_few_calls_wait(repo, world):
     assert len(agent.tool_track()) == times
 
 
-def test_w1_what_cannot_be_written_now_is_written_when_the_turn_ends(repo, world):
-    """W1: if the database is out of reach when a tool has ended, the tool's result counts, and is recorded later."""
+def test_w1_an_outcome_is_recorded_later_if_the_database_is_down(repo, world):
+    """W1: if the database is unavailable when a tool ends, its result counts and is recorded later."""
     agent = agent_of(repo, world, calls(ADD, LOOK), "done")
     # The first write after the tool has run is that of its outcome.
     with faults.write_fails_once(lambda: bool(world.items), Unavailable("out of reach")) as refused:
@@ -90,8 +90,8 @@ def test_w1_what_cannot_be_written_now_is_written_when_the_turn_ends(repo, world
 
 
 @pytest.mark.parametrize("auto", ["tool", "turn"])
-def test_a6_a_checkpoint_on_the_way_counts_the_calls_that_only_read(repo, world, auto):
-    """A6, A7: a checkpoint that is made before the turn ends has each call of its conversation, read-only ones too."""
+def test_a6_a_mid_turn_checkpoint_counts_read_only_calls(repo, world, auto):
+    """A6, A7: a checkpoint made during a turn has every call of its conversation, including read-only calls."""
     own = agent_of(repo, world, "hi").checkpoint_tools()
     asked = call("create_checkpoint", name="here")
     story = scripted(calls(LOOK, LOOK), calls(LOOK, asked, LOOK), calls(LOOK), "done")

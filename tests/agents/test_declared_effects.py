@@ -42,8 +42,8 @@ def the_runner(agent, name: str):
 # -- what wins
 
 
-def test_w3_who_says_it_nearer_wins(database, world):
-    """W3: wrap over the tool's own decorator, over the repository's name, over `*`; all tools are shown."""
+def test_w3_the_most_specific_declaration_wins(database, world):
+    """W3: wrap overrides a tool's decorator, which overrides the repository's entry, which overrides `*`."""
 
     @tool
     @effect("idempotent")
@@ -62,8 +62,8 @@ def test_w3_who_says_it_nearer_wins(database, world):
         assert "undeclared" not in repr(agent)
 
 
-def test_w3_defaults_of_a_repository_are_recorded_and_undone(database, world):
-    """W3: a default is as good as any declaration, also of tools that the graph does not show."""
+def test_w3_repository_defaults_are_recorded_and_undone(database, world):
+    """W3: a repository default counts as a declaration, also for tools the graph does not expose."""
     defaults = {"add": reversible(world.remove), "look": "read_only", "*": "irreversible"}
     with agentgit.open(database.url, effects=defaults) as repo:
         graph = functional_graph(scripted(call("add", item="a"), "ok", call("send", text="b"), "ok"), world.tools())
@@ -77,15 +77,15 @@ def test_w3_defaults_of_a_repository_are_recorded_and_undone(database, world):
         assert (world.items, world.sent) == ([], ["b"])
 
 
-def test_w3_bad_defaults_are_refused_before_anything_is_made(tmp_path):
-    """W3: a wrong default is an error when the repository is opened, and no file is made."""
+def test_w3_invalid_defaults_are_refused_before_a_file_is_made(tmp_path):
+    """W3: an invalid default is an error when the repository is opened, and no file is made."""
     with pytest.raises(InvalidInput, match="not an effect"):
         agentgit.open(tmp_path / "x.db", effects={"*": "harmless"})
     assert not (tmp_path / "x.db").exists()
 
 
-def test_w3_undeclared_tools_are_seen_everywhere(repo, world):
-    """W3: in the agent, in its repr, in the plan and in the report."""
+def test_w3_undeclared_tools_are_listed_everywhere(repo, world):
+    """W3: the agent, its repr, the plan and the report list undeclared tools."""
     agent = wrapped(
         repo, *world.tools(), replies=[call("note", text="x"), "ok"],
         effects={name: e for name, e in world.effects().items() if name != "send"},
@@ -99,16 +99,16 @@ def test_w3_undeclared_tools_are_seen_everywhere(repo, world):
     assert [item.invocation.tool_name for item in agent.rollback("main#1").report.kept] == ["note"]
 
 
-def test_w3_the_tools_for_checkpoints_have_no_effect(database, world):
-    """W3, A7: agentgit's own tools are never recorded, so that no default speaks of them."""
+def test_w3_checkpoint_tools_have_no_effect(database, world):
+    """W3, A7: a repository default does not apply to agentgit's own checkpoint tools."""
     with agentgit.open(database.url, effects={"*": "irreversible"}) as repo:
         first = wrapped(repo, world.tool("add"))
         agent = wrapped(repo, world.tool("add"), *first.checkpoint_tools())
         assert agent.effects == {"add": "irreversible"}
 
 
-def test_w3_a_tool_of_the_graph_is_not_taken_for_another_one_of_its_name(repo):
-    """W3: what a decorator said of a function elsewhere does not speak of the graph's own tool of that name."""
+def test_w3_a_decorated_namesake_does_not_declare_a_graphs_tool(repo):
+    """W3: a decorator on a function elsewhere does not apply to the graph's tool of the same name."""
 
     @effect("read_only")
     def store(what: str) -> str:
@@ -143,15 +143,15 @@ def test_w3_a_tool_of_the_graph_is_not_taken_for_another_one_of_its_name(repo):
         ([], InvalidInput, "must be a mapping"),
     ],
 )
-def test_w3_what_does_not_fit_the_tool_is_refused_at_wrap(repo, world, effects, error, says):
-    """W3: a wrong argument name or a path that leads nowhere is found before the session is made."""
+def test_w3_declarations_that_do_not_fit_are_refused_at_wrap(repo, world, effects, error, says):
+    """W3: a wrong argument name or an unresolvable path is refused before the session is made."""
     with pytest.raises(error, match=says):
         wrapped(repo, world.tool("charge"), effects=effects)
     assert repo.sessions() == []
 
 
-def test_w3_arguments_are_known_by_every_schema(repo):
-    """W3: aliases count, a tool that takes anything is not held to a list, and a JSON schema is read too."""
+def test_w3_identity_arguments_are_checked_in_every_schema(repo):
+    """W3: aliases count, an open schema accepts any argument, and a JSON schema is checked too."""
 
     class Sent(BaseModel):
         to: str = Field(alias="recipient")
@@ -166,8 +166,8 @@ def test_w3_arguments_are_known_by_every_schema(repo):
         wrapped(repo, shut, effects={"shut": once})
 
 
-def test_w3_two_tools_of_one_name_that_differ_are_refused(repo):
-    """W3: the record has the name only, so that an undo could be run for the wrong tool; one word for both is fine."""
+def test_w3_two_different_tools_of_one_name_are_refused(repo):
+    """W3: two different tools of one name are refused unless wrap declares one effect for both."""
 
     @tool("send")
     @reversible(undo)
@@ -197,8 +197,8 @@ def test_w3_two_tools_of_one_name_that_differ_are_refused(repo):
 # -- what is recorded
 
 
-def test_w4_the_record_has_what_makes_calls_the_same_and_what_looks(repo, world):
-    """W4: identity, verify and precheck are in the record, so that another process knows them."""
+def test_w4_identity_verify_and_precheck_are_recorded(repo, world):
+    """W4: the record holds identity, verify and precheck, so that another process knows them."""
     pay = compensable(f"{__name__}:undo", identity_args=["amount"], verify=f"{__name__}:was_made", precheck=was_made)
     replies = [calls(call("charge", amount=5), call("add", item="x")), "ok"]
     agent = wrapped(repo, *world.tools(), replies=replies, effects=world.effects(charge=pay))
@@ -214,8 +214,8 @@ def test_w4_the_record_has_what_makes_calls_the_same_and_what_looks(repo, world)
 # -- calling a tool again
 
 
-def test_w5_a_tool_can_be_called_again_with_what_was_recorded(repo, world):
-    """W5: the value comes back that the tool returns, as when the model called it, and no turn records it."""
+def test_w5_a_recorded_call_can_be_repeated(repo, world):
+    """W5: a repeated call returns the same kind of value as in a turn, and is not recorded."""
     agent = repo.wrap(nested_graph(scripted(call("add", item="a"), "ok"), world.tools()), "s", effects=world.effects())
     agent.run("go")
     (made,) = agent.tool_track()
@@ -225,8 +225,8 @@ def test_w5_a_tool_can_be_called_again_with_what_was_recorded(repo, world):
     assert len(agent.tool_track()) == 1
 
 
-def test_w5_calling_again_goes_the_way_of_the_tool(repo):
-    """W5: arguments are read as the tool reads them, artifacts come back whole, and an own class is called rightly."""
+def test_w5_a_repeated_call_parses_arguments_and_returns_artifacts(repo):
+    """W5: a repeated call parses arguments as the tool does, returns artifacts, and supports custom tool classes."""
 
     @tool(response_format="content_and_artifact")
     def book(on: date, seats: int = 2) -> tuple[str, dict]:
@@ -248,7 +248,7 @@ def test_w5_calling_again_goes_the_way_of_the_tool(repo):
     assert asyncio.run(the_runner(agent, "ask")({"what": "who"})) == "WHO"
 
 
-def test_w5_calling_again_inside_a_turn_is_not_recorded_there(repo, world):
+def test_w5_a_call_repeated_inside_a_turn_is_not_recorded(repo, world):
     """W5: a tool that is called again while a turn runs belongs to no turn."""
     agent = None
 
@@ -264,8 +264,8 @@ def test_w5_calling_again_inside_a_turn_is_not_recorded_there(repo, world):
     assert world.items == ["x"]
 
 
-def test_w5_a_failure_is_raised_and_not_explained(repo):
-    """W5: where the tool would tell the model what was wrong, whoever calls it again gets the error."""
+def test_w5_a_repeated_call_raises_its_error(repo):
+    """W5: a repeated call raises its error even if the tool would explain it to the model."""
 
     @tool
     def refuse(n: int) -> str:
@@ -281,8 +281,8 @@ def test_w5_a_failure_is_raised_and_not_explained(repo):
     assert refuse.handle_tool_error is True
 
 
-def test_w5_what_only_its_graph_can_call_says_so(repo):
-    """W5: an argument that the graph gave is not in the record; the id of the call can be a new one."""
+def test_w5_a_tool_that_needs_graph_state_cannot_be_repeated(repo):
+    """W5: an injected state is not in the record, so the call is refused; an injected call id is new each time."""
 
     @tool
     def with_state(x: int, state: Annotated[dict, InjectedState]) -> int:
@@ -304,7 +304,7 @@ def test_w5_what_only_its_graph_can_call_says_so(repo):
 # -- MCP
 
 
-def test_w3_a_seen_tool_is_as_strict_as_its_server_says(repo, world):
+def test_w3_mcp_annotations_make_effects_stricter(repo, world):
     """W3: annotations in a tool's metadata refute `read_only`, and never loosen anything."""
     note, look, send = (world.tool(name) for name in ("note", "look", "send"))
     note.metadata, look.metadata = {"destructiveHint": True}, {"readOnlyHint": False}
@@ -313,8 +313,8 @@ def test_w3_a_seen_tool_is_as_strict_as_its_server_says(repo, world):
     assert agent.effects == {"note": "irreversible", "look": "undeclared", "send": "undeclared"}
 
 
-def test_w3_a_tool_out_of_sight_is_as_strict_as_its_server_says(repo, world):
-    """W3: the record of a tool that the graph does not show has what its metadata says, too."""
+def test_w3_mcp_annotations_apply_to_tools_the_graph_does_not_expose(repo, world):
+    """W3: metadata annotations also decide the recorded effect of a tool the graph does not expose."""
     note = world.tool("note")
     note.metadata = {"mcp": {"tool": {"annotations": {"destructive_hint": True}}}}
     agent = repo.wrap(functional_graph(scripted(call("note", text="x"), "ok"), [note]), "s")
@@ -352,8 +352,8 @@ server.run("stdio")
 
 
 @pytest.mark.long
-async def test_w3_the_tools_of_a_real_mcp_server(repo):
-    """W3: over stdio: its annotations make effects stricter, the calls are recorded, and can be made again."""
+async def test_w3_tools_of_a_real_mcp_server_are_recorded_and_repeated(repo):
+    """W3: over stdio, annotations make effects stricter, and calls are recorded and can be repeated."""
     client = pytest.importorskip("langchain_mcp_adapters.client", reason="langchain-mcp-adapters is not installed")
     server = {"transport": "stdio", "command": sys.executable, "args": ["-c", SERVER]}
     tools = await client.MultiServerMCPClient({"files": server}).get_tools()

@@ -33,8 +33,8 @@ def expect_true(agent):
 
 
 @pytest.mark.parametrize("durability", DURABILITIES)
-def test_a_delta_channel_is_seen_as_any_other_channel(repo, durability):
-    """Counts, hashes of the state, conversations and states equal those of the same graph without a DeltaChannel."""
+def test_a_delta_channel_looks_like_any_other_channel(repo, durability):
+    """Counts, state hashes, conversations and states equal those of the same graph without a DeltaChannel."""
     agents = [repo.wrap(chat(kind), name) for kind, name in ((PLAIN, "plain"), (delta(5), "delta"))]
     for turn, agent in itertools.product(range(7), agents):
         agent.invoke(said(f"q{turn}", f"h{turn}"), durability=durability)
@@ -45,8 +45,8 @@ def test_a_delta_channel_is_seen_as_any_other_channel(repo, durability):
 
 
 @pytest.mark.parametrize("durability", DURABILITIES)
-async def test_a_delta_channel_in_async_runs(repo, durability):
-    """The same holds for turns on an event loop."""
+async def test_a_delta_channel_works_in_async_runs(repo, durability):
+    """Async turns with a DeltaChannel record the same as the graph without one."""
     agents = [repo.wrap(chat(kind), name) for kind, name in ((PLAIN, "plain"), (delta(3), "delta"))]
     for turn, agent in itertools.product(range(4), agents):
         await agent.ainvoke(said(f"q{turn}", f"h{turn}"), durability=durability)
@@ -73,8 +73,8 @@ def change(state, what, number):
 @pytest.mark.long
 @settings(max_examples=15, deadline=None)
 @given(st.lists(CHANGE, min_size=1, max_size=8), st.integers(1, 6), st.sampled_from(DURABILITIES))
-def test_any_conversation_is_the_same_with_a_delta_channel(changes, every, durability):
-    """Whatever is said, replaced, removed or overwritten: equal at each checkpoint, and after a rollback to it."""
+def test_any_conversation_is_equal_with_a_delta_channel(changes, every, durability):
+    """Added, removed and overwritten messages produce equal checkpoints, also after a rollback to each one."""
     with agentgit.open(":memory:") as repo:
         agents = []
         for kind, name in ((PLAIN, "plain"), (delta(every), "delta")):
@@ -94,8 +94,8 @@ def test_any_conversation_is_the_same_with_a_delta_channel(changes, every, durab
 
 @pytest.mark.long
 @pytest.mark.parametrize("durability", DURABILITIES)
-def test_branches_of_a_delta_channel_go_on_rightly(repo, durability):
-    """After a rollback, an undo and a fork the value goes on from there, and the branch that was left stays."""
+def test_branches_of_a_delta_channel_continue_correctly(repo, durability):
+    """After a rollback, an undo or a fork the value continues from there, and the original branch is unchanged."""
     agent = repo.wrap(chat(delta(3)), "s")
     for turn in range(4):
         agent.invoke(said(f"q{turn}", f"h{turn}"), durability=durability)
@@ -112,7 +112,7 @@ def test_branches_of_a_delta_channel_go_on_rightly(repo, durability):
 
 
 def test_a_delta_channel_survives_reopening(repo):
-    """An agent that has nothing in memory goes on with the right value."""
+    """A reopened repository continues with the correct value."""
     for turn in range(5):
         with agentgit.open(backend.url(repo)) as again:
             agent = again.wrap(chat(delta(100)), "s")
@@ -121,8 +121,8 @@ def test_a_delta_channel_survives_reopening(repo):
     assert len(repo.session("s").get_checkpoint("HEAD").conversation_history) == 10
 
 
-def test_a_state_that_was_changed_by_hand(repo):
-    """`update_state` counts as any write, with and without a snapshot."""
+def test_update_state_changes_a_delta_channel(repo):
+    """`update_state` applies to a DeltaChannel both as a plain write and as an overwrite."""
     agent = repo.wrap(chat(delta(100)), "s")
     agent.invoke(said("q", "h"))
     agent.update_state(None, {"messages": [HumanMessage("by hand", id="hand")]}, as_node="say")
@@ -133,8 +133,8 @@ def test_a_state_that_was_changed_by_hand(repo):
     assert agent.head.metadata["message_count"] == 1
 
 
-def test_a_question_in_a_graph_with_a_delta_channel(repo):
-    """A turn that waits for an answer, and a fork of it, go on with the right conversation."""
+def test_an_interrupted_turn_with_a_delta_channel_can_be_resumed(repo):
+    """A turn that waits for an answer, and its fork, continue with the correct conversation."""
 
     def answer(state):
         return {"messages": [AIMessage(interrupt("name?"), id=f"a{len(state['messages'])}")]}
@@ -148,8 +148,8 @@ def test_a_question_in_a_graph_with_a_delta_channel(repo):
         assert one.history()[-1]["content"] == name
 
 
-def test_tools_in_a_graph_with_a_delta_channel(repo):
-    """The checkpoints after tools have the conversation up to there, and a rollback to one reverses what came later."""
+def test_tool_checkpoints_work_with_a_delta_channel(repo):
+    """Checkpoints after tools hold the conversation so far, and a rollback to one reverses later effects."""
     world = World()
     model = scripted(call("add", item="chair"), call("add", item="table"), "done")
 
@@ -170,8 +170,8 @@ def test_tools_in_a_graph_with_a_delta_channel(repo):
     assert "table" in str(agentgit.diff(made[1], made[3]))
 
 
-def test_a_subgraph_with_a_delta_channel(repo):
-    """Subgraph and graph have a DeltaChannel of one name and two reducers; each has its own value."""
+def test_a_subgraph_and_its_graph_keep_separate_delta_channels(repo):
+    """A graph and its subgraph have a DeltaChannel of one name with two reducers, and each keeps a separate value."""
 
     class Inner(TypedDict):
         messages: delta(100)
@@ -213,8 +213,8 @@ def things():
 
 
 @pytest.mark.parametrize("durability", DURABILITIES)
-def test_values_that_are_no_messages(repo, durability):
-    """A channel with a reducer of its own is shown as that reducer makes it, and its hash changes with it."""
+def test_a_delta_channel_can_hold_values_other_than_messages(repo, durability):
+    """A channel with a custom reducer shows the reducer's value, and the state hash changes with it."""
     agent = repo.wrap(things(), "s")
     for turn in range(9):
         agent.invoke({"numbers": [100 + turn]}, durability=durability)
@@ -237,8 +237,8 @@ def test_large_values_of_a_dict_are_stored_once(repo):
     assert len(agent.head.session_state["files"]) == 20
 
 
-def test_a_reducer_that_fails_does_not_break_the_run(repo):
-    """Where a value cannot be made again it is left out of what is shown; the hash of the state still changes."""
+def test_a_failing_reducer_does_not_break_the_run(repo):
+    """A value that cannot be rebuilt does not stop the turn, and the other values are still shown."""
     allowed = [True]
 
     def moody(state, writes):
@@ -261,8 +261,8 @@ def test_a_reducer_that_fails_does_not_break_the_run(repo):
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_imported_threads_with_a_delta_channel(repo, tmp_path, known):
-    """A thread of another saver has its conversation at each checkpoint, also when it has grown and comes again."""
+def test_imported_threads_keep_their_delta_channels(repo, tmp_path, known):
+    """An imported thread has its conversation at each checkpoint, also after it has grown and is imported again."""
     spread = sqlite_origin(tmp_path)
     for turns in (range(3), range(3, 5)):
         for turn in turns:

@@ -185,8 +185,8 @@ def run(agent: Any, shape: str, given: Any) -> Any:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_t1_a_node_that_is_retried_pays_nobody_twice(repo, bank, shape):
-    """T1: a RetryPolicy runs the node three times; each payment is made once, and answered with its result."""
+def test_t1_a_retried_node_repeats_no_payment(repo, bank, shape):
+    """T1: a RetryPolicy runs the node three times, but each payment is made once and answered with its result."""
     agent = wrapped(repo, SHAPES[shape](bank))
     bank.faults = [ConnectionError(), ConnectionError()]
     said = run(agent, shape, say())["messages"][-1].content
@@ -196,8 +196,8 @@ def test_t1_a_node_that_is_retried_pays_nobody_twice(repo, bank, shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_t1_after_an_error_the_turn_goes_on_and_pays_nobody_twice(repo, bank, shape):
-    """T1: continued with `invoke(None)` after an error, in another program; the next turn pays anew."""
+def test_t1_a_turn_continued_after_an_error_repeats_no_payment(repo, bank, shape):
+    """T1: `invoke(None)` in another repository object repeats no payment, and the next turn pays again."""
     agent = wrapped(repo, SHAPES[shape](bank))
     bank.faults = [ValueError()]
     with pytest.raises(ValueError):  # noqa: PT011  # it says nothing
@@ -212,8 +212,8 @@ def test_t1_after_an_error_the_turn_goes_on_and_pays_nobody_twice(repo, bank, sh
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_t1_a_functional_graph_that_begins_again_pays_nobody_twice(repo, bank, is_async):
-    """T1, LangGraph #6577: an entrypoint runs from its beginning when it is retried and when a question is answered."""
+def test_t1_a_restarted_functional_graph_repeats_no_payment(repo, bank, is_async):
+    """T1, LangGraph #6577: an entrypoint restarts on a retry and on an answer, and no payment is repeated."""
     pay = bank.tool()
 
     @task
@@ -240,8 +240,8 @@ class Sent(TypedDict):
     got: Annotated[list[int], operator.add]
 
 
-def test_t1_a_worker_that_fails_makes_no_other_worker_pay_again(repo, bank):
-    """T1: workers that `Send` has made pay the same amount to the same person, one of them fails; each pays once."""
+def test_t1_a_failed_worker_makes_no_other_worker_pay_again(repo, bank):
+    """T1: `Send` workers pay the same person the same amount, one of them fails, and each pays once."""
     pay = bank.tool()
 
     def worker(number: int) -> dict[str, Any]:
@@ -263,8 +263,10 @@ def test_t1_a_worker_that_fails_makes_no_other_worker_pay_again(repo, bank):
     assert len(bank.ledger) == 3
 
 
-def test_t1_questions_of_a_node_and_of_its_tools_keep_their_answers(repo, bank):
-    """T1: a node asks before, between and after tools that ask; each gets its own answer, and acts once."""
+def test_t1_questions_of_a_node_and_its_tools_keep_their_answers(repo, bank):
+    """T1: a node asks before, between and after tools that ask; each question has its answer, and each tool acts
+    once.
+    """
     said: list[tuple[str, str]] = []
 
     @tool
@@ -299,8 +301,8 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_t1_a_payment_that_was_broken_off_is_never_blindly_made_again(repo, bank, case):
-    """T1: `verify` is asked; where nobody knows it is refused, and names what to do; what does no harm simply runs."""
+def test_t1_an_interrupted_payment_is_never_blindly_repeated(repo, bank, case):
+    """T1: `verify` decides about an interrupted call; if it cannot, the call is refused; harmless calls run again."""
     declared, runs = BROKEN[case]
     made: list[str] = []
 
@@ -327,8 +329,8 @@ def test_t1_a_payment_that_was_broken_off_is_never_blindly_made_again(repo, bank
     assert len(set(made)) == 1
 
 
-def test_t1_other_arguments_are_no_way_around_a_payment_of_the_same_task(repo, bank):
-    """T1: the node comes again with another sum; nothing is paid, both are named, and there is a way to say so."""
+def test_t1_changed_arguments_do_not_bypass_a_payment_of_the_task(repo, bank):
+    """T1: a rerun node with another amount is refused, the error names both payments, and fence='off' allows it."""
     pay, sums = bank.tool(), [5, 6]
 
     def act(state: MessagesState) -> dict[str, Any]:
@@ -349,7 +351,7 @@ def test_t1_other_arguments_are_no_way_around_a_payment_of_the_same_task(repo, b
 
 
 def test_t1_only_identity_arguments_count(repo, bank):
-    """T1: a reference that the node makes up anew each time makes no other payment of it."""
+    """T1: a new reference on every attempt does not make a new payment."""
     pay = bank.tool()
 
     def act(state: MessagesState) -> dict[str, Any]:
@@ -363,8 +365,8 @@ def test_t1_only_identity_arguments_count(repo, bank):
     assert bank.ledger == [("Ann", 5)]
 
 
-def test_t1_a_fork_is_another_branch_with_keys_of_its_own(repo, bank):
-    """T1: LangGraph gives the task of a fork the same id; what is done before it is answered, what comes is its own."""
+def test_t1_a_fork_has_separate_idempotency_keys(repo, bank):
+    """T1: on a fork, calls before the fork are answered from the record, and later calls have new keys."""
     pay = bank.tool()
 
     def act(state: MessagesState) -> dict[str, Any]:
@@ -383,7 +385,7 @@ def test_t1_a_fork_is_another_branch_with_keys_of_its_own(repo, bank):
 
 
 def test_t1_a_fence_answers_direct_calls(repo, bank):
-    """T1: after a rollback the same payment by a node is answered from the record, and stands on the track as such."""
+    """T1: after a rollback the same payment by a node is answered from the record, and is on the track as a replay."""
     pay = bank.tool()
     agent = wrapped(repo, node_graph(lambda state: {"messages": [("ai", str(pay.invoke({"to": "Ann"})))]}))
     agent.invoke(say())
@@ -395,8 +397,8 @@ def test_t1_a_fence_answers_direct_calls(repo, bank):
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("how", [{"durability": "exit"}, {"durability": "async"}, {}])
-def test_t1_a_payment_waits_for_the_step_that_it_comes_from(repo, bank, is_async, how):
-    """T1: whatever the durability, another program finds the turn at the node that pays while it pays."""
+def test_t1_a_payment_waits_until_its_step_is_saved(repo, bank, is_async, how):
+    """T1: in every durability mode, another repository object sees the turn at the paying node while it pays."""
     found: list[Any] = []
 
     @tool
@@ -416,8 +418,8 @@ def test_t1_a_payment_waits_for_the_step_that_it_comes_from(repo, bank, is_async
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("how", [{"durability": "exit"}, {"durability": "async"}, {}])
-def test_t1_an_idempotent_call_waits_too_so_that_it_keeps_its_key(repo, is_async, how):
-    """T1: however slow a save is, the key that a service gets is that of a task which comes back after a crash."""
+def test_t1_an_idempotent_call_waits_until_its_step_is_saved(repo, is_async, how):
+    """T1: an idempotent call also waits for a slow save of its step, in every durability mode."""
     found: list[Any] = []
 
     @tool
@@ -435,8 +437,8 @@ def test_t1_an_idempotent_call_waits_too_so_that_it_keeps_its_key(repo, is_async
     assert found == [("act",)]
 
 
-def test_t1_what_cannot_be_saved_is_not_paid(repo, bank):
-    """T1: where the step before a call cannot be saved, the call is not made, nobody hangs, and the error says why."""
+def test_t1_a_call_is_not_made_if_its_step_cannot_be_saved(repo, bank):
+    """T1: if the step before a call cannot be saved, the call is not made, and the error says why."""
     pay = bank.tool()
 
     class Odd(MessagesState):
@@ -459,8 +461,8 @@ def test_t1_what_cannot_be_saved_is_not_paid(repo, bank):
 # -- within one attempt
 
 
-def test_t1_a_loop_that_polls_runs_each_time(repo, bank):
-    """T1: within one attempt each call is a new one, on the track, with a key of its own."""
+def test_t1_a_polling_loop_runs_every_call(repo, bank):
+    """T1: within one attempt each call is new, is on the track, and has a separate key."""
     pay = bank.tool()
 
     def act(state: MessagesState) -> dict[str, Any]:
@@ -494,8 +496,10 @@ class Heard(BaseCallbackHandler):
         self.all.append(("error", type(error), str(error)))
 
 
-def test_t1_graphs_that_are_not_wrapped_notice_nothing(repo, bank):
-    """T1: beside wrapped graphs, others give the same results, errors and callbacks; tools stay untouched."""
+def test_t1_unwrapped_graphs_are_not_affected(repo, bank):
+    """T1: next to wrapped graphs, plain calls return the same results, errors and callbacks, and tools are not
+    modified.
+    """
 
     @tool(response_format="content_and_artifact")
     def both(number: int) -> tuple[str, int]:
@@ -519,8 +523,8 @@ def test_t1_graphs_that_are_not_wrapped_notice_nothing(repo, bank):
     assert len(heard[0]) == 4
 
 
-def test_t1_a_tool_with_a_run_of_its_own_is_refused_where_it_cannot_be_answered(repo, bank):
-    """T1: a class that replaces `run` is recorded; a call of it that is done is refused, not repeated."""
+def test_t1_a_tool_that_overrides_run_is_refused_instead_of_repeated(repo, bank):
+    """T1: a finished call of a class that overrides `run` is refused instead of repeated."""
 
     class Own(StructuredTool):
         """Runs itself."""
@@ -551,8 +555,10 @@ def test_t1_a_tool_with_a_run_of_its_own_is_refused_where_it_cannot_be_answered(
 
 
 @pytest.mark.parametrize("where", ["node", "tool"])
-def test_t1_a_wrapped_agent_in_a_turn_of_another_one_is_refused_before_it_runs(repo, bank, where):
-    """T1: its effects would be in no plan of the outer turn; its graph itself may be called there, and is recorded."""
+def test_t1_a_wrapped_agent_inside_another_agents_turn_is_refused(repo, bank, where):
+    """T1: a wrapped agent inside another agent's turn is refused before it runs; its plain graph is allowed and
+    recorded.
+    """
     pay = bank.tool()
     inner = repo.wrap(tool_node_graph(scripted(call("pay", to="Ann"), "paid"), [pay]), "inner", effects={"pay": PAY})
 
@@ -577,8 +583,8 @@ def test_t1_a_wrapped_agent_in_a_turn_of_another_one_is_refused_before_it_runs(r
     assert not agent.plan_rollback("main#1").is_admissible
 
 
-def test_t1_a_tool_that_acted_between_two_questions_says_how_often_it_began(repo):
-    """T1: LangGraph runs its body again for each answer; the track and the plan say so."""
+def test_t1_a_tool_that_asks_twice_records_how_often_it_started(repo):
+    """T1: LangGraph runs the tool's body again for each answer, and the track and the plan show the number of starts."""
     done: list[str] = []
 
     @tool

@@ -41,7 +41,7 @@ def paid_and_back(repo, bank, *later, **options):
     return agent.rollback("main#1", force=True)
 
 
-def test_w4_no_payment_is_made_twice_in_many_rollbacks(repo, bank):
+def test_w4_a_payment_is_made_once_despite_many_rollbacks(repo, bank):
     """W4: the model invents a new reference at each attempt, and Ann is paid once."""
     script = [reply for _ in range(6) for reply in (pay(), "paid")]
     agent = wrapped(repo, bank, *script)
@@ -54,8 +54,8 @@ def test_w4_no_payment_is_made_twice_in_many_rollbacks(repo, bank):
 
 
 @pytest.mark.long
-def test_w4_an_answer_from_the_record_has_its_own_place_on_the_track(repo, bank):
-    """W4: it names what it stands for, holds its result, and stands for nothing in the world itself."""
+def test_w4_an_answer_from_the_record_has_a_place_on_the_track(repo, bank):
+    """W4: a replayed call names the original call and holds its result, and a plan lists only the original."""
     agent = paid_and_back(repo, bank, pay(), "paid")
     agent.run("pay Ann")
     (made,), (taken,) = repo.session("s").tool_track(branch="main"), agent.tool_track()
@@ -80,8 +80,8 @@ def test_w4_every_kind_of_graph_is_fenced(repo, bank, kind, way):
     assert [call.kind for call in retry.tool_track()] == ["replay"]
 
 
-def test_w4_a_call_with_a_bare_text_is_known_by_all_of_it(repo):
-    """W4: a text has no argument's name; other texts are other calls, and the same one is the same call."""
+def test_w4_a_call_with_a_plain_text_is_identified_by_the_whole_text(repo):
+    """W4: a plain text has no argument name, so the whole text identifies the call."""
     sent: list[str] = []
 
     @tool
@@ -104,7 +104,7 @@ def test_w4_a_call_with_a_bare_text_is_known_by_all_of_it(repo):
 
 
 def test_w4_each_effect_answers_one_call_of_a_branch(repo, bank):
-    """W4: two equal payments of one message are two; after a rollback both are answered, and a third is a new one."""
+    """W4: two equal payments of one message count as two; after a rollback both are answered, and a third one is new."""
     agent = wrapped(repo, bank, payments(pay(), pay()), "paid", payments(pay(), pay(), pay()), "paid")
     agent.run("pay Ann twice")
     assert len(bank.ledger) == 2
@@ -114,15 +114,15 @@ def test_w4_each_effect_answers_one_call_of_a_branch(repo, bank):
     assert sorted(call.kind for call in retry.tool_track()) == ["call", "replay", "replay"]
 
 
-def test_w4_other_arguments_are_another_call(repo, bank):
-    """W4: only the tool and its identity arguments make two calls the same."""
+def test_w4_a_call_with_other_arguments_is_a_different_call(repo, bank):
+    """W4: two calls are the same only if the tool and the identity arguments are equal."""
     agent = paid_and_back(repo, bank, pay(amount=6), pay(to="Bob"), pay(), "paid")
     agent.run("pay")
     assert [entry[:2] for entry in bank.ledger] == [("Ann", 5), ("Ann", 6), ("Bob", 5)]
 
 
-def test_w4_a_fence_holds_on_branches_of_branches(repo, bank):
-    """W4: on a fork of the new branch, and after a rollback of that, the first payment still answers."""
+def test_w4_a_fence_holds_on_nested_branches(repo, bank):
+    """W4: on a fork of the new branch, and after its rollback, the first payment still answers."""
     agent = paid_and_back(repo, bank, pay(), "paid", pay(), "paid")
     fork = agent.fork()
     fork.run("pay Ann")
@@ -130,8 +130,8 @@ def test_w4_a_fence_holds_on_branches_of_branches(repo, bank):
     assert len(bank.ledger) == 1
 
 
-def test_w4_a_fork_is_another_try_on_purpose(repo, bank):
-    """W4: without a rollback, the same payment on a fork is a payment."""
+def test_w4_a_fork_without_a_rollback_pays_again(repo, bank):
+    """W4: without a rollback, the same payment on a fork is made."""
     agent = wrapped(repo, bank, pay(), "paid", pay(), "paid")
     start = agent.checkpoint("start")
     agent.run("pay Ann")
@@ -141,8 +141,8 @@ def test_w4_a_fork_is_another_try_on_purpose(repo, bank):
     assert len(bank.ledger) == 2
 
 
-def test_w4_what_was_compensated_is_done_anew(repo, bank):
-    """W4: what a rollback took back does not stand, and answers nothing."""
+def test_w4_a_compensated_payment_is_made_again(repo, bank):
+    """W4: an effect reversed by a rollback answers no later call."""
     refund = compensable(lambda args, result: bank.ledger.pop(), identity_args=["to", "amount"])
     agent = wrapped(repo, bank, pay(), "paid", pay(), "paid", effects=bank.effects(pay=refund))
     agent.run("pay Ann")
@@ -154,16 +154,16 @@ def test_w4_what_was_compensated_is_done_anew(repo, bank):
 
 
 @pytest.mark.long
-def test_w4_a_restart_forgets_nothing(repo, bank):
-    """W4: another repository object on the same database answers from the record too."""
+def test_w4_a_fence_survives_a_restart(repo, bank):
+    """W4: another repository object on the same database also answers from the record."""
     paid_and_back(repo, bank)
     with agentgit.open(backend.url(repo)) as later:
         wrapped(later, bank, pay(), "paid").run("pay Ann")
     assert len(bank.ledger) == 1
 
 
-def test_w4_fence_can_refuse_or_be_off(repo, bank):
-    """W4: `raise` refuses with what stands, `off` makes the call, and nothing else is understood."""
+def test_w4_a_fence_can_refuse_or_be_switched_off(repo, bank):
+    """W4: `raise` refuses and names the earlier call, `off` makes the call, and any other value is refused."""
     agent = paid_and_back(repo, bank, pay(), "paid", fence="raise")
     with pytest.raises(Fenced, match="is already done") as refused:
         agent.run("pay Ann")
@@ -175,8 +175,8 @@ def test_w4_fence_can_refuse_or_be_off(repo, bank):
         wrapped(repo, bank, fence="on")
 
 
-def test_w4_a_refusal_is_no_result_of_a_tool(repo, bank):
-    """W4: a graph that tells its model of errors does not tell it of a refusal; the turn ends."""
+def test_w4_a_refusal_ends_the_turn_instead_of_reaching_the_model(repo, bank):
+    """W4: a graph that reports tool errors to its model does not report a refusal; the turn ends."""
     graph = tool_node_graph(says(pay(), "paid", pay(), pay()), bank.tools(), handle_tool_errors=True)
     agent = repo.wrap(graph, "s", effects=bank.effects(), fence="raise")
     agent.run("pay Ann")
@@ -189,8 +189,8 @@ def test_w4_a_refusal_is_no_result_of_a_tool(repo, bank):
     assert len(bank.ledger) == 1
 
 
-def test_w4_a_token_is_used_once_wherever(repo, bank):
-    """W4: what is declared `once` is not called again: on its branch, a fork, after a rollback, a restart."""
+def test_w4_a_call_declared_once_runs_once_everywhere(repo, bank):
+    """W4: a call declared `once` runs once on its branch, on a fork, after a rollback and after a restart."""
     agent = wrapped(repo, bank, call("use", ticket="t"), call("use", ticket="t"), "used")
     start = agent.checkpoint("start")
     agent.run("use it")
@@ -203,8 +203,8 @@ def test_w4_a_token_is_used_once_wherever(repo, bank):
     assert bank.used == ["t", "u"]
 
 
-def test_w4_what_happens_once_can_be_made_again_when_it_was_reversed(repo, bank):
-    """W4: `once` counts what stands: after its undo the same call runs, and then not a third time."""
+def test_w4_a_call_declared_once_runs_again_after_its_undo(repo, bank):
+    """W4: `once` counts effects in place: after its undo the same call runs again, but not a third time."""
     made = []
 
     @tool
@@ -229,8 +229,8 @@ def test_w4_what_happens_once_can_be_made_again_when_it_was_reversed(repo, bank)
     assert [one.kind for one in agent.tool_track()] == ["call", "replay"]
 
 
-def test_w4_what_is_being_done_is_not_done_beside_it(repo, bank):
-    """W4: while one branch pays, another one cannot, and is told to wait."""
+def test_w4_a_running_payment_is_not_made_concurrently(repo, bank):
+    """W4: while one branch pays, the same payment on another branch is refused."""
     started, go = threading.Event(), threading.Event()
     tools = bank.tools()
     paying = tools[0].func
@@ -257,8 +257,8 @@ def test_w4_what_is_being_done_is_not_done_beside_it(repo, bank):
 
 
 @pytest.mark.long
-def test_w4_of_many_branches_at_once_one_pays(repo, bank):
-    """W4: looking and writing down is one step, also between processes: of four that pay at once, one does."""
+def test_w4_only_one_of_several_concurrent_branches_pays(repo, bank):
+    """W4: the check and the record are one step: of four concurrent equal payments, one is made."""
     agent = paid_and_back(repo, bank)
     names = [agent.branch.name, *(agent.fork().branch.name for _ in range(3))]
     together, ended = threading.Barrier(4), []
@@ -282,8 +282,8 @@ def test_w4_of_many_branches_at_once_one_pays(repo, bank):
 
 
 @pytest.mark.parametrize(("seen", "paid"), [(True, 1), ({"receipt": 1}, 1), (False, 2), (None, 1)])
-def test_w4_nobody_pays_where_it_is_unknown_whether_it_was_paid(repo, bank, seen, paid):
-    """W4: the tool's `verify` decides about a payment that was broken off; where it cannot see, nothing is paid."""
+def test_w4_verify_decides_about_an_interrupted_payment(repo, bank, seen, paid):
+    """W4: `verify` decides about an interrupted payment; if it does not know, nothing is paid."""
     tools = bank.tools()
     paying, broken = tools[0].func, [True]
 
@@ -311,8 +311,8 @@ def test_w4_nobody_pays_where_it_is_unknown_whether_it_was_paid(repo, bank, seen
 # -- answers of every form
 
 
-def test_w4_content_and_artifact_come_back_as_such(repo):
-    """W4: a tool that returns a text and data gives both from the record."""
+def test_w4_content_and_artifact_are_answered_from_the_record(repo):
+    """W4: a tool that returns a text and data is answered with both from the record."""
     sent = []
 
     @tool(response_format="content_and_artifact")
@@ -331,8 +331,8 @@ def test_w4_content_and_artifact_come_back_as_such(repo):
 
 
 @pytest.mark.parametrize("form", ["command", "message", "list"])
-def test_w4_commands_and_messages_come_back_addressed_to_the_new_call(repo, form):
-    """W4: an update of the state is given back whole, and its message answers the call that was made now."""
+def test_w4_commands_and_messages_are_readdressed_to_the_new_call(repo, form):
+    """W4: a recorded state update is returned, and its message answers the new call."""
     sent = []
 
     @tool
@@ -352,8 +352,8 @@ def test_w4_commands_and_messages_come_back_addressed_to_the_new_call(repo, form
     assert (retry.messages()[2].content, sent) == ("sent", ["x"])
 
 
-def test_w4_what_cannot_be_given_back_rightly_is_refused(repo):
-    """W4: a command that holds objects of the program is in no record; the call is neither answered nor made."""
+def test_w4_an_answer_that_cannot_be_rebuilt_is_refused(repo):
+    """W4: a command with custom objects cannot be rebuilt, so the call is neither answered nor made."""
     sent = []
 
     class Own:
@@ -376,8 +376,8 @@ def test_w4_what_cannot_be_given_back_rightly_is_refused(repo):
 
 
 @pytest.mark.long
-def test_w4_what_a_tool_called_is_taken_over_with_it(repo, bank):
-    """W4: the payment inside of an order stands behind the order's answer, and is not made by anybody again."""
+def test_w4_nested_calls_are_replayed_with_their_caller(repo, bank):
+    """W4: the payment inside an order is replayed with the order, and is not made again."""
     paying = bank.tools()[0]
 
     @tool
@@ -397,8 +397,8 @@ def test_w4_what_a_tool_called_is_taken_over_with_it(repo, bank):
     assert len(bank.ledger) == 1
 
 
-def test_w4_an_answer_that_was_not_taken_answers_later(repo, bank):
-    """W4: a call with wrong arguments fails before it takes its answer; said rightly, it gets that answer."""
+def test_w4_an_unused_answer_is_available_to_a_later_call(repo, bank):
+    """W4: a call with wrong arguments fails without using its answer, and the corrected call receives it."""
     wrong = call("pay", to="Ann", amount=5)
     graph = tool_node_graph(says(pay(), "paid", wrong, pay(), "paid"), bank.tools(), handle_tool_errors=True)
     agent = repo.wrap(graph, "s", effects=bank.effects())
@@ -409,8 +409,8 @@ def test_w4_an_answer_that_was_not_taken_answers_later(repo, bank):
     assert len(bank.ledger) == 1
 
 
-def test_w4_the_tools_themselves_stay_as_they_were(repo, bank):
-    """W4: wrapping marks copies; the user's tools have no mark, and agents of one graph do not meet."""
+def test_w4_wrapping_does_not_modify_the_users_tools(repo, bank):
+    """W4: wrapping marks copies, and the user's tools carry no mark."""
     tools = bank.tools()
     repo.wrap(agent_graph(says("hi"), tools), "s", effects=bank.effects()).run("hi")
     assert [made.metadata for made in tools] == [None, None]
@@ -433,8 +433,8 @@ class Address(BaseModel):
 
 
 @pytest.mark.parametrize(("first", "then", "same"), [*((*p, True) for p in SPELLED), *((*p, False) for p in OTHERS)])
-def test_w4_what_a_tool_fills_in_makes_no_other_call(repo, first, then, same):
-    """W4: a default that the model spells out, or a number that it writes as a text, does not pass the fence."""
+def test_w4_default_and_converted_arguments_do_not_bypass_the_fence(repo, first, then, same):
+    """W4: spelled-out defaults and numbers as text make the same call; other values make a new one."""
     paid = []
 
     class Payment(BaseModel):

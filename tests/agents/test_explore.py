@@ -81,8 +81,8 @@ SIZES = [(1, 1), (1, 3), (2, 1), (2, 3), (3, 2), (3, 3)]
     ("build", "choices", "steps"),
     [*((tool_node_graph, *size) for size in SIZES), (agent_graph, 1, 3), (agent_graph, 2, 2)],
 )
-def test_w10_n_steps_with_a_choices_are_exactly_that_many_model_calls(repo, build, choices, steps):
-    """W10: n steps with α choices make α + α² + … + αⁿ model calls, and αⁿ leaves that each went all the steps."""
+def test_w10_model_calls_equal_the_sum_of_the_choices(repo, build, choices, steps):
+    """W10: n steps with α choices make α + α² + … + αⁿ model calls and αⁿ leaves with n turns each."""
     world, counting = World(), Counting()
     agent = agent_on(repo, world, counting, build=build)
     agent.run("hello")
@@ -98,7 +98,7 @@ def test_w10_n_steps_with_a_choices_are_exactly_that_many_model_calls(repo, buil
 @given(
     steps=st.lists(st.sampled_from(["hi", "add a", "add b", "note c", "look"]), min_size=1, max_size=3), data=st.data()
 )
-def test_w10_the_world_is_as_before_and_each_leaf_saw_its_own(steps, data):
+def test_w10_each_leaf_is_scored_in_its_world_and_the_world_is_restored(steps, data):
     """W10: whatever the steps do, each is called Σαⁱ times, each leaf is judged in the world of its own way, and the
     world is as before at the end."""
     choices = data.draw(st.integers(1, 3))
@@ -126,7 +126,7 @@ def test_w10_the_world_is_as_before_and_each_leaf_saw_its_own(steps, data):
 # -- one world
 
 
-def test_w10_each_way_is_gone_in_its_own_world_and_the_session_stays(repo):
+def test_w10_sibling_effects_are_reversed_before_the_next_branch_runs(repo):
     """W10: what a sibling did is taken back before the next way, exactly once; then branch, session and world are as
     before."""
     world, counting = World(), Counting()
@@ -158,8 +158,8 @@ def test_w10_each_way_is_gone_in_its_own_world_and_the_session_stays(repo):
 
 
 @pytest.mark.long
-def test_w10_promote_continues_on_a_leaf_and_brings_its_world(repo):
-    """W10: the chosen branch becomes the current one, what its tools did is in the world again, and it runs on."""
+def test_w10_promote_continues_on_a_leaf_and_redoes_its_effects(repo):
+    """W10: the chosen branch becomes current, its effects are redone, and it continues."""
     world, counting = World(), Counting()
     agent = agent_on(repo, world, counting)
     found = agent.explore(["add chair", "add lamp"], 2)
@@ -173,7 +173,7 @@ def test_w10_promote_continues_on_a_leaf_and_brings_its_world(repo):
     assert world.items == ["chair"]
 
 
-def test_w10_what_cannot_be_reversed_stops_it_and_nothing_is_lost(repo):
+def test_w10_an_irreversible_call_stops_the_exploration_without_loss(repo):
     """W10: an irreversible call in the way is said, nothing runs in a wrong world, what was explored can be read, and
     the same call goes on when a person has accepted it."""
     world, counting = World(), Counting()
@@ -195,8 +195,8 @@ def test_w10_what_cannot_be_reversed_stops_it_and_nothing_is_lost(repo):
     assert world.sent == ["mail"]
 
 
-def test_w10_a_failed_undo_stops_it_and_it_goes_on_after_resume(repo):
-    """W10: an undo function that raises stops the exploration; mended and resumed, the same call finishes it."""
+def test_w10_an_exploration_stopped_by_a_failed_undo_can_be_resumed(repo):
+    """W10: a failing undo function stops the exploration; after resume the same call finishes it."""
     world, counting = World(), Counting()
     agent = agent_on(repo, world, counting)
     world.broken.add("chair")
@@ -210,8 +210,8 @@ def test_w10_a_failed_undo_stops_it_and_it_goes_on_after_resume(repo):
     assert world.items == []
 
 
-def test_w10_a_world_that_diverged_is_not_explored_in(repo):
-    """W10, W5: where another branch has left something in the world, exploring would take that back: it says so."""
+def test_w10_exploring_a_diverged_world_is_refused(repo):
+    """W10, W5: exploring is refused while another branch has effects in the world that it would reverse."""
     world, counting = World(), Counting()
     agent = agent_on(repo, world, counting)
     agent.run("hello")
@@ -223,8 +223,8 @@ def test_w10_a_world_that_diverged_is_not_explored_in(repo):
     assert len(agent.switch("main", sync="world").explore(["hello"]).leaves) == 2
 
 
-def test_w10_a_graph_that_only_reads_leaves_the_world_alone(repo):
-    """W10: where no tool changes the world, what others left there is nobody's business."""
+def test_w10_a_read_only_graph_explores_a_diverged_world(repo):
+    """W10: a graph whose tools only read may explore despite effects of other branches, and does not change them."""
     world, counting = World(), Counting()
     agent_on(repo, world, counting).run("add chair")
     reader = repo.wrap(tool_node_graph(counting.model(), [world.tool("look")]), "s", effects={"look": "read_only"})
@@ -235,8 +235,8 @@ def test_w10_a_graph_that_only_reads_leaves_the_world_alone(repo):
 # -- at the same time
 
 
-def test_w10_branches_run_at_the_same_time_where_no_tool_changes_the_world(repo):
-    """W10: with parallel the turns of a step run together; the undeclared tools that were called are named."""
+def test_w10_branches_run_concurrently_if_no_tool_changes_the_world(repo):
+    """W10: with parallel the turns of a step run concurrently, and undeclared tools that were called are named."""
     meet = threading.Barrier(2, timeout=60)
 
     @tool
@@ -253,16 +253,16 @@ def test_w10_branches_run_at_the_same_time_where_no_tool_changes_the_world(repo)
     assert "not declared, so not reversed: note" in str(found)
 
 
-def test_w10_parallel_is_refused_where_a_tool_changes_the_world(repo):
-    """W10: branches at the same time would share one world; nothing is made, and the tools are named."""
+def test_w10_parallel_is_refused_if_a_tool_changes_the_world(repo):
+    """W10: parallel branches would share one world, so the exploration is refused and the error names the tools."""
     agent = agent_on(repo, World(), Counting(), effects={"look": "read_only", "send": "irreversible"})
     with pytest.raises(InvalidInput, match="change the world: send"):
         agent.explore(["hello"], parallel=True)
     assert [b.name for b in agent.session.branches()] == ["main"]
 
 
-async def test_w10_exploring_without_blocking_with_tools_and_undo_on_this_loop(repo):
-    """W10: aexplore runs asynchronous tools, and asynchronous undo functions and scores on the caller's loop."""
+async def test_w10_aexplore_runs_async_tools_and_undo_on_the_callers_loop(repo):
+    """W10: aexplore runs async tools, and runs async undo functions and scores on the caller's loop."""
     world, counting, loop = World(), Counting(), asyncio.get_running_loop()
 
     async def remove(args, result):
@@ -285,8 +285,8 @@ async def test_w10_exploring_without_blocking_with_tools_and_undo_on_this_loop(r
     }
 
 
-async def test_w10_branches_run_at_the_same_time_on_a_loop(repo):
-    """W10: with parallel aexplore runs the turns of a step together."""
+async def test_w10_aexplore_runs_branches_concurrently(repo):
+    """W10: with parallel, aexplore runs the turns of a step concurrently."""
     here: list[str] = []
     both = asyncio.Event()
 
@@ -307,8 +307,8 @@ async def test_w10_branches_run_at_the_same_time_on_a_loop(repo):
 # -- broken off
 
 
-def test_w10_a_turn_that_raises_is_a_leaf_and_is_tried_again(repo):
-    """W10: one way that fails does not end the others; the same call tries it again and goes on behind it."""
+def test_w10_a_failed_turn_is_a_leaf_and_is_retried(repo):
+    """W10: a failed branch does not end the others; the same call retries it and continues after it."""
     counting, ways = Counting(), ["bad", "good"]
     agent = repo.wrap(tool_node_graph(counting.model(), World().tools()), "s")
     counting.broken.add("bad")
@@ -328,8 +328,8 @@ def test_w10_a_turn_that_raises_is_a_leaf_and_is_tried_again(repo):
 
 
 @pytest.mark.long
-def test_w10_what_was_broken_off_goes_on_and_no_finished_turn_runs_again(repo):
-    """W10: after an interruption the same call goes on with the unfinished turns only, also in another handle."""
+def test_w10_an_interrupted_exploration_reruns_no_finished_turn(repo):
+    """W10: after an interruption the same call runs only the unfinished turns, also from another repository object."""
     world, counting = World(), Counting()
     agent = agent_on(repo, world, counting)
 
@@ -384,8 +384,8 @@ def shelf_agent(repo, path, counting):
 
 
 @pytest.mark.long
-def test_w10_a_killed_process_leaves_an_exploration_that_goes_on(tmp_path):
-    """W10: after a kill every branch is there, the session is on its branch, and the same call finishes the rest."""
+def test_w10_an_exploration_can_be_finished_after_a_kill(tmp_path):
+    """W10: after a kill the session is on its branch, and the same call finishes the exploration."""
     shelf, database = tmp_path / "shelf", tmp_path / "agentgit.db"
     done = processes.run(textwrap.dedent(KILLED), database, shelf)
     assert done.returncode == 9, done.stderr
@@ -402,8 +402,8 @@ def test_w10_a_killed_process_leaves_an_exploration_that_goes_on(tmp_path):
     assert json.loads(shelf.read_text()) == []
 
 
-def test_w10_waiting_for_a_person_can_be_explored_and_is_a_leaf(repo):
-    """W10: the answers to an interrupt are choices like others; a way that waits for an answer goes on after it."""
+def test_w10_an_interrupt_is_a_leaf_and_its_answers_are_choices(repo):
+    """W10: answers to an interrupt can be choices, and a waiting branch continues after its answer."""
     world = World()
     undo = reversible(lambda args, result: world.remove(args, result) if result != "not approved" else None)
     model = scripted(call("add_if_approved", item="chair"), "done", "bye")
@@ -432,7 +432,7 @@ def test_w10_waiting_for_a_person_can_be_explored_and_is_a_leaf(repo):
 
 
 def test_w10_choices_can_be_configs(repo):
-    """W10: siblings differ by what is merged into the config of their runs."""
+    """W10: each choice is merged into the config of its runs."""
 
     def answer(state: MessagesState, config: RunnableConfig):
         return {"messages": [("ai", config["configurable"]["tone"] + config["metadata"]["of"])]}
@@ -445,7 +445,7 @@ def test_w10_choices_can_be_configs(repo):
 
 
 def test_w10_choices_can_be_functions_and_inputs_of_any_kind(repo):
-    """W10: a function makes the input of a step from what it says, or from its number; messages are not shared."""
+    """W10: a function makes a step's input from its text or number, and messages are not shared between turns."""
     agent = agent_on(repo, World(), Counting())
     found = agent.explore(["a", "b"], [lambda step: f"please {step}", str.upper])
     assert [m["content"] for m in found.leaves[1].messages if m["role"] == "user"] == ["please a", "B"]
@@ -461,16 +461,16 @@ def test_w10_choices_can_be_functions_and_inputs_of_any_kind(repo):
     ("steps", "choices"),
     [(3, 2), (0, ["a"]), ([], 2), (["a"], 0), (["a"], []), (["a"], "ab"), (["a"], ["b"]), (["a"], True), (None, 2)],
 )
-def test_w10_steps_and_choices_that_cannot_be_meant_are_refused(repo, steps, choices):
-    """W10: a wrong argument says what to give, and makes no branch."""
+def test_w10_invalid_steps_and_choices_are_refused(repo, steps, choices):
+    """W10: invalid steps or choices raise InvalidInput and make no branch."""
     agent = agent_on(repo, World(), Counting())
     with pytest.raises(InvalidInput):
         agent.explore(steps, choices)
     assert len(agent.session.branches()) == 1
 
 
-def test_w10_other_wrong_arguments_are_refused(repo):
-    """W10: so are a name that no branch can have, a negative number of turns, and a score that is no number."""
+def test_w10_other_invalid_arguments_are_refused(repo):
+    """W10: an invalid branch name, a negative parallel, a NaN score and an unknown exploration are refused."""
     agent = agent_on(repo, World(), Counting())
     with pytest.raises(InvalidInput, match="cannot be called"):
         agent.explore(["a"], name="a#1")
@@ -484,7 +484,7 @@ def test_w10_other_wrong_arguments_are_refused(repo):
 
 
 def test_w10_a_name_belongs_to_one_exploration(repo):
-    """W10: a free name is taken by itself; the name of another exploration, or other steps under it, are a Conflict."""
+    """W10: a free name is chosen automatically; reusing a name with other steps or another branch is a Conflict."""
     agent = agent_on(repo, World(), Counting())
     with pytest.raises(NotFound, match="has no exploration yet"):
         agent.exploration()
@@ -499,8 +499,8 @@ def test_w10_a_name_belongs_to_one_exploration(repo):
         agent.explore(["a"], name="mine")
 
 
-def test_w10_it_goes_on_where_it_began_wherever_the_branch_went(repo):
-    """W10: an exploration that goes on, and its leaves, stay where they were when their branches have run on."""
+def test_w10_an_exploration_continues_from_its_original_point(repo):
+    """W10: an exploration and its leaves continue from their original points although their branches have moved."""
     agent = agent_on(repo, World(), Counting())
     agent.explore(1, ["a", "b"])
     agent.run("on")
@@ -512,8 +512,10 @@ def test_w10_it_goes_on_where_it_began_wherever_the_branch_went(repo):
     assert said(agent.messages()) == ["on"]
 
 
-def test_w10_what_was_done_on_a_promoted_branch_is_not_taken_back(repo):
-    """W10, W5: an exploration that goes on takes back what its own turns did, and not what somebody did after them."""
+def test_w10_effects_on_a_promoted_branch_are_not_reversed(repo):
+    """W10, W5: a continued exploration reverses effects of its turns only, and not later effects on a promoted
+    branch.
+    """
     world, counting = World(), Counting()
     agent = agent_on(repo, world, counting)
     found = agent.explore(1, ["add chair", "hello"])
@@ -525,8 +527,8 @@ def test_w10_what_was_done_on_a_promoted_branch_is_not_taken_back(repo):
     assert world.items == ["chair", "lamp"]
 
 
-def test_w10_an_agent_that_fell_behind_is_told_so_after_exploring_too(repo):
-    """W10: exploring does not make an agent take for seen what another one has said on its branch."""
+def test_w10_a_stale_agent_still_conflicts_after_exploring(repo):
+    """W10: exploring does not mark another agent's newer turns as seen."""
     world, counting = World(), Counting()
     agent, other = (agent_on(repo, world, counting) for _ in range(2))
     other.run("hello")
@@ -535,8 +537,8 @@ def test_w10_an_agent_that_fell_behind_is_told_so_after_exploring_too(repo):
         agent.run("hi")
 
 
-def test_w10_an_error_of_ours_inside_one_turn_is_a_leaf_that_failed(repo):
-    """W10: a turn that is refused, as by a fence, fails alone with its error; the other ways go on."""
+def test_w10_a_refused_turn_is_a_failed_leaf(repo):
+    """W10: a turn that raises an agentgit error fails alone with its error, and the other branches continue."""
 
     def rule(messages) -> AIMessage:
         if said(messages)[-1] == "b":
@@ -549,8 +551,8 @@ def test_w10_an_error_of_ours_inside_one_turn_is_a_leaf_that_failed(repo):
     assert "Fenced: it stands already" in str(found.leaves[1].error)
 
 
-def test_w10_a_running_agent_does_not_explore(repo):
-    """W10: a tool of the very turn cannot explore from the middle of it."""
+def test_w10_a_running_agent_cannot_explore(repo):
+    """W10: a tool cannot start an exploration from inside the running turn."""
     refused = []
 
     @tool
@@ -569,8 +571,8 @@ def test_w10_a_running_agent_does_not_explore(repo):
 # -- what came of it
 
 
-def test_w10_the_leaves_are_compared(repo):
-    """W10: a table for people and rows for programs, the best first; tokens are counted once for each turn."""
+def test_w10_leaves_are_compared_best_first(repo):
+    """W10: the comparison is a table and rows, best score first, with tokens counted once per turn."""
     world, counting = World(), Counting(usage=10)
     agent = agent_on(repo, world, counting)
     agent.run("hello")

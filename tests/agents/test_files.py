@@ -67,8 +67,8 @@ def agent(repo, desk):
 NOW = {"a.txt": "two", "new/b.txt": "made"}
 
 
-def test_p4_one_rollback_brings_back_conversation_effects_and_files(agent, desk):
-    """P4: after a rollback all three are as they were, and the report says what became of each file."""
+def test_p4_one_rollback_restores_conversation_effects_and_files(agent, desk):
+    """P4: a rollback restores all three, and the report lists what happened to each file."""
     planned = agent.plan_rollback("before")
     assert sorted(map(str, planned.files.changes)) == ["delete new/b.txt", "write a.txt"]
     retry = agent.rollback("before")
@@ -94,8 +94,8 @@ def test_p4_one_rollback_brings_back_conversation_effects_and_files(agent, desk)
     ],
     ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
 )
-def test_w8_tools_files_and_conversation_in_any_mix(agent, desk, how, files, items, is_same_branch):
-    """W8: each of the three is rolled back or left, as asked, and the branch that is left can say what is with it."""
+def test_w8_tools_files_and_conversation_roll_back_in_any_mix(agent, desk, how, files, items, is_same_branch):
+    """W8: each of the three is rolled back or kept as requested, and the agent can continue."""
     after = agent.rollback("before", **how)
     assert desk.files == files
     assert desk.world.items == items
@@ -104,13 +104,15 @@ def test_w8_tools_files_and_conversation_in_any_mix(agent, desk, how, files, ite
 
 
 def test_w8_a_rollback_of_nothing_is_refused(agent):
-    """W8: a rollback that would touch neither of the three says so."""
+    """W8: a rollback that would affect none of the three is refused."""
     with pytest.raises(InvalidInput, match="Nothing would be rolled back"):
         agent.rollback("before", tools="keep", files=False, conversation=False)
 
 
 def test_s2_files_are_rewound_to_a_message(agent, desk):
-    """S1, S2: a user message is a restore point: created files go, changed ones come back, the conversation stays."""
+    """S1, S2: a user message is a restore point: new files are deleted, changed ones restored, the conversation
+    stays.
+    """
     said = agent.history()
     points = [message["id"] for message in said if message["role"] == "user"]
     changes = agent.rewind_files(points[1])
@@ -124,8 +126,8 @@ def test_s2_files_are_rewound_to_a_message(agent, desk):
     assert desk.files == {"c.txt": "on"}
 
 
-def test_s1_the_stream_carries_the_id_of_the_restore_point(repo, desk):
-    """S1: the id that a caller gives to a message, or that the stream shows, is its restore point."""
+def test_s1_the_message_id_in_the_stream_is_the_restore_point(repo, desk):
+    """S1: the message id that a caller sets, or that the stream shows, is its restore point."""
     agent = wrapped(repo, desk)
     agent.invoke({"messages": [HumanMessage("write a.txt one", id="mine")]})
     states = list(agent.stream({"messages": [("user", "write a.txt two")]}, stream_mode="values"))
@@ -136,8 +138,8 @@ def test_s1_the_stream_carries_the_id_of_the_restore_point(repo, desk):
     assert desk.files == {}
 
 
-def test_s1_each_message_of_an_input_is_a_restore_point(repo, desk):
-    """S1, S4: of several messages that were given at once each is one, and any of many can be chosen; no answer is."""
+def test_s1_each_user_message_of_an_input_is_a_restore_point(repo, desk):
+    """S1, S4: each of several user messages in one input is a restore point, and an answer is not."""
     agent = wrapped(repo, desk)
     agent.run("write a.txt one")
     agent.invoke({"messages": [HumanMessage("please", id="first"), HumanMessage("write a.txt two", id="second")]})
@@ -151,7 +153,7 @@ def test_s1_each_message_of_an_input_is_a_restore_point(repo, desk):
 
 
 def test_s3_files_are_rewound_after_reopening_without_the_graph(tmp_path, desk):
-    """S3: later, elsewhere, with the database alone."""
+    """S3: the database alone is enough to rewind the files later."""
     with agentgit.open(tmp_path / "r.db") as repo:
         agent = wrapped(repo, desk)
         agent.run("write a.txt one")
@@ -162,8 +164,8 @@ def test_s3_files_are_rewound_after_reopening_without_the_graph(tmp_path, desk):
         assert desk.files == {"a.txt": "one"}
 
 
-def test_s6_what_cannot_be_rewound_says_why(repo, desk, agent):
-    """S6: no such restore point, no workspace when it was made, files changed by somebody else."""
+def test_s6_an_impossible_rewind_explains_why(repo, desk, agent):
+    """S6: an unknown restore point, a missing workspace and changed files are errors; force overrides the last."""
     with pytest.raises(NotFound, match="restore point"):
         agent.rewind_files("nobody said that")
     plain = repo.wrap(desk.graph(), "t", check_effects=False)
@@ -180,8 +182,8 @@ def test_s6_what_cannot_be_rewound_says_why(repo, desk, agent):
     assert desk.files == NOW | {"a.txt": "mine"}
 
 
-def test_s5_what_a_shell_did_is_rewound_too(repo, desk):
-    """S5: changes by shell commands, directories made, moved and removed, and notebooks byte for byte."""
+def test_s5_changes_by_shell_commands_are_rewound(repo, desk):
+    """S5: shell changes, new, moved and removed directories and notebooks are rewound byte for byte."""
     agent = wrapped(repo, desk)
     agent.run("""write n.ipynb {"cells": []}; write keep/me.txt here; shell mkdir empty""")
     before = desk.files
@@ -194,7 +196,7 @@ def test_s5_what_a_shell_did_is_rewound_too(repo, desk):
 
 
 def test_s5_a_checkpoint_of_one_session_is_restored_in_another(repo, desk, tmp_path):
-    """S5: the files of one session's checkpoint come into another session's workspace, of the same user."""
+    """S5: files of one session's checkpoint can be restored in another session's workspace of the same user."""
     first = wrapped(repo, desk)
     first.run("write a.txt one; shell mkdir empty")
     point = first.checkpoint("start")
@@ -211,8 +213,8 @@ def test_s5_a_checkpoint_of_one_session_is_restored_in_another(repo, desk, tmp_p
     assert desk.files == {"a.txt": "one"}
 
 
-def test_c5_an_environment_of_ones_own_rolls_back_with_the_conversation(repo, desk):
-    """C5: what checkpoint() and restore(id) can do is enough for a rollback; what it cannot tell it does not tell."""
+def test_c5_a_custom_environment_rolls_back_with_the_conversation(repo, desk):
+    """C5: an environment with only checkpoint() and restore(id) is enough for a rollback."""
 
     counter = Counter()
     workspace = Workspace(desk.root, environment=counter)
@@ -225,8 +227,8 @@ def test_c5_an_environment_of_ones_own_rolls_back_with_the_conversation(repo, de
     assert counter.value == 0
 
 
-def test_files_a_rollback_says_when_somebody_else_has_changed_them(agent, desk):
-    """Conflicts: reported before anything is touched; force goes on, and what was there is in the safety snapshot."""
+def test_files_a_rollback_reports_changes_made_by_somebody_else(agent, desk):
+    """Conflicts: foreign changes are reported before anything is touched, and force overwrites them."""
     (desk.root / "a.txt").write_text("by hand")
     assert agent.plan_rollback("before").files.conflicts == ["a.txt"]
     with pytest.raises(WorkspaceChanged, match=r"a\.txt"):
@@ -237,8 +239,8 @@ def test_files_a_rollback_says_when_somebody_else_has_changed_them(agent, desk):
     assert desk.files == {"a.txt": "one"}
 
 
-def test_w5_a_branch_whose_files_another_has_changed_says_so_and_gets_them_back(agent, desk):
-    """W5, W8: files are part of the one world: WorldDiverged names them, switch(sync='world') brings them back."""
+def test_w5_a_branch_reports_changed_files_and_switch_restores_them(agent, desk):
+    """W5, W8: WorldDiverged names files that another branch changed, and switch(sync='world') restores them."""
     retry = agent.rollback("before")
     retry.run("write c.txt other")
     with pytest.raises(WorldDiverged, match=r"a\.txt"):
@@ -254,23 +256,23 @@ def test_w5_a_branch_whose_files_another_has_changed_says_so_and_gets_them_back(
     assert desk.files == NOW | {"d.txt": "on"}
 
 
-def test_w5_a_fork_lives_with_the_files_that_are_there(agent, desk):
-    """W5: a fork does not touch the files, and runs on with them."""
+def test_w5_a_fork_keeps_the_current_files(agent, desk):
+    """W5: a fork does not touch the files and continues with them."""
     fork = agent.fork("before")
     assert desk.files == NOW
     fork.run("write e.txt forked")
     assert desk.files == NOW | {"e.txt": "forked"}
 
 
-def test_redo_brings_the_files_forward_again(agent, desk):
-    """A rollback taken back: conversation, effects and files are as they were before it."""
+def test_redo_restores_the_files_after_a_rollback(agent, desk):
+    """A redo restores effects and files as they were before the rollback."""
     agent.rollback("before").redo()
     assert desk.files == NOW
     assert sorted(desk.world.items) == ["chair", "table"]
 
 
-def test_undo_counts_a_change_of_files_alone(repo, desk):
-    """A checkpoint whose files differ is a place to go back to, also where nothing was said."""
+def test_undo_counts_a_checkpoint_that_changed_only_files(repo, desk):
+    """Undo returns to an earlier checkpoint even if only the files differ."""
     agent = wrapped(repo, desk)
     agent.run("write a.txt one")
     agent.rewind_files("HEAD~1")
@@ -280,8 +282,8 @@ def test_undo_counts_a_change_of_files_alone(repo, desk):
     assert desk.files == {"a.txt": "one"}
 
 
-def test_p1_what_a_tool_is_about_to_change_can_be_undone_alone(repo, desk):
-    """P1, C8: each modifying call leaves an entry on the undo stack of the workspace."""
+def test_p1_a_tools_file_change_can_be_undone_separately(repo, desk):
+    """P1, C8: each modifying call adds an entry to the workspace's undo stack."""
     agent = wrapped(repo, desk)
     agent.run("write a.txt one")
     agent.run("write a.txt two")
@@ -293,8 +295,8 @@ def test_p1_what_a_tool_is_about_to_change_can_be_undone_alone(repo, desk):
     assert desk.files == {}
 
 
-def test_a_tool_does_not_run_if_what_it_changes_cannot_be_kept(repo, desk):
-    """C8: a modifying call whose files cannot be kept fails, and the journal says that its tool was not run."""
+def test_a_tool_does_not_run_if_its_files_cannot_be_saved(repo, desk):
+    """C8: a modifying call whose files cannot be saved fails, and the journal records that its tool did not run."""
     agent = wrapped(repo, desk)
     with faults.fails(points.KEEP_FILES, Unavailable("no space")), pytest.raises(Unavailable, match="no space"):
         agent.run("write a.txt one")
@@ -304,8 +306,8 @@ def test_a_tool_does_not_run_if_what_it_changes_cannot_be_kept(repo, desk):
     ]
 
 
-def test_files_that_cannot_come_back_leave_the_rollback_to_be_resumed(agent, desk, repo):
-    """A restore that fails leaves the rollback partial, and resume finishes it."""
+def test_files_that_cannot_be_restored_leave_the_rollback_resumable(agent, desk, repo):
+    """A failed restore leaves the rollback partial, and resume finishes it."""
     full = OSError(errno.ENOSPC, "No space left on device")
     with (
         faults.fails(points.BRING_FILES, full),
@@ -318,8 +320,8 @@ def test_files_that_cannot_come_back_leave_the_rollback_to_be_resumed(agent, des
     assert repo.session("s").branch().name == "main-2"
 
 
-def test_files_of_a_workspace_that_is_gone_are_told(agent, desk, repo):
-    """Where the directory is gone the rollback says so, and is finished when there is one again."""
+def test_files_of_a_missing_workspace_are_restored_by_resume(agent, desk, repo):
+    """A rollback without its directory is incomplete, and resume finishes it once the directory exists again."""
     shutil.rmtree(desk.root)
     with pytest.raises(RollbackIncomplete, match="does not exist") as caught:
         agent.rollback("before", force=True)
@@ -328,8 +330,8 @@ def test_files_of_a_workspace_that_is_gone_are_told(agent, desk, repo):
     assert desk.files == {"a.txt": "one"}
 
 
-def test_exploration_gives_each_way_its_own_files(repo, desk):
-    """W10: ways of an exploration do not see each other's files, and promote brings those of the chosen one."""
+def test_exploration_separates_the_files_of_its_branches(repo, desk):
+    """W10: branches of an exploration do not see each other's files, and promote restores those of the chosen branch."""
     agent = wrapped(repo, desk)
     agent.run("write a.txt base")
     found = agent.explore(1, ["write a.txt left", "write b.txt right"])
@@ -339,8 +341,8 @@ def test_exploration_gives_each_way_its_own_files(repo, desk):
     assert desk.files == {"a.txt": "base", "b.txt": "right"}
 
 
-def test_async_rollback_brings_the_files_back(agent, desk):
-    """The async twins do the same."""
+def test_async_rollback_restores_the_files(agent, desk):
+    """arollback and arewind_files restore files like their sync twins."""
 
     async def scenario():
         retry = await agent.arollback("before")
@@ -352,8 +354,8 @@ def test_async_rollback_brings_the_files_back(agent, desk):
     assert desk.files == {"a.txt": "one"}
 
 
-def test_a_session_without_a_workspace_is_as_before(repo, desk):
-    """Without workspace= no file is looked at, and nothing says so."""
+def test_a_session_without_a_workspace_leaves_files_unchanged(repo, desk):
+    """Without workspace= no file is restored, and the report mentions none."""
     agent = repo.wrap(desk.graph(), "s", effects=desk.world.effects(), check_effects=False)
     agent.run("write a.txt one")
     agent.run("write a.txt two")
@@ -382,8 +384,8 @@ with dying[point]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("point", ["before the restore", "in the restore", "after the restore"])
-def test_w1_a_rollback_killed_in_its_file_restore_is_finished_once(repo, desk, point):
-    """W1: kill -9 around and in the restore of files; the old branch is as before, and resume brings all of it back."""
+def test_w1_a_rollback_killed_during_file_restore_is_finished_once(repo, desk, point):
+    """W1: after kill -9 around the file restore, the old branch is unchanged, and resume finishes the rollback."""
     url = backend.address(repo)
     agent = wrapped(repo, desk)
     agent.run("write a.txt one; write b.txt one")
@@ -400,8 +402,8 @@ def test_w1_a_rollback_killed_in_its_file_restore_is_finished_once(repo, desk, p
     repo.wrap(desk.graph(), "s", workspace=desk.root, check_effects=False).run("write d.txt on")
 
 
-def test_w6_a_diff_of_two_checkpoints_tells_of_their_files(agent, repo):
-    """W6, P3: added, modified and deleted files, and the text of their difference."""
+def test_w6_a_checkpoint_diff_lists_the_file_changes(agent, repo):
+    """W6, P3: a diff lists added, modified and deleted files with their text differences."""
     found = repo.session("s").diff("before", "HEAD")
     assert (found.added_files, found.modified_files, found.deleted_files) == (["new/b.txt"], ["a.txt"], [])
     assert "-one" in found.diff_content
@@ -409,8 +411,8 @@ def test_w6_a_diff_of_two_checkpoints_tells_of_their_files(agent, repo):
     assert "new/b.txt" in str(found)
 
 
-def test_p7_snapshots_that_no_checkpoint_needs_are_let_go_of(agent, repo, desk):
-    """P7: while a checkpoint has it a snapshot is pinned; afterwards it goes when its time comes."""
+def test_p7_snapshots_without_a_checkpoint_are_unpinned(agent, repo, desk):
+    """P7: a snapshot is pinned while a checkpoint needs it, and unpinned afterwards."""
     workspace = Workspace(desk.root)
     assert all(one.pinned for one in workspace.list())
     agent.run("write a.txt three")
@@ -424,7 +426,7 @@ def test_p7_snapshots_that_no_checkpoint_needs_are_let_go_of(agent, repo, desk):
 
 @pytest.mark.long
 def test_s3_files_are_rewound_from_the_command_line(tmp_path, desk, monkeypatch):
-    """S3: given a session and a restore point; it shows the plan, asks, and keeps off what others have changed."""
+    """S3: the command shows the plan, asks, and refuses to overwrite foreign changes without --force."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         agent = wrapped(repo, desk)
         agent.run("write a.txt one")
@@ -446,8 +448,8 @@ def test_s3_files_are_rewound_from_the_command_line(tmp_path, desk, monkeypatch)
     assert json.loads(said.out)["safety"]
 
 
-def test_a6_a_checkpoint_on_the_way_has_the_files_of_its_own_batch(repo, desk):
-    """A6, P4: a checkpoint after a batch of tool calls, made on the way, brings back the files of that batch."""
+def test_a6_a_mid_turn_checkpoint_has_the_files_of_its_batch(repo, desk):
+    """A6, P4: a checkpoint made during a turn restores the files of its batch of tool calls."""
     story = scripted(
         calls(call("write_file", path="a.txt", text="one"), call("write_file", path="b.txt", text="one")),
         calls(call("create_checkpoint", name="here")),
@@ -468,7 +470,7 @@ def test_a6_a_checkpoint_on_the_way_has_the_files_of_its_own_batch(repo, desk):
 
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["fresh", "captured before"])
-def test_w1_the_database_of_the_session_is_none_of_its_files(tmp_path, monkeypatch, is_known):
+def test_w1_the_session_database_is_not_part_of_the_workspace(tmp_path, monkeypatch, is_known):
     """W1: a database in the workspace is never captured, restored or deleted, also if a snapshot held it before."""
     desk = Desk(tmp_path / "work")
     monkeypatch.chdir(desk.root)
@@ -504,8 +506,8 @@ def _by_hand_and_saved(repo, desk, tmp_path):
 
 
 @pytest.mark.parametrize("change", [_by_another_session, _by_another_database, _by_hand_and_saved])
-def test_s6_a_change_that_somebody_elses_snapshot_holds_is_a_conflict_too(agent, repo, desk, tmp_path, change):
-    """S6: what counts is what this session last saw, not whether the change is in a snapshot of the workspace."""
+def test_s6_a_change_in_a_foreign_snapshot_is_a_conflict_too(agent, repo, desk, tmp_path, change):
+    """S6: a change that this session has not seen is a conflict, even if a workspace snapshot holds it."""
     change(repo, desk, tmp_path)
     for going_back in (agent.rollback, agent.rewind_files):
         with pytest.raises(WorkspaceChanged, match=r"a\.txt"):
@@ -527,8 +529,8 @@ def _lose_the_snapshots(desk):
 
 
 @pytest.mark.parametrize("lose", [_lose_the_folder, _lose_the_snapshots])
-def test_s6_files_that_cannot_come_back_stop_a_rollback_before_it_begins(agent, repo, desk, lose):
-    """S6, P4: where the folder or the snapshot is gone, no effect is reversed, and files=False goes on without them."""
+def test_s6_unrestorable_files_stop_a_rollback_before_it_begins(agent, repo, desk, lose):
+    """S6, P4: without the folder or snapshot no effect is reversed, and files=False rolls back without files."""
     lose(desk)
     with pytest.raises(Unavailable, match="files=False"):
         agent.rollback("before")
@@ -539,8 +541,8 @@ def test_s6_files_that_cannot_come_back_stop_a_rollback_before_it_begins(agent, 
     assert repo.session("s").branch().name == "main-2"
 
 
-def test_s6_a_branch_whose_files_are_lost_can_be_gone_on_with(repo, desk):
-    """S6, W5: what cannot come back is told as what it is, and sync='ignore' goes on without it."""
+def test_s6_a_branch_with_lost_files_can_be_continued(repo, desk):
+    """S6, W5: lost files are reported as such, and sync='ignore' continues without them."""
     agent = wrapped(repo, desk)
     agent.run("write a.txt one")
     agent.fork().run("write a.txt two")
@@ -553,8 +555,10 @@ def test_s6_a_branch_whose_files_are_lost_can_be_gone_on_with(repo, desk):
     assert desk.files == {"a.txt": "two", "b.txt": "on"}
 
 
-def test_c5_branches_whose_environment_cannot_compare_say_so_and_go_on(repo, desk):
-    """C5, W5: another branch may have changed what nobody can compare: switch(sync='world') restores it."""
+def test_c5_branches_with_an_incomparable_environment_report_divergence(repo, desk):
+    """C5, W5: another branch's changes cannot be compared, so WorldDiverged is raised and switch(sync='world')
+    restores.
+    """
 
     counter = Counter()
     agent = wrapped(repo, desk, workspace=Workspace(desk.root, environment=counter))
@@ -578,8 +582,8 @@ def asking_once(agent_tool, **args):
 
 
 @pytest.mark.parametrize("path", [".", "", "dir", "dir/", "a\0b", "x" * 300, "a.txt/b", "../out", "/etc/passwd"])
-def test_c8_whatever_a_model_names_as_a_file_its_tool_answers(repo, desk, path):
-    """C8: a path that is no file's stops no turn: the tool runs, and what it says of the path reaches the model."""
+def test_c8_a_tool_runs_and_answers_whatever_path_a_model_names(repo, desk, path):
+    """C8: an invalid path does not stop the turn: the tool runs, and its answer is recorded."""
     (desk.root / "dir").mkdir()
     (desk.root / "a.txt").write_text("one")
 
@@ -593,7 +597,7 @@ def test_c8_whatever_a_model_names_as_a_file_its_tool_answers(repo, desk, path):
     assert [one.result for one in agent.tool_track()] == ["there is no such file"]
 
 
-def test_c8_a_directory_that_a_tool_moves_can_be_undone(repo, desk):
+def test_c8_a_directory_moved_by_a_tool_can_be_moved_back(repo, desk):
     """C8, S5: a file tool that names a directory is undone like one that names a file."""
     desk_file = desk.root / "dir" / "f.txt"
     desk_file.parent.mkdir()
@@ -611,8 +615,8 @@ def test_c8_a_directory_that_a_tool_moves_can_be_undone(repo, desk):
     assert desk.files == {"dir/f.txt": "one"}
 
 
-def test_c8_a_path_from_the_directory_of_the_process_is_kept_too(repo, desk, monkeypatch):
-    """C8: a tool may name its files from where the process works, not only from the workspace."""
+def test_c8_a_path_relative_to_the_process_is_saved_too(repo, desk, monkeypatch):
+    """C8: a tool may name its files relative to the working directory of the process."""
     monkeypatch.chdir(desk.root.parent)
 
     @tool
@@ -628,8 +632,8 @@ def test_c8_a_path_from_the_directory_of_the_process_is_kept_too(repo, desk, mon
     assert desk.files == {"a.txt": "one"}
 
 
-def test_c8_a_tool_that_is_declared_to_read_leaves_nothing_to_undo(repo, desk):
-    """C8: what the tool's effect says counts more than its name, also where only `wrap` was told."""
+def test_c8_a_tool_declared_read_only_leaves_nothing_to_undo(repo, desk):
+    """C8: a tool's declared effect takes precedence over its name, also if only `wrap` declares it."""
 
     @tool
     def replace(path: str) -> str:
@@ -641,8 +645,8 @@ def test_c8_a_tool_that_is_declared_to_read_leaves_nothing_to_undo(repo, desk):
     assert Workspace(desk.root).undo_stack.depth == 0
 
 
-def test_c5_an_environment_that_fails_is_told_of_like_any_other(repo, desk, monkeypatch):
-    """C5, S6: whatever its code raises, a turn that ran is recorded, and a rollback can be resumed."""
+def test_c5_a_failing_environment_is_reported_like_any_other(repo, desk, monkeypatch):
+    """C5, S6: if the environment raises, the turn that ran is recorded, and a rollback can be resumed."""
 
     class Fragile(Counter):
         def checkpoint(self):
@@ -667,8 +671,8 @@ def test_c5_an_environment_that_fails_is_told_of_like_any_other(repo, desk, monk
 
 
 @pytest.mark.parametrize("goes_on", [False, True], ids=["at once", "after a turn"])
-def test_s3_a_workspace_that_was_moved_keeps_its_past(repo, desk, agent, goes_on):
-    """S3, P2: wrapped where it is now, its checkpoints bring its files back, over nobody else's."""
+def test_s3_a_moved_workspace_keeps_its_checkpoints(repo, desk, agent, goes_on):
+    """S3, P2: a session wrapped with the moved workspace can rewind its files, and foreign changes are refused."""
     moved = Desk(desk.root.rename(desk.root.with_name("moved")))
     agent = wrapped(repo, moved)
     if goes_on:
@@ -681,8 +685,8 @@ def test_s3_a_workspace_that_was_moved_keeps_its_past(repo, desk, agent, goes_on
     assert moved.files == {"a.txt": "one"}
 
 
-def test_p7_a_snapshot_is_kept_as_long_as_any_database_needs_it(agent, repo, desk, tmp_path):
-    """P7: two databases whose sessions share a workspace need the same snapshot; that one lets go of it keeps it."""
+def test_p7_a_snapshot_stays_pinned_while_any_database_needs_it(agent, repo, desk, tmp_path):
+    """P7: a snapshot shared by two databases stays pinned after one of them releases it."""
     with agentgit.open(tmp_path / "other.db") as other:
         second = wrapped(other, desk)
         shared = second.checkpoint("theirs")
@@ -697,8 +701,8 @@ def test_p7_a_snapshot_is_kept_as_long_as_any_database_needs_it(agent, repo, des
 
 
 @pytest.mark.parametrize("auto", ["off", 2])
-def test_s6_a_message_that_is_no_restore_point_says_what_would_make_it_one(repo, desk, auto):
-    """S6: without a checkpoint before each turn, the failure names the setting, and any checkpoint still serves."""
+def test_s6_a_message_without_a_restore_point_names_the_setting(repo, desk, auto):
+    """S6: without a checkpoint before each turn the error names auto_checkpoint, and any checkpoint can be used."""
     agent = wrapped(repo, desk, auto_checkpoint=auto)
     agent.checkpoint("before")
     agent.invoke({"messages": [HumanMessage("write a.txt one", id="mine")]})

@@ -31,7 +31,7 @@ def world():
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 def test_a7_a_slow_save_does_not_move_a_checkpoint(durability, repo, world):
-    """A7, A6: however late LangGraph saves, a point that a tool asked for has the position of its own batch."""
+    """A7, A6: a checkpoint requested by a tool has the position of its batch, however late LangGraph saves."""
 
     bound = repo.wrap(tool_node_graph(scripted("hi"), []), "s")
     replies = (call("add", item="1"), call("create_checkpoint", name="mine"), call("add", item="2"), "ok")
@@ -47,8 +47,8 @@ def test_a7_a_slow_save_does_not_move_a_checkpoint(durability, repo, world):
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_d2_rolling_back_to_a_question_reverses_what_its_answer_did(kind, repo, world):
-    """D2, W1: a checkpoint made while a tool waits lies before what the answered tool does."""
+def test_d2_a_rollback_to_a_question_reverses_what_its_answer_did(kind, repo, world):
+    """D2, W1: a checkpoint made while a tool waits precedes the effects of the answered tool."""
     agent = repo.wrap(GRAPHS[kind](scripted(call("add_if_approved", item="x"), "ok"), world.tools()), "s",
                       effects=world.effects())  # fmt: skip
     agent.invoke(say("order"))
@@ -64,8 +64,8 @@ def test_d2_rolling_back_to_a_question_reverses_what_its_answer_did(kind, repo, 
     assert [(c.tool_name, c.status) for c in back.tool_track()] == [("add_if_approved", "done")]
 
 
-def test_d2_a_batch_that_was_tried_again_is_one_batch(repo, world):
-    """D2, W1: what is done in a failed batch is not done again with it, and lies behind a checkpoint from before it."""
+def test_d2_a_retried_batch_is_one_batch(repo, world):
+    """D2, W1: a retried batch does not repeat finished calls, and its effects follow a checkpoint from before it."""
     graph = tool_node_graph(scripted(calls(call("add", item="x"), call("fail", why="b")), "ok"), world.tools())
     agent = repo.wrap(graph, "s", effects=world.effects())
     for value in (say("go"), None):
@@ -79,7 +79,7 @@ def test_d2_a_batch_that_was_tried_again_is_one_batch(repo, world):
 
 
 def test_w1_an_edited_call_is_undone_with_the_arguments_it_ran_with(repo, world):
-    """W1: a person edits a waiting call; the record and the undo have what was really done."""
+    """W1: after a person edits a waiting call, the record and the undo use the edited arguments."""
     agent = repo.wrap(tool_node_graph(scripted(call("add_if_approved", "c1", item="chair"), "ok"), world.tools()), "s",
                       effects=world.effects())  # fmt: skip
     agent.invoke(say("order"))
@@ -97,8 +97,8 @@ def test_w1_an_edited_call_is_undone_with_the_arguments_it_ran_with(repo, world)
 # -- graphs in graphs
 
 
-def test_d3_a_wrapped_agent_inside_of_another_graph_keeps_its_own_conversation(repo, world):
-    """D3: called from a node, a tool or as a node's whole function, an agent runs on its own branch, recorded once."""
+def test_d3_a_wrapped_agent_inside_another_graph_keeps_its_conversation(repo, world):
+    """D3: an agent called from a node of another graph runs on its branch, and is recorded once."""
     inner = repo.wrap(tool_node_graph(scripted(call("add", item="a"), "one", "two"), world.tools()), "inner",
                       effects=world.effects())  # fmt: skip
     outer = StateGraph(MessagesState)
@@ -111,8 +111,8 @@ def test_d3_a_wrapped_agent_inside_of_another_graph_keeps_its_own_conversation(r
     assert [c.tool_name for c in inner.tool_track()] == ["add"]
 
 
-async def test_d3_a_wrapped_agent_streams_inside_of_another_graph(repo, world):
-    """D3: the same holds for streams, sync and async, and with the node's config handed on."""
+async def test_d3_a_wrapped_agent_streams_inside_another_graph(repo, world):
+    """D3: an agent records a turn streamed with astream inside a node, and one streamed with stream afterwards."""
     inner = repo.wrap(tool_node_graph(scripted("one", "two", "three"), []), "inner")
 
     async def ask(state, config):
@@ -127,8 +127,8 @@ async def test_d3_a_wrapped_agent_streams_inside_of_another_graph(repo, world):
     assert len(inner.history()) == 4
 
 
-def test_d3_tools_out_of_sight_can_be_declared(repo, world):
-    """D3, W3: a tool that only a node's function calls is declared by its decorator, or with check_effects=False."""
+def test_d3_tools_the_graph_does_not_expose_can_be_declared(repo, world):
+    """D3, W3: a tool that only a node calls is declared by its decorator, or with check_effects=False."""
     undone = []
 
     @tool
@@ -164,8 +164,8 @@ def test_d3_tools_out_of_sight_can_be_declared(repo, world):
     assert undone == ["ordered x"]
 
 
-def test_a7_a_users_own_tool_of_the_same_name_is_recorded(repo):
-    """A7: only our tools are left off the track, not a user's `create_checkpoint` that saves weights."""
+def test_a7_a_users_tool_with_a_checkpoint_tools_name_is_recorded(repo):
+    """A7: only agentgit's tools are left off the track, not a user's `create_checkpoint`."""
 
     @tool
     def create_checkpoint(name: str) -> str:
@@ -183,8 +183,8 @@ def test_a7_a_users_own_tool_of_the_same_name_is_recorded(repo):
 # -- streams and tasks that end early
 
 
-async def test_d3_a_stream_that_is_left_early_gives_the_branch_back(repo):
-    """D3: after a break out of astream the next turn runs, as it does on the graph itself."""
+async def test_d3_a_stream_left_early_releases_the_branch(repo):
+    """D3: after a break out of astream the next turn runs, as on the plain graph."""
     for n in range(10):
         agent = repo.wrap(tool_node_graph(scripted("one", "two", "three"), []), f"s{n}")
         async for _ in agent.astream(say("hi")):
@@ -194,8 +194,8 @@ async def test_d3_a_stream_that_is_left_early_gives_the_branch_back(repo):
 
 
 @pytest.mark.parametrize("after", [0, 0.002, 0.01, 0.03, 0.06])
-async def test_d3_a_cancelled_turn_gives_the_branch_back(after, repo, world):
-    """D3: wherever the task is cancelled, also while it takes the branch, the branch is free soon after."""
+async def test_d3_a_cancelled_turn_releases_the_branch(after, repo, world):
+    """D3: a turn cancelled at any moment, also while it acquires the branch, leaves the branch free."""
     agent = repo.wrap(tool_node_graph(scripted("one", "two"), []), "s")
     task = asyncio.create_task(agent.ainvoke(say("hi")))
     await asyncio.sleep(after)
@@ -218,8 +218,8 @@ def slow_to_begin():
         yield begins, go
 
 
-async def test_d3_a_turn_waits_for_a_cancelled_one_that_takes_the_branch_slowly(repo, slow_to_begin):
-    """D3: where the database is slow, the next turn of the agent still finds the branch free."""
+async def test_d3_a_turn_waits_for_a_cancelled_turn_to_release_the_branch(repo, slow_to_begin):
+    """D3: with a slow database, the next turn waits until the cancelled one has released the branch."""
     agent = repo.wrap(tool_node_graph(scripted("one"), []), "s")
     begins, go = slow_to_begin
     task = asyncio.create_task(agent.ainvoke(say("hi")))
@@ -232,8 +232,8 @@ async def test_d3_a_turn_waits_for_a_cancelled_one_that_takes_the_branch_slowly(
     assert agent.branch.status == "open"
 
 
-def test_d3_a_loop_that_ends_while_a_turn_takes_the_branch_gives_it_back(repo, slow_to_begin):
-    """D3: Ctrl-C in `asyncio.run` at that moment leaves no branch that runs as long as the program."""
+def test_d3_a_loop_that_ends_during_acquisition_releases_the_branch(repo, slow_to_begin):
+    """D3: Ctrl-C in `asyncio.run` while a turn acquires the branch does not leave the branch running."""
     agent = repo.wrap(tool_node_graph(scripted("one"), []), "s")
     begins, go = slow_to_begin
 
@@ -250,8 +250,8 @@ def test_d3_a_loop_that_ends_while_a_turn_takes_the_branch_gives_it_back(repo, s
     assert agent.run("again") == "one"
 
 
-def test_d3_a_loop_that_stands_still_gives_the_branch_back(repo, slow_to_begin):
-    """D3: at Ctrl-C in a chat, whose loop runs again with the next turn, the branch is free as soon as it was taken."""
+def test_d3_a_stopped_loop_releases_the_branch(repo, slow_to_begin):
+    """D3: after Ctrl-C in a chat whose loop is stopped, the branch is released as soon as it was acquired."""
     agent = repo.wrap(tool_node_graph(scripted("one"), []), "s")
     begins, go = slow_to_begin
 
@@ -274,8 +274,8 @@ def test_d3_a_loop_that_stands_still_gives_the_branch_back(repo, slow_to_begin):
         assert agent.run("again") == "one"
 
 
-async def test_d3_a_turn_waits_for_a_stream_that_is_slow_to_close(repo):
-    """D3: where what a stream was left in the middle of takes its time to end, the next turn waits for that."""
+async def test_d3_a_turn_waits_for_an_abandoned_stream_to_close(repo):
+    """D3: the next turn waits until an abandoned stream has finished its cleanup."""
 
     async def slow(state):
         if state["messages"][-1].content == "hi":
@@ -294,8 +294,8 @@ async def test_d3_a_turn_waits_for_a_stream_that_is_slow_to_close(repo):
     assert agent.branch.status == "open"
 
 
-def test_d3_a_config_of_this_very_state_is_accepted(repo):
-    """D3: what update_state and get_state give can be handed to invoke, as on the graph."""
+def test_d3_a_config_of_the_current_state_is_accepted(repo):
+    """D3: configs returned by update_state and get_state can be passed back, as on the graph."""
     agent = repo.wrap(tool_node_graph(scripted("hello", "again"), []), "s")
     agent.run("hi")
     config = agent.update_state(None, {"messages": [("user", "more")]}, as_node="__start__")
@@ -306,8 +306,8 @@ def test_d3_a_config_of_this_very_state_is_accepted(repo):
 # -- rollbacks that meet each other
 
 
-def test_one_rollback_of_a_session_at_a_time(repo, world):
-    """W1: while one rollback reverses, another one and the turns of the session are refused, and told why."""
+def test_only_one_rollback_of_a_session_runs_at_a_time(repo, world):
+    """W1: while a rollback reverses effects, another rollback and turns of the session are refused with the reason."""
     agent = repo.wrap(tool_node_graph(scripted(call("add", item="a"), "ok", "more"), world.tools()), "s",
                       effects=world.effects(add=reversible(lambda args, result: tries())))  # fmt: skip
     agent.run("go")
@@ -328,8 +328,8 @@ def test_one_rollback_of_a_session_at_a_time(repo, world):
     assert agent.run("on") == "more"
 
 
-def test_a_branch_whose_rollback_is_half_done_cannot_be_used(repo, world):
-    """W1: switch, checkpoint and fork on a partial branch say how to finish it."""
+def test_a_branch_with_a_partial_rollback_cannot_be_used(repo, world):
+    """W1: switch, checkpoint and fork on a partial branch are refused and the error names resume."""
     agent = repo.wrap(
         tool_node_graph(scripted(call("add", item="a"), "ok"), world.tools()), "s", effects=world.effects()
     )
@@ -343,8 +343,8 @@ def test_a_branch_whose_rollback_is_half_done_cannot_be_used(repo, world):
             verb()
 
 
-def test_finishing_a_rollback_later_does_not_take_the_session_away(repo, world):
-    """W1: if the session was led on to another branch meanwhile, it stays there."""
+def test_resuming_a_rollback_does_not_move_a_switched_session(repo, world):
+    """W1: a session that switched to another branch before the resume stays there."""
     agent = repo.wrap(
         tool_node_graph(scripted(call("add", item="a"), "ok"), world.tools()), "s", effects=world.effects()
     )
@@ -359,8 +359,8 @@ def test_finishing_a_rollback_later_does_not_take_the_session_away(repo, world):
     assert repo.session("s").branch().name == "elsewhere"
 
 
-def test_a_turn_stays_on_its_branch(repo, world):
-    """D2: an agent cannot be led elsewhere while its turn runs, and no checkpoint lands on another branch."""
+def test_a_running_agent_stays_on_its_branch(repo, world):
+    """D2: switch and rollback are refused during a turn, and its checkpoint is on the turn's branch."""
     agent = repo.wrap(tool_node_graph(scripted("one", "two"), []), "s")
     agent.run("hi")
     agent.fork(name="other")
@@ -375,8 +375,8 @@ def test_a_turn_stays_on_its_branch(repo, world):
     assert agent.switch("other").branch.name == "other"
 
 
-def test_w1_a_resumed_rollback_also_reverses_what_happened_since(repo, world):
-    """W1: the branch that was left may have gone on; its newer effects come first, and are in the report."""
+def test_w1_a_resumed_rollback_also_reverses_newer_effects(repo, world):
+    """W1: effects made after the interrupted rollback are reversed first, and are in the report."""
     replies = (call("add", item="a"), "ok", call("add", item="b"), "ok")
     agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
     agent.run("one")
@@ -390,8 +390,8 @@ def test_w1_a_resumed_rollback_also_reverses_what_happened_since(repo, world):
     assert world.items == []
 
 
-def test_w2_going_to_a_point_whose_effects_are_gone_says_so(repo, world):
-    """W2: a rollback forward does not make orders again, and plan and report say which are gone."""
+def test_w2_a_rollback_to_a_point_with_reversed_effects_reports_them(repo, world):
+    """W2: a rollback forward does not repeat reversed effects, and plan and report list them as gone."""
     replies = (call("add", item="a"), "ok")
     agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
     agent.run("one")
@@ -403,7 +403,7 @@ def test_w2_going_to_a_point_whose_effects_are_gone_says_so(repo, world):
 
 
 def test_an_invocation_has_one_position_everywhere(repo, world):
-    """D1: plan, report, undo and track agree on the position, whoever was recorded first."""
+    """D1: plan, undo and track agree on a call's position, whichever call finishes first."""
     seen = []
     slow = threading.Event()
 
@@ -429,8 +429,8 @@ def test_an_invocation_has_one_position_everywhere(repo, world):
     assert seen == [1]
 
 
-def test_a7_a_rollback_that_became_impossible_keeps_the_answer(repo, world):
-    """A7: if an irreversible call of the same batch stands in the way, the turn's answer is given all the same."""
+def test_a7_a_rollback_blocked_after_its_request_keeps_the_answer(repo, world):
+    """A7: if an irreversible call of the same batch blocks the rollback, the turn's answer is still returned."""
     bound = repo.wrap(tool_node_graph(scripted("hi"), []), "s")
     replies = ("hello", calls(call("rollback_to_checkpoint", checkpoint="main#2"), call("send", text="x")), "done")
     graph = tool_node_graph(scripted(*replies), [*world.tools(), *bound.checkpoint_tools()])
@@ -445,8 +445,8 @@ def test_a7_a_rollback_that_became_impossible_keeps_the_answer(repo, world):
 # -- values
 
 
-def test_results_that_cannot_be_read_twice_still_reach_the_program(repo):
-    """D1: a tool's iterator or file arrives unread where the program wants it."""
+def test_results_that_can_be_read_only_once_reach_the_program_unread(repo):
+    """D1: an iterator returned by a tool reaches the program unread."""
     got = []
 
     @tool
@@ -467,8 +467,8 @@ def test_results_that_cannot_be_read_twice_still_reach_the_program(repo):
     assert agent.tool_track()[0].status == "done"
 
 
-def test_wrong_arguments_are_typed_errors(repo):
-    """Bad input: wrong types and impossible ids are told, not thrown from deep below."""
+def test_wrong_arguments_raise_typed_errors(repo):
+    """Bad input: wrong types and impossible ids raise typed errors."""
     agent = repo.wrap(tool_node_graph(scripted("hi"), []), "s")
     agent.run("hi")
     for bad in (

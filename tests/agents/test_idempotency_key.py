@@ -12,8 +12,8 @@ from agentgit.effects import idempotency_key
 
 @pytest.mark.parametrize("kind", [tool_node_graph, agent_graph], ids=["tool_node", "create_agent"])
 @pytest.mark.parametrize("way", ["sync", "async"])
-def test_a_tool_can_ask_for_its_key(repo, kind, way):
-    """Parallel calls of one message have keys of their own, and each is the one in the record."""
+def test_a_tool_can_read_its_idempotency_key(repo, kind, way):
+    """Parallel calls of one message have different keys, and each equals the recorded key."""
     asked = {}
 
     def pay(to: str) -> str:
@@ -33,8 +33,8 @@ def test_a_tool_can_ask_for_its_key(repo, kind, way):
     assert len(set(asked.values())) == 2
 
 
-def test_an_attempt_after_a_failure_has_the_same_key(repo):
-    """A call that failed and is made again by the next turn has the key it had."""
+def test_a_retry_after_a_failure_has_the_same_key(repo):
+    """A call that failed and is retried by the next turn keeps its key."""
     asked = []
 
     @tool
@@ -53,8 +53,8 @@ def test_an_attempt_after_a_failure_has_the_same_key(repo):
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])
-def test_what_runs_again_has_another_key(repo, way):
-    """A redo is another call to the service than the one that was reversed."""
+def test_a_redone_call_has_a_new_key(repo, way):
+    """A redo calls the service with another key than the reversed call."""
     asked = []
 
     def put(item: str) -> str:
@@ -74,7 +74,7 @@ def test_what_runs_again_has_another_key(repo, way):
     assert len(asked) == len(set(asked)) == 2
 
 
-def test_outside_of_a_call_there_is_no_key():
-    """Bad input: whoever asks elsewhere is told where to ask."""
+def test_there_is_no_key_outside_a_call():
+    """Bad input: asking for a key outside a tool raises NotFound, which says where to ask."""
     with pytest.raises(NotFound, match="inside a tool"):
         idempotency_key()

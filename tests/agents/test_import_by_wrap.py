@@ -12,8 +12,8 @@ from scripted import World
 from agentgit import Conflict, InvalidInput, NotFound, SQLModelSaver
 
 
-def test_a_thread_of_the_graphs_own_saver_goes_on_here(repo, tmp_path):
-    """The agent continues the conversation, and the graph and its saver stay as they are."""
+def test_a_thread_of_the_graphs_saver_continues_in_a_session(repo, tmp_path):
+    """The agent continues the conversation, and the graph and its saver stay unchanged."""
     world, origin = World(), sqlite_origin(tmp_path)
     origin.talk(shop(world), "t", "order a chair")
     with origin.saver() as saver:
@@ -27,8 +27,8 @@ def test_a_thread_of_the_graphs_own_saver_goes_on_here(repo, tmp_path):
     assert len(retry.history()) == 4
 
 
-def test_wrapping_again_reads_only_what_is_new(repo):
-    """The next program start goes on: with what came there while nothing came here, or with what came here."""
+def test_wrapping_again_imports_only_new_turns(repo):
+    """Wrapping again adds new turns of the source thread, or keeps the turns made in the session."""
     world, saver = World(), InMemorySaver()
     graph = shop(world)(saver)
     graph.invoke(said("hello"), on("t"))
@@ -41,8 +41,8 @@ def test_wrapping_again_reads_only_what_is_new(repo):
     assert len(repo.sessions()) == 1
 
 
-def test_another_of_our_own_savers_is_a_saver_too(repo, tmp_path):
-    """A thread that SQLModelSaver keeps elsewhere moves in like any other."""
+def test_another_sqlmodelsaver_is_imported_like_any_saver(repo, tmp_path):
+    """A thread of an SQLModelSaver in another database is imported like any other."""
     with SQLModelSaver.from_conn_string(tmp_path / "elsewhere.db") as saver:
         graph = shop(World())(saver)
         graph.invoke(said("hello"), on("t"))
@@ -59,8 +59,8 @@ async def _talk_and_wrap(repo, saver, wrap):
 
 
 @pytest.mark.parametrize("in_thread", [False, True])
-async def test_an_async_saver_is_read_from_its_own_loop_and_beside_it(repo, tmp_path, in_thread):
-    """AsyncSqliteSaver is read where its loop stands still, and through its loop from another thread."""
+async def test_an_async_saver_is_read_on_and_off_its_loop(repo, tmp_path, in_thread):
+    """AsyncSqliteSaver is read while its loop is blocked, and through its loop from another thread."""
 
     async def wrap(graph):
         if in_thread:
@@ -72,8 +72,10 @@ async def test_an_async_saver_is_read_from_its_own_loop_and_beside_it(repo, tmp_
 
 
 @pytest.mark.parametrize("in_thread", [False, True])
-async def test_an_async_postgres_saver_is_read_both_ways(repo, postgres_url, in_thread):
-    """AsyncPostgresSaver on one connection is read where its loop stands still, and through its loop."""
+async def test_an_async_postgres_saver_is_read_on_and_off_its_loop(repo, postgres_url, in_thread):
+    """AsyncPostgresSaver on one connection is read while its loop is blocked, and through its loop from another
+    thread.
+    """
 
     async def wrap(graph):
         if in_thread:
@@ -86,8 +88,8 @@ async def test_an_async_postgres_saver_is_read_both_ways(repo, postgres_url, in_
             await _talk_and_wrap(repo, saver, wrap)
 
 
-async def test_a_pool_is_read_through_its_loop_only(repo, postgres_url):
-    """AsyncPostgresSaver on a pool is refused where its loop stands still, and read with asyncio.to_thread."""
+async def test_a_connection_pool_is_read_only_through_its_loop(repo, postgres_url):
+    """AsyncPostgresSaver on a pool is refused while its loop is blocked, and read with asyncio.to_thread."""
     from psycopg.rows import dict_row
     from psycopg_pool import AsyncConnectionPool
 
@@ -102,7 +104,7 @@ async def test_a_pool_is_read_through_its_loop_only(repo, postgres_url):
 
 
 def test_wrong_threads_are_refused(repo):
-    """No saver, no such thread, a session with other content: each has its failure, and no session is made."""
+    """A missing saver, an unknown thread and a session with other content are refused."""
     saver = InMemorySaver()
     graph = shop(World())(saver)
     graph.invoke(said("hello"), on("t"))

@@ -52,8 +52,8 @@ def track(agent):
 
 
 @pytest.mark.parametrize("build", [one_task_each, as_subgraph])
-def test_t9_calls_of_a_half_finished_batch_are_on_the_track(repo, origin, build):
-    """T9: the finished siblings of a question come along with their results, in their order, and stay."""
+def test_t9_finished_calls_of_an_unfinished_batch_are_imported(repo, origin, build):
+    """T9: finished siblings of a pending question are imported with their results, in order, and survive a rollback."""
     world = World()
     origin.talk(lambda saver: build(world, saver), "t", "go")
     assert (world.items, world.notes) == (["chair"], ["x"])
@@ -74,8 +74,8 @@ def test_t9_calls_of_a_half_finished_batch_are_on_the_track(repo, origin, build)
 
 
 @pytest.mark.parametrize("build", [one_task_each, as_subgraph])
-def test_t9_importing_again_after_the_answer_adds_only_what_is_new(repo, origin, build):
-    """T9: after the answer where the thread comes from, the next import adds that call, and none twice."""
+def test_t9_importing_again_after_the_answer_adds_only_new_calls(repo, origin, build):
+    """T9: after an answer in the source thread, the next import adds the new calls, and none twice."""
     world = World()
     origin.talk(lambda saver: build(world, saver), "t", "go")
     repo.import_langgraph(origin.url)
@@ -90,8 +90,8 @@ def test_t9_importing_again_after_the_answer_adds_only_what_is_new(repo, origin,
     assert not repo.maintenance.fsck(level=3).findings
 
 
-def test_t9_a_batch_that_runs_in_one_task_runs_again_as_in_the_plain_graph(repo, origin):
-    """T9: of a batch in one task LangGraph keeps no result; each call is on the track once it ran here."""
+def test_t9_a_batch_in_one_task_runs_again_as_in_the_plain_graph(repo, origin):
+    """T9: LangGraph keeps no result of a batch in one task, so each call is recorded once it runs in the session."""
     world = World()
     origin.talk(lambda saver: one_task(world, saver), "t", "go")
     repo.import_langgraph(origin.url)
@@ -103,8 +103,8 @@ def test_t9_a_batch_that_runs_in_one_task_runs_again_as_in_the_plain_graph(repo,
     ]  # fmt: skip
 
 
-def test_t9_a_thread_of_the_graphs_own_saver_brings_them_too(repo):
-    """T9: `wrap(thread_id=...)` carries them as an import does."""
+def test_t9_wrap_with_a_thread_id_imports_finished_calls_too(repo):
+    """T9: `wrap(thread_id=...)` imports the finished calls like import_langgraph."""
     from langgraph.checkpoint.memory import InMemorySaver
 
     world = World()

@@ -60,16 +60,16 @@ def same(ours, theirs):
     return sorted(map(parts, ours), key=key) == sorted(map(parts, theirs), key=key)
 
 
-def test_every_saver_is_read_whole(repo, any_origin, world):
-    """The graph checkpoints have their ids, parents, metadata, values and pending writes, from every saver."""
+def test_every_saver_is_read_completely(repo, any_origin, world):
+    """Graph checkpoints keep ids, parents, metadata, values and pending writes, whichever saver stored them."""
     any_origin.talk(shop(world), "t", "order a chair", "hello", "and a table")
     report = repo.import_langgraph(any_origin.url)
     assert [(one.status, one.left_out, one.hidden) for one in report.threads] == [("imported", 0, ())]
     assert same(tuples(repo, "t"), any_origin.tuples("t"))
 
 
-def test_a_session_gets_the_history_that_agentgit_would_have_recorded(repo, origin, world):
-    """Checkpoints, messages, positions and restore points are those of a session that began here."""
+def test_an_imported_session_has_the_history_of_a_native_one(repo, origin, world):
+    """Checkpoints, message counts, positions and restore points equal those of a session recorded by agentgit."""
     texts = ["order a chair", "hello", "fail because", "and a table"]
     origin.talk(shop(world), "t", *texts)
     repo.import_langgraph(origin.url)
@@ -89,8 +89,8 @@ def test_a_session_gets_the_history_that_agentgit_would_have_recorded(repo, orig
     assert repo.session("t").get_checkpoint("HEAD").created_at.isoformat() == newest
 
 
-def test_calls_of_the_past_are_on_the_track_and_are_kept(repo, origin, world):
-    """A past call is an undeclared one with its own times: a rollback lists it as kept and never reverses it."""
+def test_imported_calls_are_on_the_track_and_kept_by_a_rollback(repo, origin, world):
+    """An imported call is undeclared and has its original times; a rollback lists it as kept and never reverses it."""
     origin.talk(shop(world), "t", "order a chair", "fail because", "and a table")
     repo.import_langgraph(origin.url)
     track = repo.session("t").tool_track()
@@ -109,8 +109,8 @@ def test_calls_of_the_past_are_on_the_track_and_are_kept(repo, origin, world):
     assert retry.run("hello") == "Hello."
 
 
-def test_an_import_that_runs_again_adds_what_is_new(repo, any_origin, world):
-    """Nothing is doubled, and a thread that has grown grows here."""
+def test_a_repeated_import_adds_only_new_turns(repo, any_origin, world):
+    """A repeated import duplicates nothing and extends a thread that has grown."""
     any_origin.talk(shop(world), "t", "order a chair")
     repo.import_langgraph(any_origin.url)
     assert [one.status for one in repo.import_langgraph(any_origin.url).threads] == ["unchanged"]
@@ -126,8 +126,8 @@ def test_an_import_that_runs_again_adds_what_is_new(repo, any_origin, world):
     assert len(backend.threads(repo)) == 2
 
 
-def test_an_import_that_was_broken_off_is_finished(repo, origin, world):
-    """Nothing of a thread is visible before it is whole, and what was read is not read again."""
+def test_an_interrupted_import_can_be_finished(repo, origin, world):
+    """Nothing of a thread is visible before it is complete, and checkpoints already read are not read again."""
     origin.talk(shop(world), "t", *["order a chair"] * 5)
 
     def stop(now):
@@ -144,8 +144,8 @@ def test_an_import_that_was_broken_off_is_finished(repo, origin, world):
     assert len(backend.threads(repo)) == 1
 
 
-def test_w13_what_a_broken_import_left_is_collected_when_asked_for(repo, origin, world):
-    """W13: a collection keeps what the next import goes on from, and drops it only when told; then it begins anew."""
+def test_w13_remains_of_an_interrupted_import_are_collected_on_request(repo, origin, world):
+    """W13: gc keeps an unfinished import unless imports=True, and after that the import starts over."""
     origin.talk(shop(world), "t", *["order a chair"] * 5)
 
     def stop(now):
@@ -165,8 +165,8 @@ def test_w13_what_a_broken_import_left_is_collected_when_asked_for(repo, origin,
     assert saver.gc(imports=True).values == 0
 
 
-def test_w13_an_import_that_is_collected_meanwhile_says_so(repo, origin, world):
-    """W13: an import under which everything is taken away makes no session, and says to try again; that works."""
+def test_w13_an_import_collected_while_it_runs_raises_a_conflict(repo, origin, world):
+    """W13: an import whose rows are collected while it runs makes no session and asks for a retry, which succeeds."""
     origin.talk(shop(world), "t", *["order a chair"] * 5)
     saver = backend.saver(repo)
 
@@ -181,8 +181,8 @@ def test_w13_an_import_that_is_collected_meanwhile_says_so(repo, origin, world):
     assert same(tuples(repo, "t"), origin.tuples("t"))
 
 
-def test_a_thread_that_waits_for_an_answer_waits_here(repo, any_origin, world):
-    """An interrupt is asked and answered here, and an answer that was given there comes with the next import."""
+def test_a_waiting_thread_still_waits_after_its_import(repo, any_origin, world):
+    """An interrupt can be answered in the session, and an answer in the source arrives with the next import."""
     any_origin.talk(shop(world), "here", "ask for a chair")
     any_origin.talk(shop(world), "there", "ask for a chair")
     repo.import_langgraph(any_origin.url)
@@ -197,8 +197,8 @@ def test_a_thread_that_waits_for_an_answer_waits_here(repo, any_origin, world):
     assert repo.wrap(shop(world)(None), "there").get_state().next == ()
 
 
-def test_of_a_thread_with_time_travel_the_newest_line_is_taken(repo, origin, world):
-    """Lines that were left behind by going back inside a thread are left out, and the report says how many."""
+def test_only_the_newest_line_of_a_thread_with_time_travel_is_imported(repo, origin, world):
+    """Lines abandoned by time travel are left out, and the report counts what was left out."""
     origin.talk(shop(world), "t", "order a chair", "and a table")
     with origin.saver() as saver:
         graph = shop(world)(saver)
@@ -215,8 +215,8 @@ def test_of_a_thread_with_time_travel_the_newest_line_is_taken(repo, origin, wor
     ]
 
 
-def test_a_thread_that_went_back_behind_its_import_is_refused(repo, origin, world):
-    """What no longer continues the imported line is a Conflict, and the session stays as it is."""
+def test_a_thread_that_left_its_imported_line_is_refused(repo, origin, world):
+    """A thread that no longer continues the imported line is refused, and the session stays unchanged."""
     origin.talk(shop(world), "t", "order a chair", "and a table")
     repo.import_langgraph(origin.url)
     with origin.saver() as saver:
@@ -228,8 +228,8 @@ def test_a_thread_that_went_back_behind_its_import_is_refused(repo, origin, worl
 
 
 @pytest.mark.parametrize("own_thread", [False, True])
-def test_subgraphs_come_with_their_graph(repo, any_origin, world, own_thread):
-    """Checkpoints of subgraphs are there, and a subgraph that keeps its own thread remembers it."""
+def test_subgraphs_are_imported_with_their_graph(repo, any_origin, world, own_thread):
+    """Subgraph checkpoints are imported, and a subgraph with a separate thread keeps its memory."""
 
     def build(saver):
         model = scripted(call("add", "c1", item="chair"), "first", "second")
@@ -245,7 +245,7 @@ def test_subgraphs_come_with_their_graph(repo, any_origin, world, own_thread):
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_every_kind_of_graph_goes_on_here(repo, origin, world, kind):
+def test_every_kind_of_graph_continues_after_an_import(repo, origin, world, kind):
     """Graphs of every kind continue their conversation."""
 
     def build(saver):
@@ -260,7 +260,7 @@ def test_every_kind_of_graph_goes_on_here(repo, origin, world, kind):
     assert len(agent.tool_track()) == 1
 
 
-def test_parallel_calls_have_the_order_of_their_message(repo, origin, world):
+def test_parallel_calls_are_imported_in_the_order_of_their_message(repo, origin, world):
     """Calls of one AI message are on the track in its order."""
     both = calls(call("add", "c1", item="chair"), call("look", "c2"), call("add", "c3", item="table"))
     origin.talk(lambda saver: GRAPHS["create_agent"](scripted(both, "done"), world.tools(), saver), "t", "a")
@@ -269,8 +269,8 @@ def test_parallel_calls_have_the_order_of_their_message(repo, origin, world):
     assert repo.session("t").get_checkpoint("HEAD").metadata["tool_track_position"] == 3
 
 
-def test_a_state_that_was_changed_by_hand_has_a_checkpoint(repo, origin, world):
-    """`update_state` between two turns is a point of its own, as it is here."""
+def test_an_update_state_between_turns_has_a_checkpoint(repo, origin, world):
+    """`update_state` between two turns becomes a checkpoint, as in a native session."""
     origin.talk(shop(world), "t", "hello")
     with origin.saver() as saver:
         shop(world)(saver).update_state(on("t"), {"messages": [("assistant", "By hand.")]}, as_node="model")
@@ -282,8 +282,8 @@ def test_a_state_that_was_changed_by_hand_has_a_checkpoint(repo, origin, world):
     ]  # fmt: skip
 
 
-def test_a_pruned_thread_begins_where_it_was_cut(repo, origin, world):
-    """A thread whose beginning was deleted has no checkpoint before that, and goes on."""
+def test_a_pruned_thread_begins_at_its_oldest_checkpoint(repo, origin, world):
+    """A thread whose beginning was deleted has no earlier checkpoint, and can be continued."""
     origin.talk(shop(world), "t", "hello", "order a chair")
     newest = origin.tuples("t")[0].config["configurable"]["checkpoint_id"]
     origin.execute("DELETE FROM checkpoints WHERE checkpoint_id < ?", newest)
@@ -308,8 +308,8 @@ class WithCart(MessagesState):
     visits: Annotated[int, operator.add]
 
 
-def test_values_of_the_program_survive_without_being_built(repo, origin):
-    """An object of the program's own stays what it is, though the import builds no such object."""
+def test_custom_values_survive_an_import(repo, origin):
+    """An object of a custom class keeps its value through an import."""
 
     def build(saver):
         graph = StateGraph(WithCart)
@@ -325,8 +325,8 @@ def test_values_of_the_program_survive_without_being_built(repo, origin):
 
 
 @pytest.mark.long
-def test_a_long_thread_comes_whole_and_small(repo, origin, world):
-    """A thread of 200 turns comes whole, in a fraction of its size."""
+def test_a_long_thread_is_imported_completely_and_compactly(repo, origin, world):
+    """A thread of 200 turns is imported completely, and on SQLite in less than a tenth of its size."""
     origin.talk(shop(world), "t", *["hello"] * 200)
     (one,) = repo.import_langgraph(origin.url).threads
     assert (one.graph_checkpoints, one.checkpoints) == (600, 400)
@@ -356,8 +356,8 @@ class WithLog(MessagesState):
     log: Annotated[list, DeltaChannel(total, snapshot_frequency=4)]
 
 
-def test_values_that_are_spread_over_earlier_steps_come_whole(repo, any_origin):
-    """A DeltaChannel, whose value is only in the writes of earlier graph checkpoints, has its value here."""
+def test_values_of_a_delta_channel_are_imported_completely(repo, any_origin):
+    """A DeltaChannel, whose value exists only in earlier writes, has its full value after the import."""
 
     def build(saver):
         graph = StateGraph(WithLog)

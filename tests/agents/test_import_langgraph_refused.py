@@ -56,7 +56,7 @@ OLDEST = "checkpoint_id = (SELECT min(checkpoint_id) FROM checkpoints WHERE thre
 @pytest.mark.parametrize("where", [NEWEST, OLDEST], ids=["newest", "oldest"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_thread_is_named_and_not_imported(repo, origin, damage, where):
-    """The failure names the thread, nothing of it is in the database, and the other threads come in."""
+    """The error names the thread, nothing of it is stored, and the other threads are imported."""
     if damage == "broken write":
         where = OLDEST  # the newest graph checkpoint of a thread at rest has none
     origin.execute(DAMAGE[damage].format(where))
@@ -73,16 +73,16 @@ def test_a_damaged_thread_is_named_and_not_imported(repo, origin, damage, where)
         repo.import_langgraph(origin.url)
 
 
-def test_parents_in_a_circle_are_refused(repo, origin):
-    """A thread whose graph checkpoints are each other's parents is damaged, and does not keep the import forever."""
+def test_circular_parents_are_refused(repo, origin):
+    """A thread whose graph checkpoints are each other's parents is refused instead of being read forever."""
     newest = origin.tuples("b")[0].config["configurable"]["checkpoint_id"]
     origin.execute(f"UPDATE checkpoints SET parent_checkpoint_id = ? WHERE {OLDEST}", newest)  # noqa: S608  # our own words
     with pytest.raises(Corrupt, match="circle"):
         repo.import_langgraph(origin.url, ["b"])
 
 
-def test_nothing_in_a_database_decides_what_is_called(repo, origin, tmp_path):
-    """A value that names a function is neither imported nor called, and stays the bytes that it is."""
+def test_an_imported_value_cannot_call_a_function(repo, origin, tmp_path):
+    """A value that names a function is imported as data, and the function is not called."""
     trap = ormsgpack.Ext(0, ormsgpack.packb(("os", "mkdir", str(tmp_path / "trap"))))
     serde = JsonPlusSerializer()
     checkpoint = origin.tuples("b")[0].checkpoint
@@ -94,8 +94,8 @@ def test_nothing_in_a_database_decides_what_is_called(repo, origin, tmp_path):
     assert not (tmp_path / "trap").exists()
 
 
-def test_secrets_are_left_behind(repo, tmp_path):
-    """What looks like a secret in the metadata is not taken over, and the report says so."""
+def test_secrets_are_not_imported(repo, tmp_path):
+    """Metadata that looks like a secret is not imported, and the report names it."""
     origin = sqlite_origin(tmp_path)
     with origin.saver() as saver:
         shop(World())(saver).invoke(said("hello"), on("t", api_key="sk-1", tenant="acme", session_token="x"))  # noqa: S106  # no secret
@@ -117,8 +117,8 @@ class Reversed(JsonPlusSerializer):
         return super().loads_typed((data[0].removesuffix("+own"), data[1][::-1]))
 
 
-def test_values_of_another_serializer_need_the_programs_own_saver(repo, tmp_path):
-    """An encrypted database is refused by its URL, and read with its saver."""
+def test_values_of_a_custom_serializer_need_the_programs_saver(repo, tmp_path):
+    """A database with a custom serializer is refused by its path, and is imported with its saver."""
     with closing(sqlite3.connect(tmp_path / "own.db", check_same_thread=False)) as connection:
         saver = SqliteSaver(connection, serde=Reversed())
         shop(World())(saver).invoke(said("hello"), on("t"))
@@ -142,8 +142,8 @@ class Fickle(InMemorySaver):
         return found
 
 
-def test_a_thread_that_differs_from_what_was_stored_is_refused(repo):
-    """If the newest state is another one than the source's, the failure says where, and nothing is visible."""
+def test_a_thread_that_reads_differently_after_storing_is_refused(repo):
+    """If the stored state differs from the source, the error names the channel, and nothing is visible."""
     saver = Fickle()
     shop(World())(saver).invoke(said("hello"), on("t"))
     with pytest.raises(Corrupt, match=r"'t'.*channel 'reads'"):
@@ -152,8 +152,8 @@ def test_a_thread_that_differs_from_what_was_stored_is_refused(repo):
     assert backend.threads(repo) == set()
 
 
-def test_what_is_not_langgraphs_is_named(repo, tmp_path):
-    """Another source is refused with what it is, and what there is not with what to do."""
+def test_an_unsuitable_source_is_refused_with_a_description(repo, tmp_path):
+    """A source that is no LangGraph database is refused with what it is, and a missing one with a typed error."""
     (tmp_path / "text").write_text("hello, this is no database at all")
     (tmp_path / "empty").touch()
     for name, statement in {
@@ -183,8 +183,8 @@ def test_what_is_not_langgraphs_is_named(repo, tmp_path):
         repo.import_langgraph(42)
 
 
-def test_another_postgresql_database_is_named(repo, postgres_url):
-    """A PostgreSQL database that is agentgit's own, or empty, is refused with what it is."""
+def test_an_unsuitable_postgresql_database_is_refused(repo, postgres_url):
+    """A PostgreSQL database that is empty, or belongs to agentgit, is refused with what it is."""
     with pytest.raises(SchemaMismatch, match="of agentgit:"):
         repo.import_langgraph(postgres_url.render_as_string(hide_password=False))
     with postgres_origin(postgres_url) as empty, pytest.raises(SchemaMismatch, match="with no tables"):
@@ -192,7 +192,7 @@ def test_another_postgresql_database_is_named(repo, postgres_url):
 
 
 def test_wrong_arguments_are_refused(repo, origin):
-    """A thread that is not there, a name that no session can have, and words that mean nothing."""
+    """An unknown thread, an overlong session name and invalid arguments are refused."""
     with pytest.raises(NotFound, match="'d'"):
         repo.import_langgraph(origin.url, ["d"])
     with pytest.raises(InvalidInput, match="1 to 200"):
@@ -206,8 +206,8 @@ def test_wrong_arguments_are_refused(repo, origin):
     assert repo.sessions() == []
 
 
-def test_a_session_with_other_content_stays_as_it_is(repo, origin):
-    """A session that was not made from the thread is never added to; an empty one is filled."""
+def test_a_session_with_other_content_stays_unchanged(repo, origin):
+    """An import never extends a session that was not made from the thread, but fills an empty one."""
     repo.wrap(shop(World())(None), "a").run("hello")
     repo.session("b", create=True)
     with pytest.raises(Conflict, match="'a' already exists"):
@@ -219,8 +219,8 @@ def test_a_session_with_other_content_stays_as_it_is(repo, origin):
     assert len(repo.session("b").checkpoints()) == 4
 
 
-def test_a_session_that_went_on_here_is_not_added_to(repo, origin):
-    """Turns here are kept when the thread stands still there, and a Conflict when it goes on there too."""
+def test_a_session_continued_after_its_import_is_not_extended(repo, origin):
+    """Turns made in the session are kept; if the source thread has grown too, the import raises Conflict."""
     repo.import_langgraph(origin.url, ["a"])
     repo.wrap(shop(World())(None), "a").run("hello")
     assert [one.status for one in repo.import_langgraph(origin.url, ["a"]).threads] == ["unchanged"]
@@ -230,8 +230,8 @@ def test_a_session_that_went_on_here_is_not_added_to(repo, origin):
     assert len(repo.session("a").checkpoints()) == 6
 
 
-def test_a_running_session_is_not_added_to(repo, origin):
-    """While a turn runs here, its session does not grow."""
+def test_a_running_session_is_not_extended(repo, origin):
+    """An import into a session with a running turn raises Conflict."""
     repo.import_langgraph(origin.url, ["a"])
     origin.talk(shop(World()), "a", "hello")
     agent = repo.wrap(shop(World())(None), "a")
@@ -243,8 +243,8 @@ def test_a_running_session_is_not_added_to(repo, origin):
     assert len(repo.session("a").checkpoints()) == 6
 
 
-def test_two_imports_at_once_double_nothing(repo, origin):
-    """Two imports of the same threads end with one session each; the one that came too late says so."""
+def test_two_concurrent_imports_duplicate_nothing(repo, origin):
+    """Two concurrent imports of the same threads make one session each, and the late one reports Conflict."""
 
     def bring_in():
         with agentgit.open(backend.url(repo)) as mine:
@@ -260,8 +260,8 @@ def test_two_imports_at_once_double_nothing(repo, origin):
     assert len(backend.threads(repo)) == 3
 
 
-def test_an_import_that_came_too_late_leaves_nothing_behind(repo, origin):
-    """What was read of a thread that another import landed meanwhile is taken away again."""
+def test_a_late_import_leaves_nothing_behind(repo, origin):
+    """Rows read for a thread that another import finished first are removed again."""
     overtaken = []
 
     def overtake():
@@ -285,8 +285,8 @@ STEPS = {
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_an_import_whose_rows_another_one_took_away_is_told_so(repo, origin, step):
-    """Two imports of a thread fill up the same rows: who finds them gone, at any step, says so and leaves nothing."""
+def test_an_import_whose_rows_were_removed_raises_a_conflict(repo, origin, step):
+    """An import that finds its rows removed by another one, at any step, raises Conflict and leaves nothing."""
     point, taken = STEPS[step], []
 
     def emptied(plain, *args, **kwargs):
@@ -307,8 +307,8 @@ def test_an_import_whose_rows_another_one_took_away_is_told_so(repo, origin, ste
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_file_in_a_folder_that_cannot_be_written_is_read(repo, origin, tmp_path):
-    """A copy on a read-only place is read as it lies there."""
+def test_a_file_in_a_read_only_folder_can_be_imported(repo, origin, tmp_path):
+    """A database in a read-only folder is read in place."""
     folder = tmp_path / "sealed"
     folder.mkdir()
     (folder / "langgraph.db").write_bytes((tmp_path / "langgraph.db").read_bytes())

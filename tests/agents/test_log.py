@@ -44,8 +44,8 @@ def agent(repo):
     return second
 
 
-def test_b2_a_log_is_the_path_newest_first(repo, agent):
-    """B2: all of a path, counted and iterated; it is what checkpoints() lists, turned round."""
+def test_b2_a_log_lists_the_path_newest_first(repo, agent):
+    """B2: a log counts and iterates a whole path, in the reverse order of checkpoints()."""
     log = repo.session("s").log()
     assert ids(log) == ids(agent.checkpoints())[::-1]
     assert len(log) == len(agent.checkpoints())
@@ -54,8 +54,8 @@ def test_b2_a_log_is_the_path_newest_first(repo, agent):
     assert not repo.session("s").log(name="nothing")
 
 
-def test_b1_b2_names_may_repeat_and_the_newest_comes_first(repo, agent):
-    """B1, B2: get by id, by name with the newest first, and the latest of all or of a name."""
+def test_b1_b2_names_may_repeat_and_the_newest_is_first(repo, agent):
+    """B1, B2: checkpoints are found by id, by name with the newest first, and as the latest of all or of a name."""
     log = repo.session("s").log()
     assert [p.metadata["reference"] for p in log.by_name("payment")] == ["main-2#4", "main#6", "main#3"]
     assert log.latest().metadata["reference"] == "main-2#6"
@@ -68,8 +68,8 @@ def test_b1_b2_names_may_repeat_and_the_newest_comes_first(repo, agent):
     assert log.get(7) is None
 
 
-def test_b3_what_is_needed_to_recover_is_fetched_without_doing_anything(repo, agent):
-    """B3, B1: data, state and messages of a checkpoint are read, and no branch, call or checkpoint is made."""
+def test_b3_recovery_data_is_read_without_side_effects(repo, agent):
+    """B3, B1: reading the data and messages of a checkpoint makes no branch and no checkpoint."""
     before = (len(repo.session("s").branches()), len(repo.session("s").log(which="all")))
     found = repo.session("s").log().by_name("payment").page().items[-1]
     assert found.metadata["data"] == {"cart": ["chair"]}
@@ -78,7 +78,7 @@ def test_b3_what_is_needed_to_recover_is_fetched_without_doing_anything(repo, ag
 
 
 def test_b2_since_and_between_include_their_ends(repo, agent):
-    """B2: since(time) and between(start, end) go by when a checkpoint was made."""
+    """B2: since(time) and between(start, end) filter by creation time, including both ends."""
     log = repo.session("s").log()
     points = list(log)
     third, first = points[2].created_at, points[-1].created_at
@@ -89,8 +89,8 @@ def test_b2_since_and_between_include_their_ends(repo, agent):
     assert len(log.since(datetime.now(UTC) + timedelta(days=1))) == 0
 
 
-def test_every_filter_gives_what_a_look_at_all_gives(repo, agent):
-    """B2: conditions hold together, in pages and in the count, on a path, on a branch and on all branches."""
+def test_every_filter_matches_a_full_scan(repo, agent):
+    """B2: filters combine, in the items and in the count, on a branch and on all branches."""
     when = list(repo.session("s").log())[4].created_at
     everything = {
         "branch": [p for p in agent.checkpoints() if p.metadata["branch"] == "main-2"],
@@ -117,8 +117,8 @@ def test_every_filter_gives_what_a_look_at_all_gives(repo, agent):
 
 
 @pytest.mark.parametrize("which", ["path", "branch", "all"])
-def test_pages_of_any_length_are_the_whole(repo, agent, which):
-    """B2: pages one after the other give each checkpoint once, and the last one has no next."""
+def test_pages_of_any_length_cover_the_whole_log(repo, agent, which):
+    """B2: consecutive pages contain each checkpoint once, and the last page has no next."""
     log = repo.session("s").log(which=which)
     whole = ids(log)
     for limit in (1, 2, 3, 7, 100):
@@ -134,8 +134,8 @@ def test_pages_of_any_length_are_the_whole(repo, agent, which):
     assert ids(log.page(2, after=log.page(3).items[-1])) == whole[3:5]
 
 
-def test_pages_hold_still_while_others_write_and_delete(repo, agent):
-    """B2: a page that follows is the same, whatever was added before it and whatever of it was deleted."""
+def test_pages_stay_stable_while_others_write_and_delete(repo, agent):
+    """B2: the next page is the same after new checkpoints and deletions, except that it lacks deleted checkpoints."""
     log = repo.session("s").log()
     first = log.page(3)
     expected = ids(log)[3:]
@@ -147,8 +147,8 @@ def test_pages_hold_still_while_others_write_and_delete(repo, agent):
     assert ids(log.page(100, after=first.next)) == expected[1:]
 
 
-def test_pages_hold_still_while_threads_write(repo):
-    """B2: with two writers at work, paging gives no checkpoint twice, and every one that was there at the start."""
+def test_pages_stay_stable_while_threads_write(repo):
+    """B2: with two concurrent writers, paging repeats no checkpoint and misses none that existed at the start."""
     agent = chat(repo)
     agent.run("one")
     for n in range(20):
@@ -180,8 +180,8 @@ def test_pages_hold_still_while_threads_write(repo):
     assert there <= set(seen)
 
 
-def test_a_clock_that_goes_back_loses_nothing(repo):
-    """B2: checkpoints of one time, or of an earlier one than those before, are on the pages once; HEAD stays HEAD."""
+def test_a_clock_that_goes_backwards_loses_no_checkpoint(repo):
+    """B2: checkpoints with equal or earlier times are on the pages once, and HEAD is the last one made."""
     agent = chat(repo)
     agent.checkpoint("zero")
     moment = datetime(2020, 1, 1, tzinfo=UTC)
@@ -199,8 +199,8 @@ def test_a_clock_that_goes_back_loses_nothing(repo):
 
 
 @pytest.mark.usefixtures("agent")
-def test_nothing_of_a_state_is_read(repo):
-    """B2: counts, pages and places come from columns."""
+def test_a_log_reads_no_state(repo):
+    """B2: counts, pages and relative references are answered from columns."""
     with faults.no_state_is_read():
         log = repo.session("s").log()
         assert len(list(log)) == len(log)
@@ -208,8 +208,8 @@ def test_nothing_of_a_state_is_read(repo):
         assert repo.session("s").get_checkpoint("HEAD~3")
 
 
-def test_bad_questions_are_refused(repo, agent):
-    """Bad input: each is a typed error, and so are sessions, branches, tags and users that are not there."""
+def test_bad_arguments_are_refused(repo, agent):
+    """Bad input: wrong arguments and unknown sessions, branches, tags and users raise typed errors."""
     log = repo.session("s").log()
     for wrong in (0, -1, 1001, True, "7", None):
         with pytest.raises(InvalidInput, match="limit"):
@@ -253,8 +253,8 @@ def test_bad_questions_are_refused(repo, agent):
 
 
 @pytest.mark.parametrize("name", ["'; DROP TABLE checkpoint; --", "a\0b", "\ud800", "日本 👍", "x" * 200, "%", "_"])
-def test_hostile_names_are_only_names(repo, name):
-    """B1, B2: any text is found as the name it is, and as nothing else."""
+def test_hostile_names_are_treated_as_plain_names(repo, name):
+    """B1, B2: any text is found as a name and matches nothing else."""
     agent = chat(repo)
     made = agent.checkpoint(name)
     agent.checkpoint("y" * 200)
@@ -262,8 +262,8 @@ def test_hostile_names_are_only_names(repo, name):
     assert repo.session("s").log().latest(name).checkpoint_name == name
 
 
-def test_a_log_of_another_user_is_not_there(database):
-    """Isolation: what one user has made, another one of the same tenant does not find."""
+def test_a_log_of_another_user_is_not_found(database):
+    """Isolation: checkpoints of one user are not found by another user of the same tenant."""
     with agentgit.open(database.url, user="ann") as hers, agentgit.open(database.url, user="bob") as his:
         chat(hers, "secret").checkpoint("x")
         with pytest.raises(NotFound):
@@ -273,13 +273,13 @@ def test_a_log_of_another_user_is_not_there(database):
         assert list(his.session("secret").log(author="ann")) == []
 
 
-async def test_a_page_has_a_twin(repo, agent):
-    """D3: apage gives what page gives."""
+async def test_a_page_has_an_async_twin(repo, agent):
+    """D3: apage returns what page returns."""
     assert ids(await agent.log().apage(3)) == ids(agent.log().page(3))
 
 
-def test_pages_are_found_by_an_index(tmp_path):
-    """B2: SQLite finds a page, and what has a name, through the indexes made for it, and sorts nothing."""
+def test_pages_are_found_through_an_index(tmp_path):
+    """B2: SQLite finds pages and names through their indexes, without sorting."""
     world = World()
     with agentgit.open(tmp_path / "x.db") as repo:
         repo.wrap(tool_node_graph(scripted(call("add", "c", item="x"), "done"), world.tools()), "s").run("go")

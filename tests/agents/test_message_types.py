@@ -46,8 +46,8 @@ def shapes(messages):
     return [(type(one), shape(dict(one.__dict__))) for one in messages]
 
 
-def test_messages_keep_the_types_of_what_they_hold(repo):
-    """`messages()` gives bytes, datetimes, Decimals, sets and keys that are no texts back exactly as `state` does."""
+def test_messages_keep_the_types_of_their_values(repo):
+    """`messages()` returns bytes, datetimes, Decimals, sets and non-text keys exactly as `state` does."""
     odd = {
         "when": dt.datetime(2026, 1, 2, tzinfo=dt.UTC),
         "raw": b"\0\xff",
@@ -74,8 +74,8 @@ def test_messages_keep_the_types_of_what_they_hold(repo):
 @pytest.mark.long
 @settings(max_examples=60)
 @given(given_=st.lists(st.tuples(NAMED, VALUES), min_size=1, max_size=3))
-def test_messages_are_those_of_the_state_whatever_they_hold(given_):
-    """For any values in a message, `messages()` and `state` give the same values of the same types."""
+def test_messages_equal_the_state_for_any_values(given_):
+    """For any values in a message, `messages()` and `state` return the same values of the same types."""
     said = [
         message
         for n, (named, value) in enumerate(given_)
@@ -92,8 +92,8 @@ def test_messages_are_those_of_the_state_whatever_they_hold(given_):
         assert shapes(agent.messages()) == shapes(agent.state["messages"])
 
 
-def test_merged_messages_are_found_newest_first(repo):
-    """What a merge brought is found before what was said earlier, and after what was said later on another branch."""
+def test_search_orders_merged_messages_by_the_time_of_the_merge(repo):
+    """Search lists merged messages by the time of the merge: above earlier messages and below later ones."""
     builder = StateGraph(MessagesState).add_node("say", lambda state: {"messages": [AIMessage("ok")]})
     agent = repo.wrap(builder.add_edge(START, "say").compile(), "s")
     agent.run("word one")

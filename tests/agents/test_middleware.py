@@ -91,8 +91,8 @@ def declaring(kind: str, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("fence", ["replay", "off"])
 @pytest.mark.parametrize("kind", DECLARED)
 @pytest.mark.parametrize("is_async", [False, True])
-def test_t5_middleware_that_polls_gets_what_it_polls_for(repo, kind, is_async, fence):
-    """T5: the handler is called until it says `ready`, as without agentgit; each call that ran is on the track."""
+def test_t5_polling_middleware_runs_every_call(repo, kind, is_async, fence):
+    """T5: the handler runs until it returns `ready`, as without agentgit, and each call is on the track."""
     said = ["ready", "pending", "pending"]
 
     @tool
@@ -112,7 +112,7 @@ def test_t5_middleware_that_polls_gets_what_it_polls_for(repo, kind, is_async, f
 @pytest.mark.parametrize("kind", DECLARED)
 @pytest.mark.parametrize("is_async", [False, True])
 def test_t5_middleware_may_correct_the_arguments(repo, kind, is_async, fence):
-    """T5: after a call that did nothing, one with other arguments and the same id runs; both are on the track."""
+    """T5: after a call that did nothing, a corrected call with the same id runs, and both are on the track."""
     paid: list[int] = []
 
     @tool
@@ -133,8 +133,8 @@ def test_t5_middleware_may_correct_the_arguments(repo, kind, is_async, fence):
 
 @pytest.mark.parametrize("again", [once_more, corrected])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_t5_after_an_error_that_left_it_unknown_nothing_is_repeated(repo, is_async, again):
-    """T5: a payment of which nobody knows is not made again by middleware, with the same arguments or others."""
+def test_t5_middleware_does_not_repeat_a_call_of_unknown_outcome(repo, is_async, again):
+    """T5: middleware cannot repeat a payment of unknown outcome, with the same arguments or others."""
     paid: list[int] = []
 
     @tool
@@ -151,8 +151,8 @@ def test_t5_after_an_error_that_left_it_unknown_nothing_is_repeated(repo, is_asy
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_t5_what_middleware_repeats_is_answered_when_the_turn_goes_on(repo, is_async):
-    """T5: the turn breaks off after two calls under one id; going on, both are answered, and the third is made."""
+def test_t5_calls_repeated_by_middleware_are_answered_on_resume(repo, is_async):
+    """T5: after an interruption, two finished calls under one id are answered, and the third is made."""
     made: list[int] = []
 
     @tool
@@ -176,8 +176,8 @@ def test_t5_what_middleware_repeats_is_answered_when_the_turn_goes_on(repo, is_a
     assert [one.status for one in agent.tool_track()] == ["done", "done", "failed", "done"]
 
 
-def test_t5_calls_that_middleware_makes_at_once_all_run(repo):
-    """T5: a handler that is called twice at the same time makes two calls."""
+def test_t5_concurrent_calls_by_middleware_all_run(repo):
+    """T5: a handler called twice concurrently makes two calls."""
     made: list[str] = []
 
     @tool
@@ -259,8 +259,8 @@ def by_middleware(order: BaseTool) -> Any:
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
 @pytest.mark.parametrize("shape", [in_a_node, in_an_agent_in_a_tool, by_middleware])
-def test_t6_undo_gets_what_the_tool_returned_at_every_depth(repo, shape, value):
-    """T6: `3` and not `'3'`, None and not `'null'`: in agents inside of tools, and with tools of middleware."""
+def test_t6_undo_receives_the_tools_return_value_at_every_depth(repo, shape, value):
+    """T6: undo receives `3` and not `'3'`, None and not `'null'`, also in nested agents and with tools of middleware."""
     got: list[Any] = []
     undo = reversible(lambda args, result: got.append(result))
     agent = repo.wrap(shape(returning(value)), "s", effects={"order": undo}, check_effects=False)
@@ -272,8 +272,8 @@ def test_t6_undo_gets_what_the_tool_returned_at_every_depth(repo, shape, value):
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_t6_content_and_artifact_are_both_recorded_and_both_come_back(repo, is_async):
-    """T6: in a node's own code the undo gets both, and a call that is answered gives both again."""
+def test_t6_content_and_artifact_are_recorded_and_returned(repo, is_async):
+    """T6: in a node the undo receives both, and an answered call returns both."""
     made, got = [], []
 
     @tool(response_format="content_and_artifact")
@@ -308,8 +308,8 @@ def test_t6_content_and_artifact_are_both_recorded_and_both_come_back(repo, is_a
 
 
 @pytest.mark.parametrize("is_called", [False, True])
-def test_t1_after_an_interrupt_in_a_subgraph_what_was_done_before_it_is_not_done_again(repo, is_called):
-    """LangGraph #6792, #7417: what comes before a question of a subgraph runs again; its effects do not."""
+def test_t1_calls_before_a_subgraph_interrupt_are_not_repeated(repo, is_called):
+    """LangGraph #6792, #7417: code before a subgraph's question runs again, but its effects do not."""
     done: list[str] = []
 
     @tool
@@ -345,8 +345,8 @@ def test_t1_after_an_interrupt_in_a_subgraph_what_was_done_before_it_is_not_done
     assert done == [*(["0"] if is_called else []), "a", "b", "c"]
 
 
-def test_t1_a_question_is_resumed_at_its_checkpoint_and_not_from_before_it(repo):
-    """LangGraph #7361: an answer with the `checkpoint_id` of the question goes on there; nothing runs again."""
+def test_t1_an_answer_resumes_at_the_checkpoint_of_its_question(repo):
+    """LangGraph #7361: an answer with the question's `checkpoint_id` resumes there, and no call is repeated."""
     done: list[str] = []
 
     @tool
@@ -370,7 +370,7 @@ def test_t1_a_question_is_resumed_at_its_checkpoint_and_not_from_before_it(repo)
     assert done == ["a"]
 
 
-def test_t1_a_question_that_was_answered_is_not_answered_again(repo):
+def test_t1_a_second_answer_to_a_question_has_no_effect(repo):
     """LangGraph #6663: a second answer to the same question changes nothing in the world."""
     done: list[str] = []
 
@@ -391,8 +391,8 @@ def test_t1_a_question_that_was_answered_is_not_answered_again(repo):
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_t1_tools_are_called_once_over_retries_and_resumes(repo, is_async):
-    """LangGraph #8464, #6533: parallel tools of which two ask and one fails get their own answers, and act once."""
+def test_t1_parallel_questions_receive_their_answers_and_act_once(repo, is_async):
+    """LangGraph #8464, #6533: two of three parallel tools ask, each receives its answer, and each acts once."""
     done: list[str] = []
     left = [ValueError("once")]
 

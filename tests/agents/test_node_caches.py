@@ -132,8 +132,10 @@ def tracked(agent):
     return [call.result for call in agent.tool_track()]
 
 
-def test_t8_after_a_rollback_the_same_input_is_done_again(repo, shop, kind):
-    """T8: a cached node or task whose order was taken back orders again; one that acted on nothing stays cached."""
+def test_t8_a_cached_order_is_made_again_after_a_rollback(repo, shop, kind):
+    """T8: after a rollback cached work with a reversed order runs again, and cached work without effects stays
+    cached.
+    """
     agent = repo.wrap(kind(shop, InMemoryCache()), "s", effects=shop.effects, check_effects=False)
     assert want(agent) == "chair-1"
     assert (shop.ran, shop.orders) == (["think", "buy"], ["chair-1"])
@@ -144,8 +146,8 @@ def test_t8_after_a_rollback_the_same_input_is_done_again(repo, shop, kind):
     assert tracked(back) == ["chair-2"]
 
 
-def test_t8_on_its_own_branch_a_cached_node_answers_as_in_the_plain_graph(repo, shop, kind):
-    """T8: while its order stands, a cached node answers from the cache, there and on branches after it."""
+def test_t8_a_cached_node_answers_while_its_effect_is_in_place(repo, shop, kind):
+    """T8: while its order is in place, a cached node answers from the cache, on its branch and on later branches."""
     agent = repo.wrap(kind(shop, InMemoryCache()), "s", effects=shop.effects, check_effects=False)
     assert want(agent) == want(agent) == "chair-1"
     assert tracked(agent) == ["chair-1"]
@@ -155,8 +157,8 @@ def test_t8_on_its_own_branch_a_cached_node_answers_as_in_the_plain_graph(repo, 
     assert shop.ran == ["think", "buy"]
 
 
-def test_t8_a_branch_from_before_the_order_does_not_claim_it(repo, shop, kind):
-    """T8: on a fork from before the order, and in another session, the order does not stand: it is made there."""
+def test_t8_a_branch_from_before_an_order_does_not_use_its_cache(repo, shop, kind):
+    """T8: a fork from before the order, and another session, make the order themselves."""
     agent = repo.wrap(kind(shop, InMemoryCache()), "s", effects=shop.effects, check_effects=False)
     cache = agent.graph
     want(agent)
@@ -166,8 +168,8 @@ def test_t8_a_branch_from_before_the_order_does_not_claim_it(repo, shop, kind):
     assert want(agent.fork("main#1").switch("main-2", sync="ignore")) == "chair-3"
 
 
-def test_t8_an_order_that_was_reversed_in_place_is_not_claimed(repo, shop, kind):
-    """T8: where only the tools are taken back and the conversation stays, the cache does not answer."""
+def test_t8_an_order_reversed_in_place_is_not_answered_from_the_cache(repo, shop, kind):
+    """T8: after a rollback of the tools only, the cache does not answer."""
     agent = repo.wrap(kind(shop, InMemoryCache()), "s", effects=shop.effects, check_effects=False)
     want(agent)
     agent.rollback("main#1", conversation=False)
@@ -188,8 +190,8 @@ def asked_for(*names):
     return {"messages": [calls(*(call(name, f"c-{n}", item="chair") for n, name in enumerate(names)))]}
 
 
-def test_t8_after_a_redo_the_old_branch_has_its_answer_again(repo):
-    """T8: on a branch whose order was made again the cache answers; on the one that was left, where it is gone, not."""
+def test_t8_the_cache_answers_again_after_an_order_is_redone(repo):
+    """T8: the cache does not answer on the new branch, and answers on the old one once its order is made again."""
     world = World()
     agent = repo.wrap(cached_tools(world), "s", effects=world.effects())
     agent.invoke(asked_for("add"))
@@ -202,8 +204,10 @@ def test_t8_after_a_redo_the_old_branch_has_its_answer_again(repo):
     assert (world.items, len(world.happened("add"))) == (["chair"], 3)
 
 
-def test_t8_a_call_of_an_earlier_turn_counts_too(repo):
-    """T8: a node that acted, asked a person and ended in the next turn does not answer where its effect is gone."""
+def test_t8_a_call_of_an_earlier_turn_counts_for_the_cache(repo):
+    """T8: a node that acted before a question and ended in the next turn does not answer once its effects are
+    reversed.
+    """
     world = World()
     agent = repo.wrap(cached_tools(world), "s", effects=world.effects())
     agent.invoke(asked_for("add", "add_if_approved"))
@@ -243,8 +247,8 @@ def ask_in_a_task(shop, cache):
 
 
 @pytest.mark.parametrize("shape", [ask_in_a_subgraph, ask_in_a_task])
-def test_t8_what_langgraph_did_not_run_again_counts_too(repo, shop, shape):
-    """T8: work that bought something in one turn and ended in the next answers only where the purchase stands."""
+def test_t8_work_not_rerun_by_langgraph_counts_for_the_cache(repo, shop, shape):
+    """T8: work that bought in one turn and ended in the next answers only while the purchase is in place."""
     cache = InMemoryCache()
     agent = repo.wrap(shape(shop, cache), "s", effects=shop.effects, check_effects=False)
     want_and_answer(agent, "yes")
@@ -264,8 +268,8 @@ def want_and_answer(agent, answer):
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
-async def test_t8_async_runs_ask_the_cache_in_the_same_way(repo, shop, kind):
-    """T8: what holds for `invoke` holds for `ainvoke`."""
+async def test_t8_async_runs_use_the_cache_like_sync_runs(repo, shop, kind):
+    """T8: ainvoke uses the cache under the same rules as invoke."""
     agent = repo.wrap(kind(shop, InMemoryCache()), "s", effects=shop.effects, check_effects=False)
     for _ in range(2):
         assert (await agent.ainvoke({"wanted": "chair", "log": []}))["log"][-1] == "chair-1"
@@ -274,8 +278,8 @@ async def test_t8_async_runs_ask_the_cache_in_the_same_way(repo, shop, kind):
     assert (shop.orders, shop.ran.count("think")) == (["chair-2"], 1)
 
 
-def test_t8_a_file_of_entries_serves_several_processes_rightly(repo, shop, tmp_path):
-    """T8: entries in a SQLite file are judged by the branch that asks, whichever process or agent wrote them."""
+def test_t8_a_sqlite_cache_file_serves_several_agents(repo, shop, tmp_path):
+    """T8: the branch that asks decides about entries in a SQLite file, whichever agent wrote them."""
     path = str(tmp_path / "cache.db")
     make = lambda: two_nodes(shop, SqliteCache(path=path))  # noqa: E731  # a graph and a cache of its own each time
     agent = repo.wrap(make(), "s", effects=shop.effects, check_effects=False)
@@ -287,8 +291,8 @@ def test_t8_a_file_of_entries_serves_several_processes_rightly(repo, shop, tmp_p
     assert shop.ran == ["think", "buy", "buy"]
 
 
-def test_t8_a_plain_graph_and_a_session_do_not_answer_for_each_other(repo, shop):
-    """T8: a plain graph's entries do not answer in a session, whose track lacks their calls."""
+def test_t8_a_plain_graph_and_a_session_do_not_share_cache_entries(repo, shop):
+    """T8: entries of a plain graph do not answer in a session, whose track lacks their calls."""
     graph = two_nodes(shop, InMemoryCache())
     assert graph.invoke({"wanted": "chair", "log": []})["log"][-1] == "chair-1"
     agent = repo.wrap(graph, "s", effects=shop.effects, check_effects=False)
@@ -300,8 +304,8 @@ def test_t8_a_plain_graph_and_a_session_do_not_answer_for_each_other(repo, shop)
 
 
 @pytest.mark.long
-def test_t8_a_cache_of_a_graph_that_a_tool_calls_is_asked_in_the_same_way(repo, shop):
-    """T8: a tool runs a cached graph of its own: after a rollback that graph orders again."""
+def test_t8_the_cache_of_a_graph_run_by_a_tool_follows_the_same_rules(repo, shop):
+    """T8: a cached graph run by a tool makes its order again after a rollback."""
     inner = two_nodes(shop, InMemoryCache())
 
     @tool

@@ -34,8 +34,8 @@ def left(repo, world):
     return agent, agent.rollback(before)
 
 
-def test_w5_a_branch_whose_effects_were_reversed_says_so_before_it_runs(left, world):
-    """W5: nothing runs on the branch that was left, and the plan says what would bring its world back."""
+def test_w5_a_branch_with_reversed_effects_raises_before_it_runs(left, world):
+    """W5: a branch whose effects were reversed raises WorldDiverged before it runs, with a plan to restore its world."""
     agent, _ = left
     said = len(world.log)
     with pytest.raises(WorldDiverged, match="sync='world'") as caught:
@@ -46,8 +46,8 @@ def test_w5_a_branch_whose_effects_were_reversed_says_so_before_it_runs(left, wo
     assert agent.branch.status == "open"
 
 
-def test_w5_switch_brings_the_world_to_the_branch(left, world):
-    """W5: what only the other branch did is reversed, what was reversed of this one runs again, and it goes on."""
+def test_w5_switch_with_sync_world_restores_the_world_of_the_branch(left, world):
+    """W5: switch with sync='world' reverses the other branch's effects and runs this branch's reversed calls again."""
     agent, retry = left
     retry.run("add sofa")
     assert world.items == ["chair", "sofa"]
@@ -63,8 +63,8 @@ def test_w5_switch_brings_the_world_to_the_branch(left, world):
         retry.run("and here?")
 
 
-def test_w5_what_ran_again_is_not_on_the_track_twice(left, world):
-    """W5: a redo stands for the call that it repeats; track, positions and checkpoints stay as they were."""
+def test_w5_a_redone_call_is_not_added_to_the_track(left, world):
+    """W5: a redo represents the call that it repeats; track and positions stay as they were."""
     agent, _ = left
     track = [(c.position, c.tool_name, c.args) for c in agent.tool_track()]
     agent = agent.switch("main", sync="world")
@@ -74,8 +74,8 @@ def test_w5_what_ran_again_is_not_on_the_track_twice(left, world):
     assert [c.position for c in agent.tool_track()] == [0, 1, 2]
 
 
-def test_w5_what_ran_again_can_be_reversed_again(left, world):
-    """W1, W5: back and forth as often as one likes, each effect is there once or not at all."""
+def test_w5_a_redone_call_can_be_reversed_again(left, world):
+    """W1, W5: repeated switches back and forth leave each effect in the world at most once."""
     agent, retry = left
     for _ in range(3):
         agent = agent.switch("main", sync="world")
@@ -87,8 +87,8 @@ def test_w5_what_ran_again_can_be_reversed_again(left, world):
     assert not again.report.reversed
 
 
-def test_redo_takes_a_rollback_back(left, world):
-    """Rollback, then redo: the world and the branch are as before the rollback, and the report says what ran again."""
+def test_redo_reverts_a_rollback(left, world):
+    """Redo after a rollback restores the world and the branch, and a second redo finds nothing to do."""
     _, retry = left
     back = retry.redo()
     assert back.branch.name == "main"
@@ -101,8 +101,8 @@ def test_redo_takes_a_rollback_back(left, world):
         back.redo()
 
 
-def test_forward_rollback_names_what_is_gone_or_runs_it_again(left, world):
-    """A rollback to a later point lists what was reversed since, and with replay='redo' runs it again."""
+def test_a_forward_rollback_lists_or_redoes_reversed_calls(left, world):
+    """A rollback to a later point lists the calls reversed since then; with replay='redo' it runs them again."""
     agent, retry = left
     later = agent.head
     forward = retry.rollback(later)
@@ -114,8 +114,8 @@ def test_forward_rollback_names_what_is_gone_or_runs_it_again(left, world):
     assert redone.head.metadata["state_hash"] == later.metadata["state_hash"]
 
 
-def test_w5_note_tells_the_model(left, world):
-    """W5: with sync='note' the world stays, and the next message is preceded by what changed."""
+def test_w5_sync_note_informs_the_model_of_the_change(left, world):
+    """W5: with sync='note' the world stays, and one message before the next input says what changed."""
     agent, _ = left
     agent = agent.switch("main", sync="note")
     assert world.items == ["chair"]
@@ -133,8 +133,8 @@ def heard(agent):
     return [m.content for m in agent.messages() if m.name == "agentgit"]
 
 
-def test_w5_a_fork_is_told_what_its_branch_waits_to_be_told(left):
-    """W5: who goes on from where a note waits has the same conversation, and is told; from before it, he is not."""
+def test_w5_a_fork_inherits_a_pending_note(left):
+    """W5: a fork from where a note is pending passes it to the model; a fork from an earlier point does not."""
     agent, _ = left
     agent = agent.switch("main", sync="note")
     earlier, fork = agent.fork("main#1"), agent.fork()
@@ -143,8 +143,8 @@ def test_w5_a_fork_is_told_what_its_branch_waits_to_be_told(left):
         assert bool(heard(branch)) is is_told
 
 
-def test_w5_a_note_that_no_longer_holds_is_not_told(left, world):
-    """W5: who was to be told that the table is gone is not told so when it is back, nor when he chose to ignore it."""
+def test_w5_an_outdated_note_is_not_sent(left, world):
+    """W5: a pending note is dropped when sync='world' restores the effect or sync='ignore' accepts the change."""
     agent, retry = left
     agent = agent.switch("main", sync="note")
     agent = agent.switch("main", sync="world")
@@ -158,8 +158,8 @@ def test_w5_a_note_that_no_longer_holds_is_not_told(left, world):
 
 
 @pytest.mark.parametrize("back", ["redo", "switch", "rollback"])
-def test_w5_the_model_is_told_what_a_call_returned_when_it_ran_again(left, world, back):
-    """W5, W8: its conversation has another number for the table than the world; it is told once, with a message."""
+def test_w5_the_model_is_informed_once_of_the_result_of_a_redone_call(left, world, back):
+    """W5, W8: if a redone call returned another result, one message informs the model of it."""
     agent, retry = left
     world.items.append("a lamp from elsewhere")
     if back == "redo":
@@ -176,8 +176,8 @@ def test_w5_the_model_is_told_what_a_call_returned_when_it_ran_again(left, world
     assert len(heard(again)) == 1
 
 
-def test_w5_ignore_is_recorded(left, repo, world):
-    """W5: with sync='ignore' the branch goes on in the world as it is, and the operation says so."""
+def test_w5_sync_ignore_is_recorded_as_a_switch(left, repo, world):
+    """W5: with sync='ignore' the branch continues in the world as it is, and the switch is recorded."""
     agent, _ = left
     agent = agent.switch("main", sync="ignore")
     agent.run("add sofa")
@@ -187,7 +187,7 @@ def test_w5_ignore_is_recorded(left, repo, world):
 
 
 @pytest.mark.long
-def test_w5_reading_and_undeclared_tools_stop_nobody(repo, world):
+def test_w5_read_only_and_undeclared_tools_cause_no_divergence(repo, world):
     """W5: branches whose tools only read, or are undeclared, run side by side."""
     agent = wrapped(repo, world)
     agent.run("look; note one")
@@ -199,8 +199,8 @@ def test_w5_reading_and_undeclared_tools_stop_nobody(repo, world):
     assert len(agent.plan_switch("main").kept) == 2  # listed, and left alone
 
 
-def test_w5_done_and_taken_back_is_no_divergence(repo, world):
-    """W5: what another branch did and took back again has not changed the world."""
+def test_w5_an_effect_that_its_branch_reversed_causes_no_divergence(repo, world):
+    """W5: an effect that another branch made and reversed again has not changed the world."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     fork = agent.fork()
@@ -212,8 +212,8 @@ def test_w5_done_and_taken_back_is_no_divergence(repo, world):
     assert world.items == ["chair", "sofa"]
 
 
-def test_w5_redone_and_taken_back_again_is_no_divergence(left, world):
-    """W5: what was gone when a branch last looked, and is gone now, stops nobody, whatever happened in between."""
+def test_w5_an_effect_redone_and_reversed_again_causes_no_divergence(left, world):
+    """W5: a branch runs if an effect that was gone when it last ran was redone and reversed in between."""
     agent, retry = left
     lives_without = retry.rollback("main")
     agent = agent.switch("main", sync="world")
@@ -223,8 +223,8 @@ def test_w5_redone_and_taken_back_again_is_no_divergence(left, world):
     lives_without.run("now?")
 
 
-def test_w5_a_fork_lives_with_what_stood_when_it_was_made(repo, world):
-    """W5: a fork from an earlier point begins in the world as it is; sync='world' brings it to its own past."""
+def test_w5_a_fork_starts_in_the_world_as_it_is(repo, world):
+    """W5: a fork from an earlier point starts in the current world; sync='world' restores the world of its path."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     early = agent.head
@@ -236,8 +236,8 @@ def test_w5_a_fork_lives_with_what_stood_when_it_was_made(repo, world):
     assert world.items == ["chair", "sofa"]
 
 
-def test_w5_a_change_in_the_middle_of_a_turn_stops_the_next_effect(repo, world):
-    """W5: an effect never happens in a world that another branch has changed since the turn began."""
+def test_w5_a_world_change_during_a_turn_stops_the_next_effect(repo, world):
+    """W5: a call does not run in a world that another branch has changed since the turn began."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     other = agent.fork()
@@ -250,7 +250,7 @@ def test_w5_a_change_in_the_middle_of_a_turn_stops_the_next_effect(repo, world):
     assert "intended" not in {c.status for c in agent.tool_track()}
 
 
-def test_w8_only_the_tools_are_rolled_back(repo, world):
+def test_w8_a_rollback_without_conversation_reverses_only_the_tools(repo, world):
     """W8: with conversation=False the effects are reversed, and the branch and its conversation stay."""
     agent = wrapped(repo, world)
     agent.run("add chair")
@@ -266,7 +266,7 @@ def test_w8_only_the_tools_are_rolled_back(repo, world):
     assert world.items == ["chair", "sofa"]
 
 
-def test_w8_only_the_conversation_is_rolled_back(repo, world):
+def test_w8_a_rollback_with_tools_keep_leaves_the_world_unchanged(repo, world):
     """W8: with tools='keep' there is a new branch, and the world stays."""
     agent = wrapped(repo, world)
     agent.run("add chair")
@@ -283,8 +283,8 @@ def test_w8_only_the_conversation_is_rolled_back(repo, world):
     [{"tools": "keep"}, {"name": "x"}, {"replay": "execute"}, {"on_drift": "perhaps"}, {"replay": "again"}],
     ids=str,
 )
-def test_a_rollback_that_contradicts_itself_is_refused(left, world, wrong):
-    """Bad input: an argument that means nothing here is refused before anything happens."""
+def test_contradictory_rollback_arguments_are_refused(left, world, wrong):
+    """Bad input: contradictory or unknown arguments of rollback and switch are refused before anything happens."""
     _, retry = left
     with pytest.raises(InvalidInput):
         retry.rollback("before", conversation=False, **wrong)
@@ -293,8 +293,8 @@ def test_a_rollback_that_contradicts_itself_is_refused(left, world, wrong):
     assert world.items == ["chair"]
 
 
-def test_t2_a_world_that_was_emptied_behind_its_back_stops_the_reversal(repo, world):
-    """T2: what stands on record is reversed first; where it is not there any more its undo says so, nothing runs."""
+def test_t2_replay_execute_stops_if_an_effect_was_removed_outside(repo, world):
+    """T2: replay='execute' stops if the undo of an effect raises because the effect is gone, and no tool runs."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     point = agent.checkpoint("here")
@@ -305,8 +305,8 @@ def test_t2_a_world_that_was_emptied_behind_its_back_stops_the_reversal(repo, wo
 
 
 @pytest.mark.parametrize("on_drift", ["stop", "continue"])
-def test_replay_execute_reports_drift(repo, world, on_drift):
-    """W8: a result that is another one stops the replay, at the last call too, or is only reported; resume goes on."""
+def test_replay_execute_stops_at_drift_or_reports_it(repo, world, on_drift):
+    """W8: a different result stops the replay until it is resumed, or is only reported with on_drift='continue'."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     agent.run("add table")
@@ -329,8 +329,8 @@ def test_replay_execute_reports_drift(repo, world, on_drift):
     assert [item.invocation.result["number"] for item in fresh.report.drifted] == [3, 4]
 
 
-def test_a_switch_that_fails_half_way_can_be_resumed(left, repo, world):
-    """A tool that fails when it runs again leaves a partial operation, and resume finishes it; nothing runs twice."""
+def test_a_switch_that_fails_halfway_can_be_resumed(left, repo, world):
+    """An undo that raises leaves a partial switch; its branch cannot run until resume completes the switch."""
     agent, retry = left
     retry.run("add sofa")
     world.broken.add("sofa")
@@ -346,8 +346,8 @@ def test_a_switch_that_fails_half_way_can_be_resumed(left, repo, world):
     assert world.items == ["chair", "table", "lamp"]
 
 
-def test_a_switch_past_something_irreversible_is_blocked_or_forced(repo, world):
-    """W5: what cannot be taken back stands in the way of sync='world'; force keeps it, and it is accepted then."""
+def test_a_switch_past_an_irreversible_effect_needs_force(repo, world):
+    """W5: an irreversible effect blocks sync='world'; with force it is kept and accepted from then on."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     fork = agent.fork()
@@ -360,8 +360,8 @@ def test_a_switch_past_something_irreversible_is_blocked_or_forced(repo, world):
     agent.run("now?")
 
 
-def test_w5_what_a_rollback_kept_is_accepted_also_when_it_was_taken_back_and_ran_again(repo, world):
-    """W5: a kept effect that another branch reversed and redid is still kept: no plan reverses it."""
+def test_w5_a_kept_effect_stays_accepted_after_it_is_redone(repo, world):
+    """W5: an effect that a rollback kept is still accepted after other branches have reversed and redone it."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     before = agent.checkpoint("before")
@@ -378,8 +378,8 @@ def test_w5_what_a_rollback_kept_is_accepted_also_when_it_was_taken_back_and_ran
     assert sorted(world.items) == ["chair", "sofa", "table"]
 
 
-def test_w5_a_fork_knows_nothing_of_what_its_parent_accepted_later(repo, world):
-    """W5: a branch lives with what was accepted before it was made, not with what its parent accepted afterwards."""
+def test_w5_a_fork_does_not_inherit_later_acceptances_of_its_parent(repo, world):
+    """W5: a fork inherits what its parent had accepted when it was made, and nothing accepted afterwards."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     fork, other = agent.fork(), agent.fork()
@@ -391,8 +391,8 @@ def test_w5_a_fork_knows_nothing_of_what_its_parent_accepted_later(repo, world):
     assert agent.fork().run("now?") is not None
 
 
-def test_w5_a_fork_of_a_branch_whose_rollback_stopped_half_way_says_what_it_reversed(repo, world):
-    """W5: what a rollback of the tools alone has reversed so far, a fork of its branch has not seen."""
+def test_w5_a_fork_of_a_half_rolled_back_branch_reports_divergence(repo, world):
+    """W5: a fork of a branch whose tools-only rollback stopped halfway diverges by the effects reversed so far."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     before = agent.checkpoint("before")
@@ -408,8 +408,8 @@ def test_w5_a_fork_of_a_branch_whose_rollback_stopped_half_way_says_what_it_reve
     assert [str(step.invocation) for step in caught.value.plan.redos] == ["add(item='sofa')"]
 
 
-def test_w5_a_switch_that_is_finished_later_has_told_of_the_world_that_was_then(repo, world):
-    """W5: who was told of the world, and died, is not taken to know what happened after that."""
+def test_w5_a_resumed_note_switch_does_not_cover_later_changes(repo, world):
+    """W5: a switch with sync='note' that died and was resumed does not cover changes made in between."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     fork = agent.fork()
@@ -423,8 +423,8 @@ def test_w5_a_switch_that_is_finished_later_has_told_of_the_world_that_was_then(
         fork.run("now?")
 
 
-def test_a_blocked_rollback_names_the_nearest_point_that_can_be_gone_back_to(repo, world):
-    """W2: the error tells which checkpoint is the nearest one behind what stands in the way."""
+def test_a_blocked_rollback_names_the_nearest_reachable_checkpoint(repo, world):
+    """W2: RollbackBlocked names the nearest checkpoint to which a rollback is possible."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     before = agent.checkpoint("before")
@@ -439,8 +439,8 @@ def test_a_blocked_rollback_names_the_nearest_point_that_can_be_gone_back_to(rep
 
 
 @pytest.mark.parametrize("replay", ["redo", "execute"])
-def test_w2_no_point_is_named_that_is_blocked_by_what_would_run_again(repo, world, database, replay):
-    """W2: with a replay that runs tools the nearest point is one where they can run, without one none is named."""
+def test_w2_no_nearest_checkpoint_is_named_if_the_replay_is_blocked(repo, world, database, replay):
+    """W2: RollbackBlocked names no nearest checkpoint if the calls to run again are blocked."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     agent.run("add table")
@@ -451,8 +451,8 @@ def test_w2_no_point_is_named_that_is_blocked_by_what_would_run_again(repo, worl
 
 
 @pytest.mark.long
-def test_a_turn_that_was_taken_over_does_nothing_more(repo, world):
-    """Fencing: a turn whose branch somebody took over can neither call tools nor save; what it did is recorded."""
+def test_a_turn_whose_branch_was_recovered_stops(repo, world):
+    """Fencing: a turn whose branch was taken over neither calls tools nor saves; its earlier call stays recorded."""
     agent = wrapped(repo, world)
     steps = agent.stream({"messages": [("user", "add chair")]}, stream_mode="updates")
     while not world.items:
@@ -467,8 +467,8 @@ def test_a_turn_that_was_taken_over_does_nothing_more(repo, world):
     assert repo.session("s").branch().status == "open"
 
 
-def test_async_switch_and_redo(repo, world):
-    """The async twins do the same, and asynchronous undo functions run on the caller's loop."""
+def test_async_switch_redoes_and_reverses_effects(repo, world):
+    """The async verbs plan a switch, redo effects and reverse them like the synchronous ones."""
 
     async def scenario():
         agent = wrapped(repo, world)
@@ -486,8 +486,8 @@ def test_async_switch_and_redo(repo, world):
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_w8_a_tool_that_runs_again_knows_the_thread_of_its_branch(repo, is_async):
-    """W8: a tool that reads its RunnableConfig finds there the thread that it finds in a turn."""
+def test_w8_a_redone_tool_receives_the_thread_id_of_its_branch(repo, is_async):
+    """W8: a tool that runs again finds the same thread id in its RunnableConfig as in a turn."""
     seen = []
 
     def put(item: str, config: RunnableConfig) -> str:

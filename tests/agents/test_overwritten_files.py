@@ -31,8 +31,8 @@ def overwritten(report):
     return {one.path: one.why for one in report.files.changes if one.action == "overwritten"}
 
 
-def test_files_a_forced_rollback_names_what_it_overwrote_and_where_that_is(agent, desk):
-    """F4: the report names each path, the safety snapshot that has what stood there, and how to get it back."""
+def test_files_a_forced_rollback_reports_each_overwritten_file(agent, desk):
+    """F4: the report lists each overwritten path, the safety snapshot that contains it, and how to restore it."""
     with pytest.raises(WorkspaceChanged, match=r"a\.txt"):
         agent.rollback("before")
     report = agent.rollback("before", force=True).report
@@ -46,8 +46,8 @@ def test_files_a_forced_rollback_names_what_it_overwrote_and_where_that_is(agent
     assert desk.files == {"a.txt": "mine", "b.txt": "one", "c.txt": "mine too", "d.txt": "one"}
 
 
-def test_files_a_redo_names_what_only_the_safety_snapshot_has(agent, repo, desk):
-    """F4: a redo brings the agent's files forward; its report says where a person's are."""
+def test_files_a_redo_reports_files_held_only_by_the_safety_snapshot(agent, repo, desk):
+    """F4: the report of a redo lists a person's files that only the safety snapshot contains."""
     before = agent.rollback("before", force=True)
     named, safety = overwritten(before.report), before.report.files.safety
     again = before.redo()
@@ -59,8 +59,8 @@ def test_files_a_redo_names_what_only_the_safety_snapshot_has(agent, repo, desk)
     assert (desk.files["a.txt"], desk.files["c.txt"]) == ("mine", "mine too")
 
 
-def test_files_a_rollback_that_overwrites_nothing_names_nothing(agent, desk):
-    """F4: what the session has seen is brought back and not called somebody else's, in a second redo too."""
+def test_files_a_rollback_that_overwrites_nothing_reports_nothing(agent, desk):
+    """F4: a rollback and its redo do not report files of the session as overwritten."""
     agent.run("write e.txt five")
     before = agent.rollback("before")
     assert overwritten(before.report) == {}
@@ -80,8 +80,8 @@ with faults.killed(points.WRITE_FILE, time=2):
 """
 
 
-def test_files_a_rollback_that_was_killed_in_its_restore_tells_all_that_it_did(agent, repo, desk):
-    """F4, W1: also what was restored before the kill is in the report, with the safety snapshot of before."""
+def test_files_a_rollback_killed_during_its_restore_reports_all_changes(agent, repo, desk):
+    """F4, W1: the report also lists what was restored before the kill, with the safety snapshot taken before it."""
     url = backend.address(repo)
     died = processes.run(KILLED, url, desk.root)
     assert died.returncode == -signal.SIGKILL, died.stderr

@@ -139,8 +139,8 @@ def retrying(till: Till, made: BaseTool | None = None) -> Any:
 @pytest.mark.parametrize("effect_kind", BLOCKING)
 @pytest.mark.parametrize("graph_kind", ["tool_node", "create_agent", "nested"])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_t4_a_call_that_raised_after_it_acted_blocks(repo, effect_kind, graph_kind, is_async):
-    """T4: it is `unknown`, the plan names the error and what to do, and the rollback is refused before anything."""
+def test_t4_a_call_that_raised_after_acting_blocks_a_rollback(repo, effect_kind, graph_kind, is_async):
+    """T4: the call is `unknown`, the plan names the error and the remedy, and the rollback is refused."""
     till = Till(("after", LOST))
 
     async def charge(euros: int) -> dict[str, int]:
@@ -164,8 +164,8 @@ def test_t4_a_call_that_raised_after_it_acted_blocks(repo, effect_kind, graph_ki
 
 
 @pytest.mark.parametrize("effect_kind", BLOCKING)
-def test_t4_a_raised_call_is_resolved_either_way(repo, effect_kind):
-    """T4: told that it happened it is done, with its result; told that it did not it is failed."""
+def test_t4_a_raised_call_can_be_resolved_either_way(repo, effect_kind):
+    """T4: a call resolved as happened is done, with its result; one resolved as did_not_happen is failed."""
     till = Till(("after", LOST), ("before", LOST))
     agent = wrapped(repo, till, effect_kind, 5, 7)
     agent.run("five")
@@ -183,8 +183,8 @@ def test_t4_a_raised_call_is_resolved_either_way(repo, effect_kind):
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t4_the_branch_goes_on_and_its_model_sees_the_error(repo):
-    """T4: the model is told as in plain LangGraph, the next turn runs, and the same request is a new call."""
+def test_t4_the_branch_continues_after_a_raised_call(repo):
+    """T4: the model sees the error as in plain LangGraph, and the same request in the next turn is a new call."""
     till = Till(("after", LOST))
     agent = wrapped(repo, till, "irreversible", 5, 5)
     agent.run("five")
@@ -194,8 +194,8 @@ def test_t4_the_branch_goes_on_and_its_model_sees_the_error(repo):
     assert statuses(agent) == ["unknown", "done"]
 
 
-def test_t4_a_model_that_asks_again_in_the_same_turn_makes_a_new_call(here):
-    """T4: with a new tool-call id the request is the model's own, as in plain LangGraph."""
+def test_t4_a_repeated_request_in_the_same_turn_is_a_new_call(here):
+    """T4: a request with a new tool-call id runs as a new call, as in plain LangGraph."""
     till = Till(("before", LOST))
     graph = tool_node_graph(
         scripted(call("charge", euros=5), call("charge", euros=5), "ok"), [till.tool()], handle_tool_errors=True
@@ -206,8 +206,8 @@ def test_t4_a_model_that_asks_again_in_the_same_turn_makes_a_new_call(here):
 
 
 @pytest.mark.parametrize("told", ["happened", "did_not_happen"])
-def test_t4_the_fence_knows_a_raised_call(repo, told):
-    """T4: after a forced rollback the same request is refused, names the call, and goes on once it is settled."""
+def test_t4_the_fence_refuses_a_raised_call_until_it_is_resolved(repo, told):
+    """T4: after a forced rollback the same request raises Fenced with the call's id until the call is resolved."""
     till = Till(("after" if told == "happened" else "before", LOST))
     agent = wrapped(repo, till, "irreversible", 5, 5)
     agent.run("five")
@@ -228,7 +228,7 @@ def test_t4_the_fence_knows_a_raised_call(repo, told):
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_t4_verify_settles_a_raised_call(repo, when):
-    """T4: a tool that can look is asked at once; nothing is left for a person to decide."""
+    """T4: the `verify` of a tool settles a raised call at once, so that no person has to decide."""
     till = Till((when, LOST))
     agent = wrapped(repo, till, "irreversible", 5, 5, verify=till.look)
     agent.run("five")
@@ -243,8 +243,8 @@ def test_t4_verify_settles_a_raised_call(repo, when):
 
 @pytest.mark.parametrize("effect_kind", BLOCKING)
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_t4_a_retried_node_does_not_make_a_raised_call_again(repo, effect_kind, when):
-    """T4: RetryPolicy gets `Fenced` with what to do; resolved, the turn goes on, and the ledger has one charge."""
+def test_t4_a_retried_node_does_not_repeat_a_raised_call(repo, effect_kind, when):
+    """T4: RetryPolicy raises `Fenced` with the remedy; once resolved, the turn continues, and there is one charge."""
     till = Till((when, LOST))
     agent = repo.wrap(retrying(till), "s", effects=till.effects(effect_kind))
     with pytest.raises(Fenced, match=r"repo\.resolve"):
@@ -261,8 +261,8 @@ def test_t4_a_retried_node_does_not_make_a_raised_call_again(repo, effect_kind, 
 
 @pytest.mark.long
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_t4_a_retried_node_goes_on_if_verify_clears_the_call(here, when):
-    """T4: a call that did not happen is made again, one that did is answered, and nobody has to be asked."""
+def test_t4_a_retried_node_continues_if_verify_settles_the_call(here, when):
+    """T4: a call that did not happen runs again, one that happened is answered, and no person has to decide."""
     till = Till((when, LOST))
     agent = here.wrap(retrying(till), "s", effects=till.effects("irreversible", verify=till.look))
     agent.invoke(say())
@@ -271,7 +271,7 @@ def test_t4_a_retried_node_goes_on_if_verify_clears_the_call(here, when):
 
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_t4_middleware_cannot_repeat_a_raised_call(here, is_async):
-    """T4: `wrap_tool_call` that calls its handler again after an error gets `Fenced`; one charge is in the ledger."""
+    """T4: `wrap_tool_call` that calls its handler again after an error raises `Fenced`; there is one charge."""
     from langchain.agents import create_agent
     from langchain.agents.middleware import AgentMiddleware
 
@@ -298,8 +298,8 @@ async def test_t4_middleware_cannot_repeat_a_raised_call(here, is_async):
 
 @pytest.mark.long
 @pytest.mark.parametrize("effect_kind", ["idempotent", "reversible", "irreversible"])
-def test_t4_what_may_happen_only_once_is_not_repeated_after_an_error(here, effect_kind):
-    """T4: `once=True` counts a call that raised, whatever its effect, in the same turn and in every later one."""
+def test_t4_a_once_tool_is_not_repeated_after_an_error(here, effect_kind):
+    """T4: `once=True` counts a raised call, whatever its effect, in the same turn and in later ones."""
     till = Till(("after", LOST))
     agent = here.wrap(retrying(till), "s", effects=till.effects(effect_kind, once=True))
     with pytest.raises(Fenced, match="is unknown whether"):
@@ -315,7 +315,7 @@ def test_t4_what_may_happen_only_once_is_not_repeated_after_an_error(here, effec
 
 
 @pytest.mark.parametrize("effect_kind", ["irreversible", "compensable", "reversible"])
-def test_t4_a_tool_that_raises_not_done_has_failed(here, effect_kind):
+def test_t4_a_call_that_raises_not_done_is_failed(here, effect_kind):
     """T4: the model sees the tool's error as usual, the call is `failed`, and nothing blocks."""
     till = Till(("before", NotDone("declined")))
     agent = wrapped(here, till, effect_kind, 5, 5)
@@ -327,8 +327,8 @@ def test_t4_a_tool_that_raises_not_done_has_failed(here, effect_kind):
     assert till.ledger == [5]
 
 
-def test_t4_not_done_is_handled_by_a_tool_that_handles_its_errors(here):
-    """T4: with `handle_tool_error=True` the model sees a `NotDone` as any other ToolException."""
+def test_t4_a_tool_that_handles_its_errors_handles_not_done(here):
+    """T4: with `handle_tool_error=True` the model sees `NotDone` like any other ToolException."""
     till = Till(("before", NotDone("declined")))
     graph = tool_node_graph(charging(5), [till.tool(handle_tool_error=True)])
     agent = here.wrap(graph, "s", effects=till.effects("irreversible"))
@@ -337,8 +337,8 @@ def test_t4_not_done_is_handled_by_a_tool_that_handles_its_errors(here):
 
 
 @pytest.mark.long
-def test_t4_a_call_that_raised_not_done_is_made_again_by_a_retry(here):
-    """T4: where it is known that nothing happened, a retry runs as in plain LangGraph."""
+def test_t4_a_retry_repeats_a_call_that_raised_not_done(here):
+    """T4: a retry repeats a call that certainly did not happen, as in plain LangGraph."""
     till = Till(("before", NotDone("busy")))
     agent = here.wrap(retrying(till), "s", effects=till.effects("irreversible"))
     agent.invoke(say())
@@ -355,8 +355,8 @@ def test_t4_a_call_that_raised_not_done_is_made_again_by_a_retry(here):
     ],
 )
 @pytest.mark.parametrize("handled", [False, True])
-def test_t4_a_declaration_names_the_errors_of_calls_that_did_nothing(here, error, status, handled):
-    """T4: `failed_on` counts subclasses, also where the tool makes a message of its error; no others."""
+def test_t4_failed_on_lists_the_errors_of_calls_that_did_nothing(here, error, status, handled):
+    """T4: `failed_on` covers subclasses and errors that the tool turns into messages, and no other errors."""
     till = Till(("before", error))
     graph = tool_node_graph(charging(5), [till.tool(handle_tool_error=handled)], handle_tool_errors=True)
     agent = here.wrap(graph, "s", effects=till.effects("irreversible", failed_on=(ToolException,)))
@@ -365,8 +365,8 @@ def test_t4_a_declaration_names_the_errors_of_calls_that_did_nothing(here, error
 
 
 @pytest.mark.parametrize("node_handles", [False, True])
-def test_t4_a_tool_exception_alone_proves_nothing(here, node_handles):
-    """T4: MCP adapters raise ToolException after an effect too; handled by the tool or its node, it is `unknown`."""
+def test_t4_a_tool_exception_alone_leaves_the_call_unknown(here, node_handles):
+    """T4: a ToolException may follow an effect, so the call is `unknown`, whether tool or node handles the error."""
     till = Till(("after", ToolException("timeout")))
     made = till.tool(handle_tool_error=not node_handles)
     agent = here.wrap(
@@ -377,8 +377,8 @@ def test_t4_a_tool_exception_alone_proves_nothing(here, node_handles):
     assert (till.ledger, statuses(agent)) == ([5], ["unknown"])
 
 
-def test_t4_an_error_message_that_a_tool_returns_proves_nothing(here):
-    """T4: a tool may catch its own error and return a message with status `error`; it may have acted."""
+def test_t4_an_error_message_returned_by_a_tool_leaves_its_call_unknown(here):
+    """T4: a tool that catches its error and returns a message with status `error` may have acted."""
     till = Till(("after", LOST))
 
     @tool
@@ -395,8 +395,8 @@ def test_t4_an_error_message_that_a_tool_returns_proves_nothing(here):
     assert statuses(agent) == ["unknown"]
 
 
-def test_t4_what_langchain_makes_of_a_result_proves_nothing(here):
-    """T4: an error about the form of a result comes after the tool has acted, whatever `failed_on` names."""
+def test_t4_an_error_about_the_result_format_leaves_the_call_unknown(here):
+    """T4: LangChain checks a result after the tool has acted, so such an error is `unknown` despite `failed_on`."""
     till = Till()
     made = till.tool(response_format="content_and_artifact")
     graph = tool_node_graph(charging(5), [made], handle_tool_errors=True)
@@ -407,8 +407,8 @@ def test_t4_what_langchain_makes_of_a_result_proves_nothing(here):
 
 @pytest.mark.parametrize("handled", [False, True])
 @pytest.mark.parametrize("kind", ["tool_node", "functional"])
-def test_t4_a_call_whose_arguments_do_not_fit_has_failed(here, kind, handled):
-    """T4: its function never began, so that nothing happened, whoever tells the model."""
+def test_t4_a_call_with_invalid_arguments_is_failed(here, kind, handled):
+    """T4: a call with invalid arguments never ran its function, whether or not the tool handles the error."""
     till = Till()
     made = till.tool(handle_validation_error=handled)
     replies = scripted(calls(call("charge", euros="many")), "ok")
@@ -425,8 +425,8 @@ def test_t4_a_call_whose_arguments_do_not_fit_has_failed(here, kind, handled):
     assert (till.ledger, statuses(agent)) == ([], ["failed"])
 
 
-def test_t4_a_call_that_a_task_makes_itself_is_unknown_too(here):
-    """T4: where a task calls its tool by itself, an error is no proof either."""
+def test_t4_a_raised_call_made_directly_by_a_task_is_unknown(here):
+    """T4: an error of a tool that a task calls directly leaves the call `unknown`, and a second run is refused."""
     till = Till(("after", LOST))
     agent = here.wrap(
         GRAPHS["functional"](charging(5), [till.tool()]), "s", effects=till.effects("irreversible"), check_effects=False
@@ -439,8 +439,8 @@ def test_t4_a_call_that_a_task_makes_itself_is_unknown_too(here):
     assert till.ledger == [5]
 
 
-def test_t4_a_validation_error_of_the_tool_itself_proves_nothing(here):
-    """T4: a function that acts and then fails to read the answer raises the same class as bad arguments do."""
+def test_t4_a_validation_error_inside_the_tool_leaves_the_call_unknown(here):
+    """T4: a tool that acts and then raises ValidationError is not taken for a call with invalid arguments."""
     till = Till()
 
     class Receipt(BaseModel):
@@ -458,8 +458,8 @@ def test_t4_a_validation_error_of_the_tool_itself_proves_nothing(here):
 
 
 @pytest.mark.parametrize("says", [False, True])
-def test_t4_not_done_speaks_only_for_the_tool_that_raises_it(here, says):
-    """T4: a tool that charged and lets the `NotDone` of another one pass may have acted."""
+def test_t4_not_done_counts_only_for_the_tool_that_raises_it(here, says):
+    """T4: a tool that charged and lets the `NotDone` of an inner tool pass may have acted."""
     till = Till(None if not says else ("before", NotDone("declined")))
 
     @tool
@@ -485,8 +485,8 @@ def test_t4_not_done_speaks_only_for_the_tool_that_raises_it(here, says):
 
 
 @pytest.mark.parametrize("told", [None, "happened", "did_not_happen"])
-def test_t4_a_reversible_call_that_raised_is_listed_and_blocks_nothing(repo, told):
-    """T4: plan and report say that it may have happened; told that it did, a rollback reverses it."""
+def test_t4_a_raised_reversible_call_does_not_block_a_rollback(repo, told):
+    """T4: the report lists the call as kept; once it is resolved as happened, a rollback reverses it."""
     till = Till(("after", LOST))
     agent = wrapped(repo, till, "reversible")
     agent.run("five")
@@ -507,8 +507,8 @@ def test_t4_a_reversible_call_that_raised_is_listed_and_blocks_nothing(repo, tol
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t4_a_reversible_call_that_raised_is_made_again_by_a_retry(repo):
-    """T4: it can be taken back, so a retry runs as in plain LangGraph, with the same key."""
+def test_t4_a_retry_repeats_a_raised_reversible_call(repo):
+    """T4: a reversible call can be undone, so a retry runs it again with the same idempotency key."""
     till = Till(("after", LOST))
     agent = repo.wrap(retrying(till), "s", effects=till.effects("reversible"))
     agent.checkpoint("before")
@@ -524,8 +524,8 @@ def test_t4_a_reversible_call_that_raised_is_made_again_by_a_retry(repo):
 
 
 @pytest.mark.parametrize("effect_kind", ["idempotent", "read_only", None])
-def test_t4_other_calls_that_raised_have_failed(here, effect_kind):
-    """T4: where nothing is lost by a second call, or nothing was declared, an error is a failure and no more."""
+def test_t4_raised_calls_with_other_effects_are_failed(here, effect_kind):
+    """T4: a raised call of an idempotent, read-only or undeclared tool is `failed` and does not block."""
     till = Till(("after", LOST))
     graph = tool_node_graph(charging(5), [till.tool()], handle_tool_errors=True)
     agent = here.wrap(graph, "s", effects=till.effects(effect_kind) if effect_kind else None)
@@ -538,8 +538,8 @@ def test_t4_other_calls_that_raised_have_failed(here, effect_kind):
 # -- what breaks a call off
 
 
-def test_t4_a_call_that_is_broken_off_blocks_also_if_it_is_reversible(repo):
-    """T4: Ctrl-C inside of a tool is no error of the tool: nobody knows how far it came, and that blocks as before."""
+def test_t4_an_interrupted_reversible_call_blocks_a_rollback(repo):
+    """T4: Ctrl-C inside a tool is no error of the tool, so the call is `unknown` and blocks."""
     till = Till(("after", KeyboardInterrupt()))
     agent = wrapped(repo, till, "reversible")
     with pytest.raises(KeyboardInterrupt):
@@ -550,8 +550,8 @@ def test_t4_a_call_that_is_broken_off_blocks_also_if_it_is_reversible(repo):
 
 
 @pytest.mark.parametrize("way", ["cancelled", "timeout"])
-async def test_t4_cancelled_calls_and_timeouts_are_unknown(repo, way):
-    """T4: a call that was cancelled, or that gave up waiting, may have acted."""
+async def test_t4_cancelled_and_timed_out_calls_are_unknown(repo, way):
+    """T4: a call that was cancelled or timed out may have acted, so it blocks a rollback."""
     till, acted = Till(), asyncio.Event()
 
     @tool
@@ -591,8 +591,8 @@ def gone(repo: Any, till: Till, kind: str, **declared: Any) -> Any:
 
 
 @pytest.mark.parametrize("told", ["happened", "did_not_happen"])
-def test_t4_a_call_that_raised_when_it_ran_again_is_settled(repo, told):
-    """T4: a redo whose compensable call raised stops, names it, and goes on once somebody has told what happened."""
+def test_t4_a_redo_stops_at_a_raised_call_until_it_is_resolved(repo, told):
+    """T4: a redo whose compensable call raises stops, names the call, and completes once it is resolved."""
     till = Till(None, ("after" if told == "happened" else "before", LOST))
     back = gone(repo, till, "compensable")
     with pytest.raises(
@@ -617,8 +617,8 @@ def test_t4_a_call_that_raised_when_it_ran_again_is_settled(repo, told):
         ("reversible", LOST, {}),
     ],
 )
-def test_t4_a_call_that_can_run_again_is_tried_again(repo, kind, error, declared):
-    """T4: a redo whose call proves that it did nothing, or can be taken back, is tried again when it is resumed."""
+def test_t4_a_resumed_redo_retries_a_call_that_is_safe_to_repeat(repo, kind, error, declared):
+    """T4: a redo retries a raised call on resume if the call did nothing or is reversible."""
     till = Till(None, ("before", error))
     back = gone(repo, till, kind, **declared)
     with pytest.raises(RollbackIncomplete) as stopped:
@@ -632,20 +632,20 @@ def test_t4_a_call_that_can_run_again_is_tried_again(repo, kind, error, declared
 
 
 @pytest.mark.parametrize("given", [ToolException, "text", (ToolException("no"),), (KeyboardInterrupt,), (5,), None])
-def test_t4_failed_on_takes_exception_classes_only(given):
-    """T4: anything else is refused where it is declared, with what to write."""
+def test_t4_failed_on_accepts_only_exception_classes(given):
+    """T4: anything else than a tuple or list of Exception classes is refused at the declaration."""
     with pytest.raises(InvalidInput, match="failed_on"):
         effect("irreversible", failed_on=given)
 
 
-def test_t4_failed_on_means_nothing_for_a_tool_that_only_reads():
-    """T4: what says nothing is refused."""
+def test_t4_failed_on_is_refused_for_a_read_only_tool():
+    """T4: `failed_on` has no meaning for a read-only tool and is refused."""
     with pytest.raises(InvalidInput, match="leave out failed_on"):
         effect("read_only", failed_on=(ToolException,))
 
 
-def test_t4_every_declaration_takes_failed_on():
-    """T4: `effect`, `reversible` and `compensable` take the same tuple."""
+def test_t4_every_declaration_accepts_failed_on():
+    """T4: `effect`, `reversible` and `compensable` accept the same `failed_on`."""
     made = [declare(lambda args, result: None, failed_on=(ToolException,)) for declare in (reversible, compensable)]
     made.append(effect("irreversible", failed_on=[ToolException]))
     assert [one.failed_on for one in made] == [(ToolException,)] * 3
@@ -655,8 +655,8 @@ def test_t4_every_declaration_takes_failed_on():
 
 
 @pytest.mark.long
-def test_t4_the_command_line_settles_a_raised_call(tmp_path):
-    """T4: a failure names the command, `agentgit track` the id, and `resolve --result` tells what the call returned."""
+def test_t4_the_command_line_resolves_a_raised_call(tmp_path):
+    """T4: the error names the command, `agentgit track` shows the id, and `resolve --result` records the result."""
 
     def run(*words: str) -> tuple[str, str]:
         done = command_line.run(*words, "--db", url)
@@ -674,8 +674,8 @@ def test_t4_the_command_line_settles_a_raised_call(tmp_path):
     assert (json.loads(told)["status"], json.loads(told)["result"]) == ("done", {"charged": 5})
 
 
-def test_t4_the_chat_settles_a_raised_call():
-    """T4: a failure names the command, and `/resolve --result` tells what the call returned."""
+def test_t4_the_chat_resolves_a_raised_call():
+    """T4: the error names the command, and `/resolve --result` records the result."""
     till, out, err = Till(("after", LOST)), io.StringIO(), io.StringIO()
     with agentgit.open(":memory:") as repo:
         agent = wrapped(repo, till, "compensable")
@@ -694,8 +694,8 @@ def test_t4_the_chat_settles_a_raised_call():
 
 
 @pytest.mark.long
-def test_t4_programs_and_pages_settle_a_raised_call(tmp_path):
-    """T4: by HTTP with its result; on the web from the plan that it blocks, and only by who may change the session."""
+def test_t4_the_http_api_and_the_web_pages_resolve_a_raised_call(tmp_path):
+    """T4: the API and the plan page record the result; invalid JSON and a foreign redirect are refused."""
     till = Till(("after", LOST), ("after", LOST))
     with agentgit.open(tmp_path / "agentgit.db") as operator:
         operator.users.add("ada", "correct horse battery staple", is_admin=True)

@@ -15,8 +15,8 @@ def agent(repo):
     return made
 
 
-def test_d2_a_session_is_renamed_and_goes_on(repo, agent):
-    """D2: a renamed session keeps its id, branches and trail, is found by the new name only, and its agents run on."""
+def test_d2_a_renamed_session_keeps_its_id_track_and_trail(repo, agent):
+    """D2: a renamed session keeps its id, track and trail, is found only by its new name, and its agents still run."""
     session = repo.session("s")
     assert session.rename("support-42").session_name == session.name == "support-42"
     assert repo.session("support-42").id == session.id
@@ -30,8 +30,8 @@ def test_d2_a_session_is_renamed_and_goes_on(repo, agent):
     assert repo.maintenance.fsck(3).is_sound
 
 
-def test_d2_a_session_gets_no_name_that_is_none_or_taken(repo, agent):
-    """Bad input: an empty, a long or another session's name is refused, and the session keeps its own."""
+def test_d2_an_invalid_or_taken_session_name_is_refused(repo, agent):
+    """Bad input: an empty, too long, non-text or taken name is refused, and the session keeps its name."""
     repo.session("other", create=True)
     session = repo.session("s")
     for name in ("", " ", "x" * 201, 7):
@@ -42,8 +42,8 @@ def test_d2_a_session_gets_no_name_that_is_none_or_taken(repo, agent):
     assert session.rename("s").session_name == "s"
 
 
-def test_d5_only_owners_rename_a_session_and_editors_a_branch(repo, agent):
-    """D5: who may look renames nothing; a co-owner may not take a name that the owner has for another session."""
+def test_d5_a_viewer_cannot_rename_a_session_but_a_co_owner_can(repo, agent):
+    """D5: a viewer renames neither session nor branch; a co-owner cannot use the name of another session."""
     ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
     session = ada.session("hers", create=True)
     ada.session("secret", create=True)
@@ -59,8 +59,8 @@ def test_d5_only_owners_rename_a_session_and_editors_a_branch(repo, agent):
     assert theirs.rename("ours").reference == "ada/ours"
 
 
-def test_d2_a_branch_is_renamed_and_goes_on(repo, agent):
-    """D2: a renamed branch is a reference by its new name only; rollback, agents and reports know it."""
+def test_d2_a_renamed_branch_is_found_only_by_its_new_name(repo, agent):
+    """D2: references, switches, agents and the tree use the new name of a branch; the old one is not found."""
     session = agent.session
     agent.rollback("main#1")
     assert session.rename_branch("main", "first try").name == "first try"
@@ -74,8 +74,8 @@ def test_d2_a_branch_is_renamed_and_goes_on(repo, agent):
     assert repo.maintenance.fsck(3).is_sound
 
 
-def test_d2_a_branch_gets_no_name_that_is_none_or_taken(agent):
-    """Bad input: a name that no reference could have, or that something else has, is refused."""
+def test_d2_an_invalid_or_taken_branch_name_is_refused(agent):
+    """Bad input: a name that no reference can have, or that a branch or a tag has, is refused."""
     session = agent.session
     session.tag("main#1", "v1")
     session.fork(name="side")
@@ -90,8 +90,8 @@ def test_d2_a_branch_gets_no_name_that_is_none_or_taken(agent):
     assert [branch.name for branch in session.branches()] == ["main", "side"]
 
 
-def test_w10_a_branch_of_an_exploration_keeps_its_name(agent):
-    """W10: an exploration finds its branches by their names, so these are not renamed."""
+def test_w10_a_branch_of_an_exploration_cannot_be_renamed(agent):
+    """W10: an exploration finds its branches by their names, so renaming one raises Conflict."""
     agent.explore(1, ["hello", "hm"])
     with pytest.raises(Conflict, match="exploration"):
         agent.session.rename_branch("explore/1", "mine")

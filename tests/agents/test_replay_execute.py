@@ -41,8 +41,8 @@ def ids(calls):
 
 
 @pytest.mark.long
-def test_t2_what_stands_is_reversed_before_the_path_runs_again(repo, shop, agent):
-    """T2: nothing is in the world twice, reversals come first and newest first, and the branch that was left stays."""
+def test_t2_replay_execute_reverses_effects_before_calls_run_again(repo, shop, agent):
+    """T2: effects are reversed newest first, then the path's calls run again once; the old branch stays readable."""
     before = agent.history(), ids(agent.tool_track())
     plan = agent.plan_rollback("here", replay="execute")
     said = [(step.action, step.invocation.args["item"]) for step in plan.steps]
@@ -58,8 +58,8 @@ def test_t2_what_stands_is_reversed_before_the_path_runs_again(repo, shop, agent
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t2_with_default_arguments_a_standing_order_is_there_once(repo, shop, agent):
-    """T2: the default stops where a result is another one, with the old order reversed, and is gone on with."""
+def test_t2_replay_execute_stops_at_drift_by_default(repo, shop, agent):
+    """T2: by default the replay stops at the first different result, and a forced resume completes it."""
     with pytest.raises(RollbackIncomplete, match="the record has") as caught:
         agent.rollback("here", replay="execute")
     assert shop.standing == {"a": 1}
@@ -69,7 +69,7 @@ def test_t2_with_default_arguments_a_standing_order_is_there_once(repo, shop, ag
 
 
 def test_t2_the_new_branch_shows_the_new_results(repo, shop, agent):
-    """T2: tool track, history, messages and state have what the tools returned now; the originals stay on record."""
+    """T2: track, history, messages and state show the new results; the old branch keeps the old ones."""
     fresh = agent.rollback("here", replay="execute", on_drift="continue")
     old, new = agent.tool_track()[:2], fresh.tool_track()
     assert [one.result["order"] for one in new] == [4, 5]
@@ -86,8 +86,8 @@ def test_t2_the_new_branch_shows_the_new_results(repo, shop, agent):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in GRAPHS if kind != "functional"])
-def test_t2_every_kind_of_graph_goes_on_with_the_new_results(repo, kind):
-    """T2: ToolNode, create_agent and a subgraph continue with what their tools returned now."""
+def test_t2_graphs_continue_with_the_new_results(repo, kind):
+    """T2: ToolNode, create_agent and subgraphs continue with what their tools returned in the replay."""
     world = World()
     agent = repo.wrap(GRAPHS[kind](obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")
@@ -104,8 +104,8 @@ def test_t2_every_kind_of_graph_goes_on_with_the_new_results(repo, kind):
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t2_later_rollbacks_undo_the_new_effects(repo, shop, agent):
-    """T2: the reversal of a call that ran again gets its new result, and nothing of the old ones is reversed again."""
+def test_t2_a_later_rollback_reverses_the_new_effects(repo, shop, agent):
+    """T2: the undo of a replayed call receives the new result, and no old effect is reversed twice."""
     fresh = agent.rollback("here", replay="execute", on_drift="continue")
     fresh.invoke(wish([("order", "d")]))
     start = fresh.rollback("main#1")
@@ -116,8 +116,8 @@ def test_t2_later_rollbacks_undo_the_new_effects(repo, shop, agent):
 
 
 @pytest.mark.long
-def test_t2_switch_undo_and_redo_lead_between_the_old_and_the_new_branch(repo, shop, agent):
-    """T2: the world follows a switch to the branch that was left and back; each effect stands once."""
+def test_t2_switch_and_redo_move_between_the_old_and_the_new_branch(repo, shop, agent):
+    """T2: the world follows a switch to the old branch and back, and a redo, with each effect present once."""
     fresh = agent.rollback("here", replay="execute", on_drift="continue")
     with pytest.raises(agentgit.WorldDiverged):
         agent.invoke(wish([("order", "x")]))
@@ -133,8 +133,8 @@ def test_t2_switch_undo_and_redo_lead_between_the_old_and_the_new_branch(repo, s
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t2_a_branch_whose_calls_ran_again_can_run_them_again(repo, shop, agent):
-    """T2: twice in a row, and on a fork of the new branch: each time what stood is reversed first."""
+def test_t2_a_replayed_branch_can_be_replayed_again(repo, shop, agent):
+    """T2: a second replay, on a fork of the new branch, reverses the existing effects first."""
     fresh = agent.rollback("here", replay="execute", on_drift="continue")
     fresh.checkpoint("there")
     again = fresh.fork().rollback("there", replay="execute", on_drift="continue")
@@ -148,8 +148,8 @@ def test_t2_a_branch_whose_calls_ran_again_can_run_them_again(repo, shop, agent)
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t2_a_diff_tells_which_calls_came_out_otherwise(repo, shop, agent):
-    """T2: the calls and messages that differ are in the diff with the branch that was left; both sides have all."""
+def test_t2_a_diff_shows_which_results_changed(repo, shop, agent):
+    """T2: a diff with the old branch contains the calls and messages whose results changed."""
     here = agent.checkpoints()[-2]
     fresh = agent.rollback("here", replay="execute", on_drift="continue")
     found = repo.session("s").diff("here", fresh.head)
@@ -160,8 +160,8 @@ def test_t2_a_diff_tells_which_calls_came_out_otherwise(repo, shop, agent):
     assert here.metadata["state_hash"] != fresh.head.metadata["state_hash"]
 
 
-def test_t2_a_path_that_came_out_alike_has_the_same_state(repo):
-    """T2: where nothing drifted the state at the new head hashes to the state of the checkpoint."""
+def test_t2_a_replay_without_drift_reproduces_the_state(repo):
+    """T2: if no result drifted, the state hash of the new head equals that of the checkpoint."""
     world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("look; add chair")
@@ -173,8 +173,8 @@ def test_t2_a_path_that_came_out_alike_has_the_same_state(repo):
     assert [one.tool_name for one in fresh.tool_track()] == ["look", "add"]
 
 
-def test_t2_exports_of_such_a_branch_are_whole(repo, shop, agent, tmp_path):
-    """T2: a session whose calls ran again is carried, and so is the new branch alone, with the new results."""
+def test_t2_an_export_of_a_replayed_branch_is_complete(repo, shop, agent, tmp_path):
+    """T2: exports of the whole session and of the new branch alone contain the new results."""
     fresh = agent.rollback("here", replay="execute", on_drift="continue")
     repo.session("s").export(tmp_path / "all.jsonl")
     repo.session("s").export(tmp_path / "one.jsonl", branch=fresh.branch.name)
@@ -201,8 +201,8 @@ def blocked(repo, graph, effects, *, turns=1):
 
 
 @pytest.mark.parametrize("kind", ["irreversible", "once", "once, compensable", "undeclared"])
-def test_t2_what_must_not_run_a_second_time_blocks_or_is_answered_from_the_record(repo, kind):
-    """T2: an irreversible, a `once` and an undeclared call block; with force the record answers, and says so."""
+def test_t2_a_call_that_must_not_run_twice_blocks_a_replay(repo, kind):
+    """T2: irreversible, `once` and undeclared calls block; with force they are answered from the record."""
     done = []
 
     @tool
@@ -230,8 +230,8 @@ def test_t2_what_must_not_run_a_second_time_blocks_or_is_answered_from_the_recor
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t2_an_unknown_call_blocks_until_somebody_tells(repo):
-    """T2: a call that was broken off is not made again; force shows it as unknown on the new branch."""
+def test_t2_an_unknown_call_blocks_a_replay(repo):
+    """T2: a call that was interrupted blocks the plan and does not run again."""
     done = []
 
     @tool
@@ -250,8 +250,8 @@ def test_t2_an_unknown_call_blocks_until_somebody_tells(repo):
     assert [step.action for step in plan.steps] == ["block"]
 
 
-def test_t2_an_undo_that_is_not_here_or_says_no_blocks(repo, database, shop, agent):
-    """T2: what cannot be reversed here is not made a second time; force answers it from the record."""
+def test_t2_a_refused_precheck_blocks_a_replay(repo, database, shop, agent):
+    """T2: a call whose precheck refuses its undo does not run twice; with force it is answered from the record."""
     effects = shop.effects() | {"order": reversible(shop.cancel, precheck=lambda call: "the shop is closed")}
     closed = repo.wrap(shop.graph(), "s", effects=effects)
     with pytest.raises(RollbackBlocked, match="the shop is closed"):
@@ -266,8 +266,8 @@ def test_t2_an_undo_that_is_not_here_or_says_no_blocks(repo, database, shop, age
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t2_a_reversal_that_fails_leaves_its_call_standing_once(repo, shop, agent):
-    """T2: with on_error='continue' a call whose undo raised does not run again; given up, the record answers for it."""
+def test_t2_a_call_whose_undo_raised_does_not_run_again(repo, shop, agent):
+    """T2: with on_error='continue' such a call is left out, and a forced resume answers it from the record."""
     shop.stuck["a"] = "before"
     with pytest.raises(RollbackIncomplete, match="is stuck") as caught:
         agent.rollback("here", replay="execute", on_error="continue", on_drift="continue")
@@ -283,8 +283,8 @@ def test_t2_a_reversal_that_fails_leaves_its_call_standing_once(repo, shop, agen
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t2_a_tool_that_raises_when_it_runs_again_is_tried_again(repo, shop, agent):
-    """T2: the rollback stops there, the branch that was left is as before, and resume runs only what is missing."""
+def test_t2_a_replayed_tool_that_raises_is_retried_on_resume(repo, shop, agent):
+    """T2: the rollback stops at the error, the session stays on the old branch, and resume runs what is missing."""
     shop.faults["a"] = "before"
     with pytest.raises(RollbackIncomplete, match="Broken") as caught:
         agent.rollback("here", replay="execute", on_drift="continue")
@@ -297,8 +297,8 @@ def test_t2_a_tool_that_raises_when_it_runs_again_is_tried_again(repo, shop, age
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t2_what_failed_is_not_made_to_fail_again(repo):
-    """T2: a call that failed keeps its place on the new track, with its error, and does not run."""
+def test_t2_a_failed_call_is_not_run_again(repo):
+    """T2: a failed call keeps its place on the new track, with its error, and does not run."""
     world = World()
     agent = repo.wrap(
         tool_node_graph(obedient(), world.tools(), handle_tool_errors=True),
@@ -316,8 +316,8 @@ def test_t2_what_failed_is_not_made_to_fail_again(repo):
 
 
 @pytest.mark.long
-def test_t2_an_idempotent_call_simply_runs_again(repo):
-    """T2: it is not reversed, and nothing blocks."""
+def test_t2_an_idempotent_call_runs_again_without_reversal(repo):
+    """T2: an idempotent call is not reversed and does not block."""
     world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(note="idempotent"))
     agent.run("note x")
@@ -327,8 +327,8 @@ def test_t2_an_idempotent_call_simply_runs_again(repo):
     assert [item.invocation.tool_name for item in fresh.report.redone] == ["note"]
 
 
-def test_t2_what_a_tool_called_in_its_turn_is_there_once(repo):
-    """T2: a tool that calls recorded tools blocks, because nobody would record these; with force both are answered."""
+def test_t2_a_tool_that_calls_recorded_tools_blocks_a_replay(repo):
+    """T2: outer and inner call block; with force both are answered from the record."""
     world = World()
     add = world.tool("add")
 
@@ -350,8 +350,8 @@ def test_t2_what_a_tool_called_in_its_turn_is_there_once(repo):
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t2_a_batch_that_waits_for_a_person_goes_on_as_it_is(repo):
-    """T2: calls beside a question block; with force they are answered, and the answer is taken once."""
+def test_t2_a_batch_that_waits_for_a_person_blocks_a_replay(repo):
+    """T2: with force the calls beside the question are answered from the record, and the question can be answered."""
     world = World()
     replies = (calls(call("add", item="a"), call("add_if_approved", item="b")), "done")
     agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
@@ -365,8 +365,8 @@ def test_t2_a_batch_that_waits_for_a_person_goes_on_as_it_is(repo):
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t2_it_takes_no_tools_keep_and_require_clean_refuses_what_stands(repo, shop, agent):
-    """T2: tools='keep' would leave everything in the world twice; require_clean runs only where nothing stands."""
+def test_t2_replay_execute_refuses_tools_keep_and_honors_require_clean(repo, shop, agent):
+    """T2: tools='keep' is refused; require_clean allows a replay only if there is nothing to reverse."""
     for ask in (agent.plan_rollback, agent.rollback, agent.session.plan_rollback):
         with pytest.raises(InvalidInput, match="happen twice"):
             ask("here", replay="execute", tools="keep")
@@ -378,8 +378,8 @@ def test_t2_it_takes_no_tools_keep_and_require_clean_refuses_what_stands(repo, s
     assert fresh.report.reversed == []
 
 
-def test_t2_an_answer_that_the_fence_gave_runs_again_like_the_call_it_stands_for(repo, shop):
-    """T2: a payment that a rollback kept, and that answered a call here, is refunded and then made again, once."""
+def test_t2_a_call_answered_by_the_fence_runs_again_like_its_original(repo, shop):
+    """T2: a kept payment that the fence answered on this branch is refunded and then made again once."""
     agent = wrapped(repo, shop)
     agent.invoke(wish([("pay", "x")]))
     retry = agent.rollback("main#1", tools="keep")
@@ -394,8 +394,8 @@ def test_t2_an_answer_that_the_fence_gave_runs_again_like_the_call_it_stands_for
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t2_the_same_request_twice_gives_the_same_branch(repo, shop, agent):
-    """T2: the second time nothing runs, and a request of another kind under that name is refused."""
+def test_t2_a_repeated_request_id_returns_the_same_branch(repo, shop, agent):
+    """T2: a repeated request runs nothing, and its id is refused for another kind of rollback."""
     how = {"replay": "execute", "on_drift": "continue", "request_id": "click-1"}
     first = agent.rollback("here", **how)
     assert agent.rollback("here", **how).branch.name == first.branch.name
@@ -404,8 +404,8 @@ def test_t2_the_same_request_twice_gives_the_same_branch(repo, shop, agent):
         agent.rollback("here", request_id="click-1")
 
 
-def test_t2_messages_that_say_something_else_than_the_result_stay(repo):
-    """T2: where a graph wrote its own words of a result, they stay, and the model is told of the new result."""
+def test_t2_a_replay_updates_the_artifact_of_a_tool_message(repo):
+    """T2: a replayed call updates content and artifact of its message, and the model is informed of the new result."""
     world = World()
 
     @tool
@@ -437,8 +437,8 @@ def test_t2_messages_that_say_something_else_than_the_result_stay(repo):
 # -- a fresh world
 
 
-def test_t2_a_fresh_world_is_a_new_session_from_a_template(repo, shop, agent, tmp_path):
-    """T2: the calls run in the new session's world; nothing is reversed, nothing of the old session is touched."""
+def test_t2_replay_from_a_template_leaves_the_old_session_untouched(repo, shop, agent, tmp_path):
+    """T2: the calls run in the new session's world; nothing is reversed, and the old session stays as it is."""
     other = Shop(tmp_path / "test-system.db")
     other.act("order", "of somebody else")
     before = shop.standing, agent.history(), [one.to_dict() for one in agent.tool_track()]
@@ -460,8 +460,8 @@ def test_t2_a_fresh_world_is_a_new_session_from_a_template(repo, shop, agent, tm
 
 
 @pytest.mark.long
-def test_t2_a_template_with_a_call_that_must_not_run_again_makes_no_session(repo, shop):
-    """T2: it blocks before anything, a session included; force answers it from the record."""
+def test_t2_a_blocked_replay_from_a_template_creates_no_session(repo, shop):
+    """T2: a call that must not run again blocks before the session is created; force answers it from the record."""
     agent = wrapped(repo, shop)
     agent.invoke(wish([("order", "a")], [("mail", "m")], [("note", "n")]))
     with pytest.raises(RollbackBlocked, match="no session was created") as caught:
@@ -475,8 +475,8 @@ def test_t2_a_template_with_a_call_that_must_not_run_again_makes_no_session(repo
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t2_a_fresh_world_that_was_not_finished_is_gone_on_with(repo, shop, agent, tmp_path):
-    """T2: a tool that raises leaves a session whose calls the same wrap, or resume, finishes; nothing is made twice."""
+def test_t2_a_stopped_replay_from_a_template_can_be_completed(repo, shop, agent, tmp_path):
+    """T2: after a tool raised, the same wrap completes the replay, and no call runs twice."""
     other = Shop(tmp_path / "test-system.db")
     other.faults["a"] = "before"
     with pytest.raises(RollbackIncomplete):
@@ -487,8 +487,8 @@ def test_t2_a_fresh_world_that_was_not_finished_is_gone_on_with(repo, shop, agen
     assert len(fresh.tool_track()) == 2
 
 
-def test_t2_a_session_that_began_without_its_calls_does_not_make_them_later(repo, shop, agent):
-    """T2: replay belongs to the beginning; where it means nothing it is refused."""
+def test_t2_replay_is_refused_for_a_session_that_began_without_it(repo, shop, agent):
+    """T2: replay applies only to a new session from a template; it is refused elsewhere."""
     wrapped(repo, shop, "plain", template="s@here")
     with pytest.raises(Conflict, match="another name"):
         wrapped(repo, shop, "plain", template="s@here", replay="execute")
@@ -498,8 +498,8 @@ def test_t2_a_session_that_began_without_its_calls_does_not_make_them_later(repo
     assert shop.standing == {"a": 1, "b": 1, "c": 1}
 
 
-def test_t2_an_irreversible_effect_of_today_does_not_run_again(repo, shop, agent):
-    """T2: a tool that is declared irreversible or once since its calls were made does not run either."""
+def test_t2_a_tool_declared_irreversible_later_blocks_a_replay(repo, shop, agent):
+    """T2: a tool that was declared irreversible after its calls were made does not run again."""
     stricter = repo.wrap(shop.graph(), "s", effects=shop.effects() | {"order": effect("irreversible")})
     with pytest.raises(RollbackBlocked, match="irreversible"):
         stricter.rollback("here", replay="execute")

@@ -62,8 +62,8 @@ def statuses(agent) -> list[tuple[str, str]]:
     return [(c.tool_name, c.status) for c in agent.tool_track()]
 
 
-def test_w1_what_is_done_in_a_batch_is_not_done_again(repo, world):
-    """W1: after a restart the turn goes on; the done call is answered with what it returned, and has one row."""
+def test_w1_a_resumed_batch_does_not_repeat_a_done_call(repo, world):
+    """W1: after a restart the turn continues, and the done call is answered from the record and has one row."""
     graph = tool_node_graph(says(batch(), "ok"), [*world.tools(), shaky(world)])
     with pytest.raises(RuntimeError):
         repo.wrap(graph, "s", effects=world.effects()).invoke(say("go"))
@@ -95,8 +95,8 @@ def retrying_graph(tools: list[BaseTool], model: Any, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])
-def test_w1_a_node_that_is_retried_does_nothing_twice(repo, world, way):
-    """W1: LangGraph's RetryPolicy runs all calls of a ToolNode again; the done one is answered."""
+def test_w1_a_retried_node_does_not_repeat_a_done_call(repo, world, way):
+    """W1: when RetryPolicy runs all calls of a ToolNode again, the done one is answered from the record."""
     graph = retrying_graph([*world.tools(), shaky(world)], says(batch(), "ok"))
     agent = repo.wrap(graph, "s", effects=world.effects())
     agent.invoke(say("go")) if way == "sync" else asyncio.run(agent.ainvoke(say("go")))
@@ -105,8 +105,8 @@ def test_w1_a_node_that_is_retried_does_nothing_twice(repo, world, way):
     assert statuses(agent) == [("add", "done"), ("work", "failed"), ("work", "done")]
 
 
-def test_w1_a_call_that_still_runs_when_another_one_fails_is_waited_for(repo, world):
-    """W1: the sibling of a failed call runs to its end, as without asyncio; the next try gets what that run gave."""
+def test_w1_a_running_call_is_awaited_when_its_sibling_fails(repo, world):
+    """W1: the sibling of a failed async call runs to its end, and the retry is answered with its result."""
     failed, left = asyncio.Event(), [RuntimeError("once")]
 
     @tool
@@ -135,8 +135,8 @@ def test_w1_a_call_that_still_runs_when_another_one_fails_is_waited_for(repo, wo
 
 
 @pytest.mark.parametrize(("declared", "times"), [("irreversible", 1), ("idempotent", 2)])
-def test_w1_a_call_that_was_cancelled_is_not_blindly_made_again(repo, world, declared, times):
-    """W1: a wrapper that gives up on a call and tries once more is refused, unless that does no harm."""
+def test_w1_a_cancelled_call_is_repeated_only_if_idempotent(repo, world, declared, times):
+    """W1: a wrapper that cancels a call and tries again raises Fenced, unless the tool is idempotent."""
 
     @tool
     async def add(item: str) -> str:
@@ -164,8 +164,8 @@ def test_w1_a_call_that_was_cancelled_is_not_blindly_made_again(repo, world, dec
     assert statuses(agent)[0] == ("add", "unknown")
 
 
-def test_w1_a_call_keeps_its_arguments(repo, world):
-    """W1: the id of a call that is done cannot be used for another call; nothing runs, and the turn does not go on."""
+def test_w1_a_done_call_id_is_refused_with_other_arguments(repo, world):
+    """W1: a request with the id of a done call and other arguments raises Fenced, and nothing runs."""
     graph = tool_node_graph(says(batch(), "ok"), [*world.tools(), shaky(world)], handle_tool_errors=False)
     agent = repo.wrap(graph, "s", effects=world.effects())
     with pytest.raises(RuntimeError):
@@ -178,8 +178,8 @@ def test_w1_a_call_keeps_its_arguments(repo, world):
     assert world.items == ["x"]
 
 
-def test_w1_models_may_use_an_id_again(repo, world):
-    """W1: the same id in a later message is another call, also where a turn goes on."""
+def test_w1_a_reused_tool_call_id_in_a_later_message_is_a_new_call(repo, world):
+    """W1: the same tool-call id in a later message is another call, also in a resumed turn."""
     one, two = calls(call("add", "c0", item="x")), calls(call("add", "c0", item="x"), call("work", "c1", what="y"))
     agent = repo.wrap(tool_node_graph(says(one, two, "ok"), [*world.tools(), shaky(world)]), "s",
                       effects=world.effects())  # fmt: skip
@@ -192,8 +192,8 @@ def test_w1_models_may_use_an_id_again(repo, world):
 
 
 @pytest.mark.parametrize("message_id", ["same", None])
-def test_w1_a_message_that_a_program_writes_again_asks_again(repo, world, message_id):
-    """W1: a node may ask with the same message and the same ids round after round; each round runs its tools."""
+def test_w1_a_repeated_message_runs_its_tools_in_each_round(repo, world, message_id):
+    """W1: a node may return the same message with the same ids in each round, and each round runs its tools."""
     rounds = [calls(call("look", "c0")), calls(call("look", "c0"), call("add_if_approved", "c1", item="x")),
               calls(call("look", "c0"))]  # fmt: skip
     rounds = [message.model_copy(update={"id": message_id}) for message in rounds]
@@ -215,8 +215,8 @@ def test_w1_a_message_that_a_program_writes_again_asks_again(repo, world, messag
     assert world.items == ["x"]
 
 
-def test_w1_an_edited_message_makes_only_what_was_not_made(repo, world):
-    """W1: a person changes one call of a broken batch and goes on; the other one, which is done, is not made again."""
+def test_w1_an_edited_message_runs_only_the_edited_call(repo, world):
+    """W1: after a person edited one call of a failed batch, only that call runs and the done one is not repeated."""
     graph = tool_node_graph(says(batch(), "ok"), [*world.tools(), shaky(world)])
     agent = repo.wrap(graph, "s", effects=world.effects())
     with pytest.raises(RuntimeError):
@@ -230,8 +230,8 @@ def test_w1_an_edited_message_makes_only_what_was_not_made(repo, world):
 
 
 @pytest.mark.parametrize("where", ["itself", "fork"])
-def test_w1_a_call_beside_a_question_is_not_made_again(repo, world, where):
-    """W1: a ToolNode runs again when its question is answered, on the branch or a fork; what is done stays done."""
+def test_w1_a_done_call_beside_a_question_is_not_repeated(repo, world, where):
+    """W1: when the question is answered, on the branch or on a fork, the ToolNode does not repeat the done call."""
     asked = calls(call("add", item="x"), call("add_if_approved", item="y"))
     agent = repo.wrap(tool_node_graph(says(asked, "ok", "ok"), world.tools()), "s", effects=world.effects())
     agent.invoke(say("go"))
@@ -255,8 +255,8 @@ DECLARED = {
 
 
 @pytest.mark.parametrize("case", DECLARED)
-def test_w1_what_was_broken_off_is_never_blindly_made_again(repo, world, case):
-    """W1: `verify` tells, or the tool can do no harm, or a person decides; and the key stays the same."""
+def test_w1_an_interrupted_call_is_never_repeated_blindly(repo, world, case):
+    """W1: only `verify` or a harmless effect allows a repetition, with the same key; else a person must decide."""
     declared, runs, answer = DECLARED[case]
     graph = tool_node_graph(says(calls(call("work", what="y")), "ok"), [shaky(world, KeyboardInterrupt)])
     agent = repo.wrap(graph, "s", effects={"work": declared} if declared else {})
@@ -273,8 +273,8 @@ def test_w1_what_was_broken_off_is_never_blindly_made_again(repo, world, case):
 
 
 @pytest.mark.parametrize(("outcome", "runs", "answer"), [("happened", 1, "seen"), ("did_not_happen", 2, "did y")])
-def test_w1_a_person_decides_and_the_turn_goes_on(repo, world, outcome, runs, answer):
-    """W1: a person may also say what a call that happened returned; the model gets that."""
+def test_w1_a_resolved_call_lets_its_turn_continue(repo, world, outcome, runs, answer):
+    """W1: a person may supply what a call that happened returned, and the model receives that."""
     graph = tool_node_graph(says(calls(call("work", what="y")), "ok"), [shaky(world, KeyboardInterrupt)])
     agent = repo.wrap(graph, "s", effects={"work": "irreversible"})
     with pytest.raises(KeyboardInterrupt):
@@ -309,8 +309,8 @@ def own_code(world: World) -> Any:
 
 
 @pytest.mark.parametrize("declared", [False, True])
-def test_t1_tools_that_a_node_calls_for_a_message_are_answered_like_those_of_a_tool_node(repo, world, declared):
-    """T1: what is done is not done again, declared or not, where the AI message in the state asked for it."""
+def test_t1_a_node_that_calls_tools_directly_repeats_no_done_call(repo, world, declared):
+    """T1: a done call is not repeated, declared or not, if the AI message in the state asked for it."""
     agent = repo.wrap(own_code(world), "s", effects=world.effects() if declared else {}, check_effects=False)
     with pytest.raises(RuntimeError):
         agent.invoke(say("go"))
@@ -319,8 +319,8 @@ def test_t1_tools_that_a_node_calls_for_a_message_are_answered_like_those_of_a_t
     assert [m.content for m in agent.messages()[2:5]] == ["noted", '{"item": "x", "number": 1}', "did y"]
 
 
-def test_w1_a_command_is_given_back_whole(repo, world):
-    """W1: an update of the state that a done call made reaches the state when its turn goes on."""
+def test_w1_a_resumed_turn_applies_the_command_of_a_done_call(repo, world):
+    """W1: the state update of a Command that a done call returned reaches the state in the resumed turn."""
 
     @tool
     def hand_over(to: str) -> Command:
@@ -375,8 +375,8 @@ def killed_batch() -> AIMessage:
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_w1_after_kill_9_in_a_batch_each_call_has_happened_at_most_once(repo, database, world, tmp_path, kind):
-    """W1: the done call is not made again, the broken off one waits for a person, and then the turn goes on."""
+def test_w1_after_kill_9_each_call_of_a_batch_happened_at_most_once(repo, database, world, tmp_path, kind):
+    """W1: the done call is not repeated, the interrupted one waits for a person, and then the turn continues."""
     url = database.url.render_as_string(hide_password=False)
     code = CHILD.format(database=url, kind=kind)
     assert processes.run(code, cwd=tmp_path).returncode == -9
@@ -393,8 +393,8 @@ def test_w1_after_kill_9_in_a_batch_each_call_has_happened_at_most_once(repo, da
     assert (tmp_path / "log").read_text() == "x\n"
 
 
-def test_w1_a_task_that_was_broken_off_is_not_made_again(repo, world):
-    """W1: in the functional API no message tells of the call, and still it is known by its id and arguments."""
+def test_w1_an_interrupted_call_of_a_task_is_not_repeated(repo, world):
+    """W1: in the functional API an interrupted call is recognized without a message, and raises Fenced."""
     graph = functional_graph(says(calls(call("work", what="y")), "ok"), [shaky(world, KeyboardInterrupt)])
     agent = repo.wrap(graph, "s", effects={"work": "irreversible"}, check_effects=False)
     with pytest.raises(KeyboardInterrupt):

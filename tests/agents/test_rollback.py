@@ -43,8 +43,8 @@ def facts(agent) -> tuple:
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_d2_rollback_makes_a_branch_and_reverses_what_came_after(kind, repo, world):
-    """D2, W1: with any kind of graph, the old branch stays, the new one begins there, the world is as it was there."""
+def test_d2_a_rollback_makes_a_branch_and_reverses_later_effects(kind, repo, world):
+    """D2, W1: with any graph the old branch stays, and the new branch and the world are as at the checkpoint."""
     agent = repo.wrap(GRAPHS[kind](scripted(*STORY), world.tools()), "s", effects=world.effects())
     agent.invoke(say("order a chair"))
     before = agent.checkpoint("before")
@@ -66,8 +66,8 @@ def test_d2_rollback_makes_a_branch_and_reverses_what_came_after(kind, repo, wor
     assert facts(agent) == left
 
 
-def test_d2_the_track_is_replayed_to_the_position_from_the_record(repo, world):
-    """D2: the new branch's track has the same calls, arguments and results, each saying which one it replays."""
+def test_d2_a_rollback_replays_the_track_from_the_record(repo, world):
+    """D2: the new branch's track has the same calls, arguments and results, each linked to the call it replays."""
     agent, before = ready(repo, world)
     agent.run("and a table")
     calls_made = len(world.log)
@@ -88,7 +88,7 @@ def test_d2_the_track_is_replayed_to_the_position_from_the_record(repo, world):
 
 
 def test_d2_the_old_branch_stays_readable_and_runnable(repo, world):
-    """D2: what was left can be continued, and both branches go on apart from each other, each in a world it accepts."""
+    """D2: after a rollback both branches continue independently, each after it has accepted the world."""
     agent, before = ready(repo, world)
     agent.run("and a table")
     retry = agent.rollback(before)
@@ -104,8 +104,8 @@ def test_d2_the_old_branch_stays_readable_and_runnable(repo, world):
     assert [c.args.get("item") for c in retry.tool_track() if c.tool_name == "add"] == ["chair", "table"]
 
 
-def test_d2_branches_of_branches_of_branches(repo, world):
-    """D2: a rollback of a rollback of a rollback has the right track, conversation and world at every level."""
+def test_d2_nested_rollbacks_restore_track_conversation_and_world(repo, world):
+    """D2: rollbacks of rollbacks have the right track, conversation and world at every level."""
     agent = repo.wrap(
         tool_node_graph(scripted(*(r for n in range(9) for r in (call("add", item=str(n)), "ok"))), world.tools()),
         "s",
@@ -124,8 +124,8 @@ def test_d2_branches_of_branches_of_branches(repo, world):
     assert (world.items, root.history(), root.tool_track()) == ([], [], [])
 
 
-def test_d2_to_the_beginning_and_to_another_branch(repo, world):
-    """D2: any checkpoint of the session can be gone to, also one that is not on this branch's path."""
+def test_d2_a_rollback_can_target_any_checkpoint_of_the_session(repo, world):
+    """D2: the target may be the first checkpoint, or one that is not on this branch's path."""
     agent, before = ready(repo, world)
     retry = agent.rollback("main#1", name="again")
     assert (world.items, retry.history()) == ([], [])
@@ -136,8 +136,8 @@ def test_d2_to_the_beginning_and_to_another_branch(repo, world):
     assert world.items == []  # the chair of main was reversed by the first rollback, that of `again` by the second
 
 
-def test_w1_reversal_is_newest_first_in_world_order_across_branches(repo, world):
-    """W1: effects of all branches that are not on the path are reversed, in the order opposite to how they happened."""
+def test_w1_a_rollback_reverses_the_effects_of_all_branches_off_the_path(repo, world):
+    """W1: effects of all branches that are not on the path are reversed, one branch after the other."""
     agent, before = ready(repo, world)
     other = agent.fork(name="other")
     other.run("there")
@@ -161,8 +161,8 @@ def test_w1_each_effect_is_reversed_exactly_once(repo, world):
     assert sorted(args.get("item", "") for _, args, _ in world.undone) == ["", "chair", "table"]
 
 
-def test_w1_undo_gets_arguments_result_and_invocation(repo):
-    """W1: an undo function gets what the tool got and gave; with a third parameter also the invocation."""
+def test_w1_an_undo_receives_arguments_result_and_invocation(repo):
+    """W1: an undo function receives arguments and result, and with a third parameter also the invocation."""
     got = []
 
     @tool
@@ -178,8 +178,8 @@ def test_w1_undo_gets_arguments_result_and_invocation(repo):
     assert got == [({"item": "x"}, {"order_id": 41}, "order")]
 
 
-async def test_w1_async_undo_runs_on_the_callers_loop(repo, world):
-    """W1: an undo function may be a coroutine; from arollback it runs on the same event loop."""
+async def test_w1_an_async_undo_runs_on_the_callers_event_loop(repo, world):
+    """W1: arollback runs a coroutine undo on the same event loop."""
     loops = []
 
     async def undo(args, result):
@@ -198,8 +198,8 @@ async def test_w1_async_undo_runs_on_the_callers_loop(repo, world):
     assert world.items == []
 
 
-def test_w2_the_plan_does_nothing_and_says_everything(repo, world):
-    """W2: a dry run names every effect with its reason; nothing is run, made or changed."""
+def test_w2_a_plan_lists_every_effect_and_changes_nothing(repo, world):
+    """W2: a plan lists each effect with its action and reason; nothing is run, made or changed."""
     agent, before = ready(repo, world, STORY[0], "ok", calls(*(call(*c[:1], **c[1]) for c in EVERY)), "done")
     agent.run("everything")
     left, log = facts(agent), list(world.log)
@@ -216,8 +216,8 @@ EVERY = [
 ]  # fmt: skip
 
 
-def test_irreversible_effects_block_before_anything_happened(repo, world):
-    """W3: RollbackBlocked carries the plan, no branch is made and nothing reversed; force keeps and reports them."""
+def test_irreversible_effects_block_a_rollback_before_it_starts(repo, world):
+    """W3: RollbackBlocked carries the plan, and nothing is done; with force the effects are kept and reported."""
     agent, before = ready(repo, world, STORY[0], "ok", calls(*(call(*c[:1], **c[1]) for c in EVERY)), "done")
     agent.run("everything")
     with pytest.raises(RollbackBlocked, match="cannot be undone") as caught:
@@ -232,8 +232,8 @@ def test_irreversible_effects_block_before_anything_happened(repo, world):
     assert world.items == ["chair"]
 
 
-def test_undeclared_effects_do_not_block_and_are_listed(repo, world):
-    """W3: what nobody declared stays in the world and stays visible in the plan and the report."""
+def test_undeclared_effects_are_listed_and_do_not_block(repo, world):
+    """W3: undeclared effects stay in the world and are listed in the report."""
     agent, before = ready(repo, world, STORY[0], "ok", calls(call("note", text="n")), "done")
     agent.run("note it")
     retry = agent.rollback(before)
@@ -242,8 +242,8 @@ def test_undeclared_effects_do_not_block_and_are_listed(repo, world):
     assert "declare" in kept.reason
 
 
-def test_tools_keep_and_require_clean(repo, world):
-    """D2: tools="keep" leaves the world alone, "require_clean" refuses if there is anything to reverse."""
+def test_tools_keep_leaves_the_world_and_require_clean_refuses_effects(repo, world):
+    """D2: tools="keep" leaves the world unchanged; "require_clean" refuses if there is anything to reverse."""
     agent, before = ready(repo, world)
     agent.run("and a table")
     with pytest.raises(RollbackBlocked, match="clean"):
@@ -258,8 +258,8 @@ def test_tools_keep_and_require_clean(repo, world):
         agent.rollback(before, on_error="maybe")
 
 
-def test_what_a_rollback_kept_is_accepted_from_then_on(repo, world):
-    """W3: behind a forced rollback the kept mail blocks no later one; where nobody accepted it, it still does."""
+def test_a_kept_effect_blocks_no_later_rollback(repo, world):
+    """W3: an effect kept by a forced rollback blocks no rollback of the new branch, but still one of the old branch."""
     agent, before = ready(repo, world, STORY[0], "ok", call("send", text="t"), "sent")
     agent.run("send")
     forced = agent.rollback(before, force=True)
@@ -271,7 +271,7 @@ def test_what_a_rollback_kept_is_accepted_from_then_on(repo, world):
 
 
 def test_failed_calls_are_never_reversed(repo, world):
-    """W1: a call that failed has no result to reverse; it is listed, not undone."""
+    """W1: a call that failed has no result to reverse; the report lists it as kept."""
     graph = tool_node_graph(scripted("hi", calls(call("fail", why="x")), "ok"), world.tools(), handle_tool_errors=True)
     agent = repo.wrap(graph, "s", effects=world.effects())
     agent.run("hi")
@@ -281,8 +281,8 @@ def test_failed_calls_are_never_reversed(repo, world):
     assert [item.invocation.tool_name for item in retry.report.kept] == ["fail"]
 
 
-async def test_w1_async_undo_works_where_a_loop_runs_already(repo, world):
-    """W1: a synchronous rollback in a notebook's cell can wait for an undo that is a coroutine."""
+async def test_w1_an_async_undo_works_inside_a_running_loop(repo, world):
+    """W1: a synchronous rollback inside a running event loop can wait for a coroutine undo."""
 
     async def undo(args, result):
         await asyncio.sleep(0)
@@ -298,8 +298,8 @@ async def test_w1_async_undo_works_where_a_loop_runs_already(repo, world):
 # -- when a reversal fails
 
 
-def test_w1_a_failing_undo_stops_says_so_and_can_be_resumed(repo, world):
-    """W1: the rollback stops, the old branch is as before, the report is exact, resume does the rest exactly once."""
+def test_w1_a_failing_undo_stops_the_rollback_until_it_is_resumed(repo, world):
+    """W1: the old branch stays as before, the report is exact, and resume does the rest exactly once."""
     one_by_one = (call("add", item="table"), call("charge", amount=5), "paid", call("add", item="sofa"), "a sofa")
     agent, before = ready(repo, world, *STORY[:2], *one_by_one)
     agent.run("and a table")
@@ -331,8 +331,8 @@ def test_w1_a_failing_undo_stops_says_so_and_can_be_resumed(repo, world):
     assert repo.resume(operation).status == "done"  # again does nothing
 
 
-def test_w1_on_error_continue_goes_on_with_the_others(repo, world):
-    """W1: with on_error="continue" every reversal is tried once, and the rollback is still not called done."""
+def test_w1_on_error_continue_tries_the_remaining_reversals(repo, world):
+    """W1: with on_error="continue" every reversal is tried once, and the rollback is still incomplete."""
     agent, before = ready(repo, world)
     agent.run("and a table")
     world.broken.add("5")
@@ -343,8 +343,8 @@ def test_w1_on_error_continue_goes_on_with_the_others(repo, world):
     assert caught.value.report.remaining == []
 
 
-def test_a_person_can_say_that_it_was_reversed_by_hand(repo, world):
-    """W1: repo.resolve records what really happened, and resume goes on from there."""
+def test_a_failed_reversal_can_be_resolved_as_happened(repo, world):
+    """W1: repo.resolve records that a person reversed the call, and resume continues without repeating it."""
     agent, before = ready(repo, world)
     agent.run("and a table")
     world.broken.add("5")
@@ -362,8 +362,8 @@ def test_a_person_can_say_that_it_was_reversed_by_hand(repo, world):
 
 
 @pytest.mark.long
-def test_the_same_request_twice_gives_the_same_branch(repo, world):
-    """D2: a retried request is not a second rollback; for another target the id is refused."""
+def test_a_repeated_request_id_returns_the_same_branch(repo, world):
+    """D2: a repeated request makes no second rollback, and its id is refused for another target."""
     agent, before = ready(repo, world)
     agent.run("and a table")
     first = agent.rollback(before, request_id="r1")
@@ -375,8 +375,8 @@ def test_the_same_request_twice_gives_the_same_branch(repo, world):
         agent.rollback("main#1", request_id="r1")
 
 
-def test_a_request_id_does_not_pass_one_rollback_off_as_another(repo, world):
-    """D2, W8: what left the world alone is no answer to who asks to have it taken back; nothing is done."""
+def test_a_request_id_is_refused_for_a_different_operation(repo, world):
+    """D2, W8: an id that was used with other arguments or for a switch is refused, and nothing is done."""
     agent, before = ready(repo, world)
     agent.run("and a table")
     agent.rollback(before, request_id="r1", tools="keep")
@@ -394,8 +394,8 @@ def test_a_request_id_does_not_pass_one_rollback_off_as_another(repo, world):
     lambda did: lambda args, result: (did(args) for _ in "1"),
     lambda did: lambda args, result: map(did, [args]),
 ])  # fmt: skip
-def test_an_undo_none_of_whose_steps_ran_has_reversed_nothing(repo, world, lazy):
-    """W1: an undo function that gives a generator or a map has done nothing; it is not called reversed."""
+def test_an_undo_that_returns_an_unconsumed_iterator_has_failed(repo, world, lazy):
+    """W1: an undo function that returns a generator or a map has done nothing, so its call is not reversed."""
     agent = repo.wrap(
         tool_node_graph(scripted(call("add", item="chair"), "done"), world.tools()), "s",
         effects=world.effects(add=reversible(lazy(lambda args: world.items.remove(args["item"])))),
@@ -407,8 +407,8 @@ def test_an_undo_none_of_whose_steps_ran_has_reversed_nothing(repo, world, lazy)
     assert world.items == ["chair"]
 
 
-def test_an_exception_without_a_text_is_journaled_all_the_same(repo):
-    """W1: a tool, a precheck and an undo whose exception cannot tell its text have each their true status."""
+def test_an_exception_whose_str_raises_is_journaled(repo):
+    """W1: an exception without readable text of a tool, precheck or undo is recorded with the true status."""
 
     class Mute(Exception):
         def __str__(self):
@@ -437,8 +437,8 @@ def test_an_exception_without_a_text_is_journaled_all_the_same(repo):
     assert "its precheck raised Mute" in str(checked.plan_rollback("main#1"))
 
 
-def test_a_running_branch_is_not_rolled_back_under_its_turn(repo, world):
-    """Bad input: while a turn runs, its branch cannot be rolled back, and nothing is half done."""
+def test_a_running_branch_cannot_be_rolled_back(repo, world):
+    """Bad input: while a turn runs, rollback and checkpoint of its branch raise Conflict, and nothing is done."""
     agent, _ = ready(repo, world)
     stream = agent.stream(say("and a table"))
     next(stream)
@@ -492,8 +492,8 @@ def run_child(database, folder: Path, second: str) -> int:
     return processes.run(code, cwd=folder).returncode
 
 
-def test_w1_another_process_reverses_with_a_trusted_module(repo, database, tmp_path, monkeypatch):
-    """W1: after a restart, without the graph and without effects=, a rollback has the undo of a trusted module."""
+def test_w1_a_trusted_module_provides_the_undo_after_a_restart(repo, database, tmp_path, monkeypatch):
+    """W1: after a restart, without the graph and effects=, a rollback uses the undo of a trusted module."""
     folder = tmp_path / "work"
     folder.mkdir()
     assert run_child(database, folder, "b") == 0
@@ -508,8 +508,8 @@ def test_w1_another_process_reverses_with_a_trusted_module(repo, database, tmp_p
     assert not (folder / "b").exists()
 
 
-def test_w1_without_its_undo_function_a_reversible_effect_blocks(repo, world):
-    """W1: a local undo function does not survive a restart; that is said before anything happens."""
+def test_w1_a_missing_undo_function_blocks_the_rollback(repo, world):
+    """W1: a local undo function does not survive a restart, so the rollback is refused before anything happens."""
     agent, before = ready(repo, world)
     agent.run("and a table")
     with agentgit.open(backend.url(repo)) as later:
@@ -520,7 +520,7 @@ def test_w1_without_its_undo_function_a_reversible_effect_blocks(repo, world):
 
 
 def test_w1_a_call_whose_process_was_killed_is_unknown_and_blocks(repo, database, tmp_path, monkeypatch):
-    """W1: after kill -9 inside a tool the branch is free again, and nobody pretends to know what happened."""
+    """W1: after kill -9 inside a tool the branch is open again, and its unknown call blocks until it is resolved."""
     folder = tmp_path / "work"
     folder.mkdir()
     assert run_child(database, folder, "die") == -9
@@ -557,8 +557,8 @@ with faults.killed(points.OPEN_NEW_BRANCH) if {die!r} == "publish" else contextl
 
 
 @pytest.mark.parametrize("die", ["inside", "publish"])
-def test_w1_a_rollback_killed_half_way_is_finished_by_resume(die, repo, database, world):
-    """W1: after kill -9 inside an undo or before publishing, the old branch is as before and nothing is done twice."""
+def test_w1_resume_finishes_a_rollback_that_was_killed_halfway(die, repo, database, world):
+    """W1: after kill -9 in an undo or before publishing, the old branch is unchanged and resume repeats no undo."""
     agent, _ = ready(repo, world, STORY[0], "ok", call("add", item="table"), "ok", call("add", item="sofa"), "ok")
     agent.run("table")
     agent.run("sofa")
@@ -586,7 +586,7 @@ def test_w1_a_rollback_killed_half_way_is_finished_by_resume(die, repo, database
 
 
 def test_fork_makes_a_branch_without_touching_the_world(repo, world):
-    """D2: a fork leaves the world and the current branch alone, and both branches go on."""
+    """D2: a fork leaves the world and the current branch unchanged, and an invalid or taken name is refused."""
     agent, before = ready(repo, world)
     agent.run("and a table")
     log = list(world.log)
@@ -605,8 +605,8 @@ def test_fork_makes_a_branch_without_touching_the_world(repo, world):
             agent.fork(name=bad)
 
 
-def test_undo_goes_back_one_step_at_a_time(repo, world):
-    """D2: undo() is a rollback to the previous checkpoint that differs; doing it again goes further back."""
+def test_undo_steps_back_to_the_previous_differing_checkpoint(repo, world):
+    """D2: undo() is a rollback to the previous checkpoint that differs; a second undo goes further back."""
     agent, _ = ready(repo, world)
     agent.run("and a table")
     once = agent.undo()
@@ -618,8 +618,8 @@ def test_undo_goes_back_one_step_at_a_time(repo, world):
         twice.undo()
 
 
-def test_undo_goes_back_several_steps_at_once(repo, world):
-    """D2: undo(n) is one rollback over n differing points; its plan says which; too far is refused with the number."""
+def test_undo_with_a_number_steps_back_in_one_rollback(repo, world):
+    """D2: undo(n) is one rollback over n differing checkpoints; a number out of range is refused."""
     agent, _ = ready(repo, world)
     agent.run("and a table")
     assert agent.plan_undo(2).target == "main#1"
@@ -631,8 +631,8 @@ def test_undo_goes_back_several_steps_at_once(repo, world):
         agent.undo(0)
 
 
-async def test_a_redo_says_what_it_would_run_again(repo, world):
-    """D2: plan_redo() shows the calls that redo() makes; where no rollback was, there is nothing to redo."""
+async def test_plan_redo_lists_the_calls_that_redo_runs_again(repo, world):
+    """D2: plan_redo() lists the calls of redo(), and raises NotFound if there was no rollback."""
     agent, _ = ready(repo, world)
     with pytest.raises(NotFound, match="nothing to redo"):
         agent.plan_redo()
@@ -643,8 +643,8 @@ async def test_a_redo_says_what_it_would_run_again(repo, world):
     assert world.items == ["chair"]
 
 
-def test_undo_after_a_broken_turn_goes_back_to_before_it(repo, world):
-    """D2: a turn that raised half way is undone as a whole."""
+def test_undo_after_a_failed_turn_reverts_the_whole_turn(repo, world):
+    """D2: a turn that raised halfway is undone as a whole."""
     agent, _ = ready(repo, world, STORY[0], "ok", calls(call("add", item="table"), call("fail", why="x")))
     with pytest.raises(RuntimeError):
         agent.run("table, and fail")
@@ -655,7 +655,7 @@ def test_undo_after_a_broken_turn_goes_back_to_before_it(repo, world):
 
 
 def test_switch_continues_on_another_branch(repo, world):
-    """D2: switch moves the session's current branch and returns an agent there; the one that was asked stays."""
+    """D2: switch changes the session's current branch and returns an agent on it; the old agent keeps its branch."""
     agent, before = ready(repo, world)
     agent.run("and a table")
     retry = agent.rollback(before)
@@ -665,8 +665,8 @@ def test_switch_continues_on_another_branch(repo, world):
     assert again.run("on") == "a sofa"
 
 
-def test_rollbacks_of_two_sessions_do_not_touch_each_other(repo, world):
-    """D2: each session has its own world; only its own effects are reversed."""
+def test_rollbacks_of_two_sessions_are_independent(repo, world):
+    """D2: a rollback reverses only the effects of its session."""
     one, before = ready(repo, world, session="one")
     two, _ = ready(repo, world, session="two")
     two.run("and a table")
@@ -674,8 +674,8 @@ def test_rollbacks_of_two_sessions_do_not_touch_each_other(repo, world):
     assert world.items == ["chair", "chair", "table"]
 
 
-def test_w1_a_report_of_many_calls_is_read_at_once(repo, world):
-    """W1: what became of many calls is read in as many statements as what became of a few."""
+def test_w1_a_report_is_read_in_a_constant_number_of_statements(repo, world):
+    """W1: a report of many calls is read with as many SQL statements as a report of a few."""
     said, counts = [], set()
     event.listen(backend.database(repo).engine, "before_cursor_execute", lambda *told: said.append(told[2]))
     for name, many in (("few", 3), ("many", 30)):

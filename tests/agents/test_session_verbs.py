@@ -44,7 +44,7 @@ def later(repo, agent):
         yield later
 
 
-def test_w1_a_rollback_needs_no_graph(later, world):
+def test_w1_a_rollback_without_a_graph_uses_a_trusted_module(later, world):
     """W1, W2: plan and rollback work with the undo function of a trusted module; the report names the new branch."""
     plan = later.session("s").plan_rollback("one chair")
     assert [step.invocation.args for step in plan.reversals] == [{"item": "table"}]
@@ -57,24 +57,24 @@ def test_w1_a_rollback_needs_no_graph(later, world):
     assert len(world.undone) == 1
 
 
-def test_w1_a_request_keeps_its_report_whatever_came_after(later, world):
-    """W1: the same request tells what it did, also when its branch was switched to since."""
+def test_w1_a_repeated_request_returns_its_original_report(later, world):
+    """W1: the same request returns the same report, even after later switches from and to its branch."""
     report = later.session("s").rollback("one chair", request_id="click")
     later.session("s").switch("main", sync="ignore")
     later.session("s").switch(report.branch, sync="note")
     assert later.session("s").rollback("one chair", branch="main", request_id="click") == report
 
 
-def test_w8_the_world_alone_goes_back(later, world):
-    """W8: without the conversation no branch is made, and the report says which kind it was."""
+def test_w8_a_world_only_rollback_makes_no_branch(later, world):
+    """W8: with conversation=False no branch is made, and plan and report have the kind world_only."""
     assert later.session("s").plan_rollback("main#1", conversation=False).kind == "world_only"
     report = later.session("s").rollback("main#1", conversation=False)
     assert (report.kind, report.branch, world.items) == ("world_only", "main", [])
     assert len(later.session("s").branches()) == 1
 
 
-def test_w5_switch_moves_the_session_and_brings_the_world_if_it_is_asked_to(later, agent, world):
-    """W5: without sync nothing is touched and nothing recorded; what cannot be made again here blocks, and says why."""
+def test_w5_switch_restores_the_world_only_if_sync_asks_for_it(later, agent, world):
+    """W5: without sync nothing is changed or recorded; sync='world' is blocked if a tool is unknown here."""
     later.session("s").rollback("one chair", name="other")
     before = len(later.session("s").operations())
     assert later.session("s").switch("main").operation_id == 0
@@ -91,8 +91,8 @@ def test_w5_switch_moves_the_session_and_brings_the_world_if_it_is_asked_to(late
 
 
 @pytest.mark.long
-def test_what_a_person_saw_is_recorded_with_the_result(repo, world):
-    """W1: a call that was broken off and happened gets the result that its undo function needs."""
+def test_the_result_of_a_resolved_call_is_passed_to_its_undo(repo, world):
+    """W1: an interrupted call resolved as happened is recorded with the result that its undo function needs."""
 
     def put(args, result):
         world.undone.append(("put", args, result))
@@ -123,7 +123,7 @@ def test_what_a_person_saw_is_recorded_with_the_result(repo, world):
 
 
 def test_an_operation_is_found_by_its_id(repo, agent):
-    """`resume` takes an operation or its id; another user's is not found, nor what is no id."""
+    """`resume` accepts an operation or its id; another user's operation and an invalid id are not found."""
     agent.rollback("one chair")
     (operation,) = repo.session("s").operations()
     assert repo.operation(operation.id) == operation
@@ -139,8 +139,8 @@ def test_an_operation_is_found_by_its_id(repo, agent):
             repo.resolve(bad, "happened")
 
 
-def test_wrong_names_are_refused(repo, agent):
-    """Bad input: a wrong session, branch, place or mode is the failure that it is everywhere, and nothing is done."""
+def test_a_wrong_session_branch_target_or_mode_is_refused(repo, agent):
+    """Bad input: a wrong session, branch, target or mode raises the usual error, and nothing is done."""
     agent.checkpoint("twice")
     fork = agent.fork(name="fork")
     fork.checkpoint("twice")
@@ -165,8 +165,8 @@ def test_wrong_names_are_refused(repo, agent):
     assert len(repo.session("s").operations()) == 2
 
 
-def test_a_half_done_branch_is_not_switched_to(repo, agent, world):
-    """W1: what a rollback has not finished cannot be used by way of the repository either."""
+def test_a_switch_to_a_partial_branch_is_refused(repo, agent, world):
+    """W1: the branch of an unfinished rollback cannot be switched to."""
     world.broken.add("table")
     with pytest.raises(agentgit.RollbackIncomplete):
         repo.session("s").rollback("one chair", name="half")

@@ -39,8 +39,8 @@ def wrap(repo, session="s", model=None, kind="tool_node", **how):
 # -- figures
 
 
-def test_b6_the_figures_of_a_session(repo):
-    """B6: total, unique names, count per name, first, last, duration; branches, rollbacks, reversals, calls."""
+def test_b6_session_stats_count_checkpoints_calls_and_rollbacks(repo):
+    """B6: total, unique names, count per name, first, last, duration; rollbacks, operations, reversals, calls."""
     world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     for n in range(3):
@@ -72,8 +72,8 @@ def _own(repo, branch):
 
 
 @pytest.mark.long
-def test_b6_a_reversal_that_failed_counts(repo):
-    """B6: the success of reversals is the share of the effects to reverse that were reversed."""
+def test_b6_a_failed_reversal_lowers_the_reversal_success(repo):
+    """B6: reversal_success is the share of the effects to reverse that were reversed."""
     world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     for item in ("a", "b", "c"):
@@ -84,8 +84,8 @@ def test_b6_a_reversal_that_failed_counts(repo):
     assert repo.session("s").stats().total.reversal_success == pytest.approx(2 / 3)
 
 
-def test_b6_the_figures_of_a_user_and_of_nobody(repo):
-    """B6: a user's figures are those of all his sessions and of no other user's; an empty session has zeros."""
+def test_b6_user_stats_cover_all_sessions_of_that_user_only(repo):
+    """B6: a user's stats cover all sessions of that user and no other's; an empty session has zeros."""
     wrap(repo, "a").run("hi")
     wrap(repo, "b").run("hi")
     with agentgit.open(backend.url(repo), user="other") as other:
@@ -102,8 +102,8 @@ def test_b6_the_figures_of_a_user_and_of_nobody(repo):
     assert empty.to_dict()["branch_count"] == 1
 
 
-def test_b6_counting_reads_no_state(repo):
-    """B6: figures come from columns; no value is read."""
+def test_b6_stats_read_no_stored_values(repo):
+    """B6: stats are computed from columns, and no value is read."""
     wrap(repo).run("hi")
     with faults.no_state_is_read():
         assert repo.session("s").stats(prices={"m": (1, 1)}).total.tokens
@@ -113,8 +113,8 @@ def test_b6_counting_reads_no_state(repo):
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_w12_tokens_are_counted_by_themselves_on_every_kind_of_graph(repo, kind):
-    """W12: what each answer says is counted once on its branch, and costs what the prices say."""
+def test_w12_tokens_are_counted_for_every_kind_of_graph(repo, kind):
+    """W12: the tokens of each answer are counted once on its branch, and priced as the prices say."""
     agent = wrap(repo, kind=kind)
     for _ in range(3):
         agent.run("hi")
@@ -133,8 +133,8 @@ def test_w12_tokens_are_counted_by_themselves_on_every_kind_of_graph(repo, kind)
     assert repo.session("s").stats().cost is None
 
 
-def test_w12_a_fork_of_a_fork_counts_only_its_own(repo):
-    """W12: each branch has what was used on it, however deep it lies; together they are all that was used."""
+def test_w12_a_nested_fork_counts_only_the_tokens_used_on_it(repo):
+    """W12: each branch counts the tokens used on it, however deep it is nested."""
     agent = wrap(repo)
     agent.run("one")
     for depth in range(4):
@@ -144,8 +144,8 @@ def test_w12_a_fork_of_a_fork_counts_only_its_own(repo):
     assert own == [10, 30, 50, 70, 90]
 
 
-def test_w12_what_was_summed_up_or_changed_is_not_counted_twice(repo):
-    """W12: messages that are deleted stay counted, and one that is changed under its id is counted once."""
+def test_w12_deleted_or_edited_messages_are_not_counted_twice(repo):
+    """W12: deleted messages stay counted, and a message edited under its id is counted once."""
     agent = wrap(repo)
     agent.run("one")
     agent.run("two")
@@ -163,8 +163,8 @@ def test_w12_what_was_summed_up_or_changed_is_not_counted_twice(repo):
     assert repo.session("s").stats().total.tokens["m"] == UsedTokens(3, known["m"].input + 20, 15)
 
 
-def test_w12_several_models_have_each_their_own_tokens(repo):
-    """W12: tokens are counted by model; one that does not name itself is unknown."""
+def test_w12_tokens_are_counted_per_model(repo):
+    """W12: tokens are counted per model; an answer without a model name counts as unknown."""
     names = iter(["a", "b", None, "a"])
 
     def rule(_):
@@ -179,8 +179,8 @@ def test_w12_several_models_have_each_their_own_tokens(repo):
     }  # fmt: skip
 
 
-def test_w12_answers_that_no_model_callback_saw_are_counted(repo):
-    """W12: a node that calls a provider itself and returns its answer is counted too."""
+def test_w12_tokens_are_counted_without_a_model_callback(repo):
+    """W12: the answer of a node that calls a provider directly is counted too."""
     graph = StateGraph(MessagesState)
     graph.add_node("own", lambda state: {"messages": [said(into=7)]})
     graph.add_edge(START, "own")
@@ -188,8 +188,8 @@ def test_w12_answers_that_no_model_callback_saw_are_counted(repo):
     assert repo.session("s").stats().total.tokens == {"m": UsedTokens(1, 7, 5)}
 
 
-def test_w12_a_state_without_a_conversation_counts_nothing(repo):
-    """W12: graphs whose state is a number have no tokens, and are counted all the same."""
+def test_w12_a_graph_without_messages_counts_no_tokens(repo):
+    """W12: a graph whose state is a number has no tokens, and its stats can be read."""
 
     class Numbers(MessagesState):
         n: Annotated[int, operator.add]
@@ -218,8 +218,8 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("used", HOSTILE, ids=str)
-def test_bad_input_what_a_provider_says_is_no_number(repo, used):
-    """Bad input: a number of tokens that cannot be one counts as zero, and the turn is saved as it is."""
+def test_bad_input_an_invalid_token_count_counts_as_zero(repo, used):
+    """Bad input: an invalid number of tokens counts as zero, and the checkpoint is saved."""
     message = said(model="\0\ud800" * 300)
     object.__setattr__(message, "usage_metadata", used)
     graph = StateGraph(MessagesState).add_node("act", lambda _: {"messages": [message]}).add_edge(START, "act")
@@ -234,8 +234,8 @@ def test_bad_input_what_a_provider_says_is_no_number(repo, used):
 @pytest.mark.parametrize(
     "prices", [{"m": 5}, {"m": (1,)}, {"m": (1, -1)}, {"m": (1, float("nan"))}, {"m": ("1", "2")}], ids=str
 )
-def test_bad_input_a_price_that_is_none(repo, prices):
-    """Bad input: what is no price is refused, with an example of one."""
+def test_bad_input_an_invalid_price_is_refused(repo, prices):
+    """Bad input: an invalid price is refused with an example of a valid one."""
     repo.session("s", create=True)
     with pytest.raises(InvalidInput, match=r"1\.25"):
         repo.session("s").stats(prices=prices)
@@ -244,8 +244,8 @@ def test_bad_input_a_price_that_is_none(repo, prices):
 # -- storage
 
 
-def test_w13_storage_of_its_own_and_shared(repo):
-    """W13: a fork shares what it left from and owns what came since; a session shares nothing with a stranger."""
+def test_w13_stats_separate_own_from_shared_storage(repo):
+    """W13: a fork shares the storage before its branch point and owns what it adds later."""
     agent = wrap(repo)
     for n in range(10):
         agent.run(f"{n} " * 300)
@@ -260,8 +260,8 @@ def test_w13_storage_of_its_own_and_shared(repo):
     assert repo.session("s").stats(storage=True).to_dict()["storage"]["own"] > alone.own
 
 
-def test_w13_what_tools_were_told_and_said_counts_as_storage(repo):
-    """W13: arguments and results of calls, and what a person kept with a checkpoint, are its own, too."""
+def test_w13_call_arguments_results_and_checkpoint_data_count_as_storage(repo):
+    """W13: arguments and results of calls, and data stored with a checkpoint, count as own storage."""
     world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("hm")
@@ -277,8 +277,8 @@ def test_w13_what_tools_were_told_and_said_counts_as_storage(repo):
 # -- nothing twice
 
 
-def test_w12_what_a_merge_brings_is_counted_where_it_was_said(repo):
-    """W12: answers that came with a merge or a cherry-pick are counted once, on the branch where a model gave them."""
+def test_w12_merged_answers_are_counted_on_their_original_branch(repo):
+    """W12: answers brought by a merge or a cherry-pick are counted once, on the branch where a model gave them."""
     agent = wrap(repo)
     agent.run("one")
     theirs = agent.fork(name="theirs")
@@ -295,8 +295,8 @@ def test_w12_what_a_merge_brings_is_counted_where_it_was_said(repo):
     assert found.total.tokens["m"].messages == 4
 
 
-def test_w12_what_a_template_brings_is_not_used_again(repo):
-    """W12: a session that begins as another one was has used nothing yet, and a user's sum is what was used."""
+def test_w12_a_session_from_a_template_starts_with_no_tokens(repo):
+    """W12: a session from a template has used nothing yet, and the user's sum counts each answer once."""
     agent = wrap(repo, "a")
     agent.run("one")
     copy = wrap(repo, "b", template="a")
@@ -307,8 +307,8 @@ def test_w12_what_a_template_brings_is_not_used_again(repo):
     assert repo.maintenance.stats().total.tokens == {"m": UsedTokens(3, 10 + 30 + 50, 15)}
 
 
-def test_w12_a_cache_has_its_own_price(repo):
-    """W12: input from a cache and into it is counted apart, and costs what is said of it, else what input costs."""
+def test_w12_cached_input_has_a_separate_price(repo):
+    """W12: input read from and written to a cache is counted apart, and costs its price or that of input."""
     used = {"input_tokens": 1000, "output_tokens": 10, "total_tokens": 1010,
             "input_token_details": {"cache_read": 600, "cache_creation": 300, "audio": 5}}  # fmt: skip
     message = AIMessage("ok", usage_metadata=used, response_metadata={"model_name": "m"})

@@ -77,8 +77,8 @@ def killed(verb, hands, item):
 # -- dead processes
 
 
-def test_w5_a_branch_says_that_nobody_knows_whether_its_effect_was_reversed(agent, hands, repo, world):
-    """W5: a rollback died in an undo; the branch that it left does not run on as if the sofa were surely there."""
+def test_w5_an_interrupted_reversal_leaves_its_effect_unknown(agent, hands, repo, world):
+    """W5: after a rollback died in an undo, the old branch does not run until the call is resolved."""
     killed(lambda: agent.rollback("before"), hands, "sofa")
     with pytest.raises(WorldDiverged, match="unknown whether it has been reversed"):
         agent.run("and now?")
@@ -89,8 +89,8 @@ def test_w5_a_branch_says_that_nobody_knows_whether_its_effect_was_reversed(agen
     assert agent.run("look") == "done"
 
 
-def test_w1_a_rollback_that_died_does_not_lock_its_session(agent, hands, repo, world):
-    """W1: another rollback can be made, and takes care of what the dead one left."""
+def test_w1_a_killed_rollback_does_not_lock_its_session(agent, hands, repo, world):
+    """W1: once the unknown call is resolved, another rollback completes what the killed one left."""
     killed(lambda: agent.rollback("before"), hands, "table")
     assert world.items == ["chair", "table"]
     with pytest.raises(RollbackBlocked, match="unknown whether an earlier rollback reversed it"):
@@ -103,8 +103,8 @@ def test_w1_a_rollback_that_died_does_not_lock_its_session(agent, hands, repo, w
     assert world.items == ["chair"]
 
 
-def test_w5_what_a_dead_turn_may_have_done_stops_other_branches(repo, world, hands):
-    """W5: a call that was broken off on one branch is no longer running, and nobody knows whether it happened."""
+def test_w5_an_interrupted_call_of_a_dead_turn_stops_other_branches(repo, world, hands):
+    """W5: a call interrupted on one branch is unknown, so other branches raise WorldDiverged."""
     agent = wrapped(repo, world, hands)
     agent.run("add chair")
     other = agent.fork(name="other")
@@ -114,8 +114,8 @@ def test_w5_what_a_dead_turn_may_have_done_stops_other_branches(repo, world, han
         other.run("look")
 
 
-def test_w1_a_rollback_of_another_machine_is_taken_back_by_recover(agent, hands, repo, world):
-    """W1: nobody here can see whether its process lives; a person who knows says recover, then resume."""
+def test_w1_recover_releases_a_rollback_of_another_machine(agent, hands, repo, world):
+    """W1: a rollback whose process cannot be checked is resumed only after a person calls recover."""
     with faults.on_another_machine():
         killed(lambda: agent.rollback("before", name="back"), hands, "sofa")
     operation = repo.session("s").operations()[0]
@@ -130,8 +130,8 @@ def test_w1_a_rollback_of_another_machine_is_taken_back_by_recover(agent, hands,
 # -- going on with it
 
 
-def test_w1_resume_waits_for_turns(agent, hands, repo, world):
-    """W1: nothing is reversed under a turn that runs."""
+def test_w1_resume_is_refused_while_a_turn_runs(agent, hands, repo, world):
+    """W1: resume raises Conflict while a turn of the session runs."""
     hands.errors["table"] = RuntimeError("stuck")
     with pytest.raises(RollbackIncomplete):
         agent.rollback("before")
@@ -144,8 +144,8 @@ def test_w1_resume_waits_for_turns(agent, hands, repo, world):
     stream.close()
 
 
-def test_w1_resume_says_what_stands_in_its_way_and_can_be_forced(agent, hands, repo, world):
-    """W1: a mail that was sent since blocks; forced, it is kept, reported, and the rest is reversed."""
+def test_w1_resume_is_blocked_by_a_later_irreversible_effect(agent, hands, repo, world):
+    """W1: a mail sent since then blocks resume; with force it is kept and reported, and the rest is reversed."""
     hands.errors["table"] = RuntimeError("stuck")
     with pytest.raises(RollbackIncomplete):
         agent.rollback("before")
@@ -160,8 +160,8 @@ def test_w1_resume_says_what_stands_in_its_way_and_can_be_forced(agent, hands, r
     assert (world.items, world.sent, report.status) == (["chair"], ["hello"], "done")
 
 
-def test_w1_what_can_never_be_undone_can_be_given_up(agent, hands, repo, world):
-    """W1: with force the rollback ends, the report says what stays, and a later rollback lives with it."""
+def test_w1_a_forced_resume_abandons_a_reversal_that_always_fails(agent, hands, repo, world):
+    """W1: with force the rollback ends, the report lists the kept effect, and a later rollback accepts it."""
     hands.errors["table"] = RuntimeError("broken for ever")
     with pytest.raises(RollbackIncomplete, match="force=True"):
         agent.rollback("before", name="back")
@@ -176,8 +176,8 @@ def test_w1_what_can_never_be_undone_can_be_given_up(agent, hands, repo, world):
     assert world.items == ["table"]
 
 
-def test_w5_a_switch_that_cannot_be_finished_can_be_given_up(repo, world, hands):
-    """W5: a tool that raises whenever it runs again does not lock its branch for ever."""
+def test_w5_a_forced_resume_abandons_a_switch_that_always_fails(repo, world, hands):
+    """W5: a tool that raises at each redo does not lock its branch forever."""
     agent = wrapped(repo, world, hands)
     agent.run("add chair")
     before = agent.checkpoint()
@@ -204,8 +204,8 @@ def _refusing(tool):
     return tool.model_copy(update={"func": refuse, "coroutine": None}) if tool.name == "add" else tool
 
 
-def test_w5_a_resumed_switch_runs_again_what_was_reversed_since(repo, world, hands):
-    """W5: whatever happened since it was planned, the branch has its world when it is called done."""
+def test_w5_a_resumed_switch_redoes_effects_reversed_in_between(repo, world, hands):
+    """W5: a resumed switch restores the world of its branch, whatever happened since it was planned."""
     agent = wrapped(repo, world, hands)
     agent.run("add chair")
     agent.run("add table")
@@ -223,8 +223,8 @@ def test_w5_a_resumed_switch_runs_again_what_was_reversed_since(repo, world, han
     assert wrapped(repo, world, hands, branch="main").head.id == main.id
 
 
-def test_w5_what_another_switch_ran_again_does_not_run_twice(repo, world, hands):
-    """W5: two branches share an effect; both switches, one resumed, leave it in the world once."""
+def test_w5_a_resumed_switch_does_not_redo_an_effect_twice(repo, world, hands):
+    """W5: an effect that two branches share is in the world once after both switches, one of them resumed."""
     agent = wrapped(repo, world, hands)
     agent.run("add chair")
     twin = agent.fork(name="twin")
@@ -240,8 +240,8 @@ def test_w5_what_another_switch_ran_again_does_not_run_twice(repo, world, hands)
     assert world.items == ["chair"]
 
 
-def test_w1_what_was_reversed_and_ran_again_since_is_reversed_when_a_rollback_is_finished(agent, hands, repo, world):
-    """W1, W5: a rollback that is finished later also takes back what another branch has redone meanwhile."""
+def test_w1_a_resumed_rollback_reverses_effects_redone_in_between(agent, hands, repo, world):
+    """W1, W5: a rollback that is resumed later also reverses what another branch has redone."""
     twin = agent.fork(name="twin")
     hands.errors["table"] = RuntimeError("stuck")
     with pytest.raises(RollbackIncomplete):
@@ -259,8 +259,8 @@ def test_w1_what_was_reversed_and_ran_again_since_is_reversed_when_a_rollback_is
 # -- what other branches learn
 
 
-def test_w5_an_effect_that_ran_again_and_was_reversed_again_is_missed(repo, world, hands):
-    """W5: the branch that had it run again says that it is gone, although the first call was reversed long ago."""
+def test_w5_a_redone_effect_that_is_reversed_again_causes_divergence(repo, world, hands):
+    """W5: a branch whose redone effect another branch has reversed raises WorldDiverged."""
     agent = wrapped(repo, world, hands)
     before = agent.checkpoint("before")
     agent.run("add chair")
@@ -274,8 +274,8 @@ def test_w5_an_effect_that_ran_again_and_was_reversed_again_is_missed(repo, worl
     assert [str(step.invocation) for step in caught.value.plan.redos] == ["add(item='chair')"]
 
 
-def test_w5_a_fork_knows_no_more_of_the_world_than_its_branch(repo, world, hands):
-    """W5: a fork of a branch whose effect is gone says so as the branch does; of a branch that is not, it runs on."""
+def test_w5_a_fork_inherits_the_divergence_of_its_branch(repo, world, hands):
+    """W5: a fork of a branch whose effect is reversed diverges as the branch does; a fork from before it runs."""
     agent = wrapped(repo, world, hands)
     before = agent.checkpoint("before")
     agent.run("add chair")
@@ -289,8 +289,8 @@ def test_w5_a_fork_knows_no_more_of_the_world_than_its_branch(repo, world, hands
 # -- tools that can look
 
 
-def test_w1_an_undo_that_raised_after_it_acted_is_seen(agent, hands, repo, world):
-    """W1: with verify the rollback is whole at once, and nothing is undone twice."""
+def test_w1_verify_detects_an_undo_that_raised_after_it_acted(agent, hands, repo, world):
+    """W1: with verify the rollback completes at once, and nothing is undone twice."""
     hands.errors, hands.after = {"table": RuntimeError("no answer")}, True
     looking = wrapped(repo, world, hands, verify=True)
     report = looking.rollback("before").report
@@ -299,8 +299,8 @@ def test_w1_an_undo_that_raised_after_it_acted_is_seen(agent, hands, repo, world
     assert len(world.undone) == 2
 
 
-def test_w1_an_undo_that_was_done_by_hand_is_seen(agent, hands, repo, world):
-    """W1: with verify a resumed rollback does not undo what somebody has undone meanwhile."""
+def test_w1_verify_detects_an_undo_that_a_person_has_done(agent, hands, repo, world):
+    """W1: with verify a resumed rollback does not undo what a person has already undone."""
     hands.errors["table"] = RuntimeError("stuck")
     looking = wrapped(repo, world, hands, verify=True)
     with pytest.raises(RollbackIncomplete):
@@ -310,8 +310,8 @@ def test_w1_an_undo_that_was_done_by_hand_is_seen(agent, hands, repo, world):
     assert [args["item"] for _, args, _ in world.undone] == ["sofa"]
 
 
-def test_w1_reversal_keeps_the_order_in_which_things_happened(repo, world, hands):
-    """W1: learning later what became of a call does not make it the newest."""
+def test_w1_a_call_that_is_verified_late_keeps_its_reversal_order(repo, world, hands):
+    """W1: a call whose outcome is learned late is still reversed in the order in which it happened."""
     agent = wrapped(repo, world, hands, verify=True)
     agent.checkpoint("before")
     backend.leave_running(repo, agent.branch, item="first")
@@ -325,8 +325,8 @@ def test_w1_reversal_keeps_the_order_in_which_things_happened(repo, world, hands
 
 
 @pytest.mark.long
-def test_w1_two_rollbacks_of_a_session_never_act_at_once(database, world):
-    """W1: of many that are asked for at the same moment, each undoes alone or is refused, and each effect once."""
+def test_w1_concurrent_rollbacks_of_a_session_never_overlap(database, world):
+    """W1: concurrent rollbacks run one at a time or are refused, and each effect is reversed once."""
     acting, most = [], []
 
     def undo(args, result):
@@ -362,8 +362,8 @@ def test_w1_two_rollbacks_of_a_session_never_act_at_once(database, world):
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_w1_what_was_to_be_kept_and_was_reversed_since_is_not_said_to_be_kept(agent, repo, world, again):
-    """W1, W5: a rollback is finished after others have touched what it was to leave alone, and tells what is so."""
+def test_w1_a_resumed_rollback_reports_which_effects_are_still_kept(agent, repo, world, again):
+    """W1, W5: a resumed rollback with tools='keep' reports effects that others reversed since as reversed, not kept."""
     with faults.interrupted(points.PUBLISH_OPERATION), pytest.raises(KeyboardInterrupt):
         agent.rollback("before", tools="keep", name="kept")
     agent.switch("main", "ignore").rollback("before", name="clean")

@@ -71,8 +71,8 @@ def begun(repo, graph, effects, **more):
 
 
 @pytest.mark.parametrize("kind", DIRECT)
-async def test_w1_async_tools(kind, repo):
-    """W1: what a coroutine did is reversed, whoever awaits it."""
+async def test_w1_effects_of_async_tools_are_reversed(kind, repo):
+    """W1: a rollback reverses what async tools did, whichever kind of graph awaits them."""
     world = World()
     graph = GRAPHS[kind](scripted(calls(call("add_later", item="a"), call("add_later", item="b")), "ok"), world.tools())
     agent = begun(repo, graph, world.effects())
@@ -83,8 +83,8 @@ async def test_w1_async_tools(kind, repo):
 
 
 @pytest.mark.parametrize("kind", DIRECT)
-def test_w1_streaming_tools(kind, repo):
-    """W1: a tool that tells of its progress is one call, and the stream passes it on."""
+def test_w1_a_streaming_tool_is_recorded_as_one_call(kind, repo):
+    """W1: a tool that streams its progress is one call, and its chunks reach the stream."""
     moody = Moody()
 
     @tool
@@ -105,8 +105,8 @@ def test_w1_streaming_tools(kind, repo):
 
 @pytest.mark.parametrize("mood", ["before", "after"])
 @pytest.mark.parametrize("looks", [False, True])
-def test_w1_a_node_that_is_tried_again(mood, looks, repo):
-    """W1: RetryPolicy calls the tool again; one that can look is not called twice if it acted, else both are told."""
+def test_w1_a_retried_node_repeats_a_call_unless_verify_saw_it_act(mood, looks, repo):
+    """W1: RetryPolicy repeats a raised call, but not one whose `verify` shows that it acted."""
     moody = Moody(mood)
     order = ordering(moody)
     model = scripted(call("order", item="a"), "ok")
@@ -129,8 +129,8 @@ def test_w1_a_node_that_is_tried_again(mood, looks, repo):
 
 
 @pytest.mark.parametrize("mood", ["before", "after"])
-def test_w1_a_tool_that_tries_again_by_itself(mood, repo):
-    """W1: with_retry around a tool makes several calls, each with its own line, and what is known of them is true."""
+def test_w1_a_tool_with_retry_records_each_attempt(mood, repo):
+    """W1: with_retry around a tool makes one recorded call per attempt, each with its true status."""
     moody = Moody(mood)
     stubborn = ordering(moody).with_retry(wait_exponential_jitter=False, retry_if_exception_type=(ConnectionError,))
 
@@ -149,8 +149,8 @@ def test_w1_a_tool_that_tries_again_by_itself(mood, repo):
 
 
 @pytest.mark.parametrize("kind", DIRECT)
-def test_w1_tools_that_return_commands(kind, repo):
-    """W1: a tool that updates the state by a Command is recorded and reversed as any other."""
+def test_w1_a_tool_that_returns_a_command_is_recorded_and_reversed(kind, repo):
+    """W1: a tool that updates the state with a Command is recorded and reversed like any other."""
     moody = Moody()
 
     @tool
@@ -168,8 +168,8 @@ def test_w1_tools_that_return_commands(kind, repo):
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("retried", [False, True])
-async def test_w1_a_tool_that_hands_over_to_the_graph_that_called_it(retried, is_async, repo):
-    """W1: a tool may end by a command of a graph that it runs; it has done its work, once, and that is reversed."""
+async def test_w1_a_tool_that_ends_with_a_parent_command_acts_once(retried, is_async, repo):
+    """W1: a tool that ends with a Command of a graph it runs is done once, and can be reversed and redone."""
     moody, fails = Moody(), ["no answer"] if retried else []
     inner = StateGraph(MessagesState)
     inner.add_node("leave", lambda state: Command(goto="after", graph=Command.PARENT))
@@ -210,8 +210,8 @@ async def test_w1_a_tool_that_hands_over_to_the_graph_that_called_it(retried, is
 
 
 @pytest.mark.parametrize("inner_fails", [False, True])
-def test_w1_tools_that_call_tools(inner_fails, repo):
-    """W1: what the inner one did is reversed before what the outer one did, also if the inner one fails."""
+def test_w1_an_outer_tool_call_is_reversed_before_its_inner_call(inner_fails, repo):
+    """W1: the effect of the outer tool is reversed first; an inner call that raised is not reversed."""
     moody, order = Moody(None, "before" if inner_fails else None), []
 
     @tool
@@ -244,8 +244,8 @@ def test_w1_tools_that_call_tools(inner_fails, repo):
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_w1_questions_in_tools_after_they_acted(kind, repo):
-    """W1: a tool that acts, asks, and runs again with the answer acts twice; each is reversed."""
+def test_w1_an_effect_before_an_interrupt_in_a_tool_is_not_reversed(kind, repo):
+    """W1: a tool that acts and then asks acts twice; a rollback reverses only the completed call."""
     world = World()
 
     @tool
@@ -268,8 +268,8 @@ def test_w1_questions_in_tools_after_they_acted(kind, repo):
 
 
 @pytest.mark.parametrize("looks", [False, True])
-async def test_w1_a_task_that_is_cancelled_in_a_tool(looks, repo):
-    """W1: cancelled after it acted, the call is unknown, or seen by a tool that can look; nothing is silently lost."""
+async def test_w1_a_cancelled_call_is_unknown_until_it_is_settled(looks, repo):
+    """W1: a call cancelled after it acted is unknown, and is reversed once `verify` or a person settles it."""
     moody, acted = Moody(), asyncio.Event()
 
     @tool
@@ -296,8 +296,8 @@ async def test_w1_a_task_that_is_cancelled_in_a_tool(looks, repo):
     assert moody.world.items == []
 
 
-async def test_w1_a_batch_one_of_whose_calls_fails_ends_with_its_last_call(repo):
-    """W1: when the turn has ended nothing of it runs any more, and each of its calls has its outcome."""
+async def test_w1_a_failed_batch_waits_for_its_remaining_calls(repo):
+    """W1: a turn with a failed call ends after its other calls, and each call has an outcome."""
     moody = Moody()
 
     @tool
@@ -322,8 +322,8 @@ async def test_w1_a_batch_one_of_whose_calls_fails_ends_with_its_last_call(repo)
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_w1_an_undo_or_a_redo_that_is_cancelled_is_unknown(again, repo):
-    """W1: what was broken off with its event loop has perhaps acted; nobody does it a second time before one looks."""
+def test_w1_a_cancelled_undo_or_redo_is_unknown(again, repo):
+    """W1: an undo or a redo cancelled with its event loop may have acted, so it must be resolved before resume."""
     world, slow = World(), []
 
     async def undo(args: dict[str, Any], result: Any) -> None:
@@ -360,8 +360,8 @@ def test_w1_an_undo_or_a_redo_that_is_cancelled_is_unknown(again, repo):
     assert world.items == (["a"] if again else [])
 
 
-def test_w1_a_rollback_of_a_rollback_and_forward_again(repo):
-    """W1: back, back again, forward with redo: at each place the world has what the path there has."""
+def test_w1_rollbacks_and_redo_match_the_world_to_the_path(repo):
+    """W1: after a rollback, a second one and a redo, the world has the effects of the path each time."""
     world = World()
     replies = (call("add", item="a"), "ok", call("add", item="b"), "ok", call("add", item="c"), "ok")
     agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
@@ -381,7 +381,7 @@ def test_w1_a_rollback_of_a_rollback_and_forward_again(repo):
     assert world.items == ["a"]
 
 
-def test_w5_a_fork_of_a_fork_of_a_fork(repo):
+def test_w5_sync_world_restores_the_world_of_each_nested_fork(repo):
     """W5: each of four branches, three deep, finds its own path's effects when the world is brought to it."""
     world = World()
     replies = [reply for n in range(4) for reply in (call("add", item=str(n)), "ok")]
@@ -399,8 +399,8 @@ def test_w5_a_fork_of_a_fork_of_a_fork(repo):
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_command_or_message_that_a_tool_returned_is_one_after_it_ran_again(repo, whole):
-    """W5, W4: that it answers another call is no drift, and the fence gives it back as what it was."""
+def test_a_redone_command_or_message_keeps_its_type(repo, whole):
+    """W5, W4: a new call id in the result is no drift, and the fence answers with the same type of result."""
 
     @tool
     def pay(euros: int, call_id: Annotated[str, InjectedToolCallId]) -> Any:
@@ -424,8 +424,8 @@ def test_a_command_or_message_that_a_tool_returned_is_one_after_it_ran_again(rep
 
 
 @pytest.mark.parametrize(("replay", "declared"), [("redo", True), ("execute", True), ("execute", False)])
-def test_w5_what_a_tool_called_is_not_made_twice_when_tools_run_again(replay, declared, repo):
-    """W5: run again, a tool would call the other one by itself, beside the record: that is said before anything."""
+def test_w5_a_nested_tool_call_is_not_made_twice_by_a_replay(replay, declared, repo):
+    """W5: a tool that calls a recorded tool blocks redo and execute; with force the inner call runs at most once."""
     world = World()
     add = world.tool("add")
 
@@ -455,8 +455,8 @@ def test_w5_what_a_tool_called_is_not_made_twice_when_tools_run_again(replay, de
 
 
 @pytest.mark.parametrize("replay", ["redo", "execute"])
-def test_w2_a_plan_promises_no_second_run_of_a_tool_that_asked_a_person(replay, repo):
-    """W2: outside of a turn nobody can answer it, and the record tells that it asked: that is said before anything."""
+def test_w2_a_plan_blocks_the_replay_of_a_tool_that_asked_a_person(replay, repo):
+    """W2: nobody can answer outside of a turn, so a call that asked blocks redo and execute before anything."""
     world = World()
     replies = (call("add", item="a"), call("add_if_approved", item="b"), "done")
     agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
@@ -473,8 +473,8 @@ def test_w2_a_plan_promises_no_second_run_of_a_tool_that_asked_a_person(replay, 
     assert world.items == ["a"]
 
 
-def test_a_tool_that_asks_a_person_says_so_when_it_cannot_run_again(repo):
-    """W5: outside of a turn nobody can answer it; the failure says that, and advises nothing that would be refused."""
+def test_a_redo_of_a_tool_that_asks_a_person_fails_with_the_reason(repo):
+    """W5: the error says that the tool asks a person, and does not suggest repo.resolve."""
     world, trusted = World(), [True]
 
     @tool

@@ -55,7 +55,7 @@ OF_A_TURN = [
 
 
 def test_w12_a_turn_is_a_span_with_its_calls_and_checkpoints(repo, agent, told):
-    """W12: a turn has its checkpoints and tool calls as children, named by the conventions, without contents."""
+    """W12: a turn's span has its checkpoints and tool calls as children, named by the conventions, without contents."""
     agent.run(f"add {SECRET}")
     found = told()
     assert tree(found) == OF_A_TURN
@@ -70,7 +70,7 @@ def test_w12_a_turn_is_a_span_with_its_calls_and_checkpoints(repo, agent, told):
 
 
 @pytest.mark.parametrize("how", ["invoke", "stream", "ainvoke", "astream"])
-def test_w12_every_way_to_run_is_traced_alike(repo, agent, told, how):
+def test_w12_every_way_to_run_produces_the_same_spans(repo, agent, told, how):
     """W12: sync and async, whole or streamed, a turn has the same spans."""
     given = {"messages": [("user", "add chair")]}
 
@@ -85,7 +85,7 @@ def test_w12_every_way_to_run_is_traced_alike(repo, agent, told, how):
     assert tree(told()) == OF_A_TURN
 
 
-def test_w12_what_a_tool_traces_is_a_part_of_its_call(repo, told, world):
+def test_w12_spans_made_by_a_tool_are_children_of_its_call(repo, told, world):
     """W12: spans that a tool or an undo makes are children of its call; parallel calls are not mixed up."""
     tracer = trace.get_tracer("mine")
     add, remove = world._put, world.remove
@@ -112,8 +112,8 @@ def test_w12_what_a_tool_traces_is_a_part_of_its_call(repo, told, world):
     ]  # fmt: skip
 
 
-def test_w12_failures_have_their_class_and_not_their_text(repo, agent, world, told):
-    """W12: a tool, a turn and an undo that raise are errors by their class; what they said is not told."""
+def test_w12_failed_spans_have_the_error_class_but_not_its_text(repo, agent, world, told):
+    """W12: spans of a tool, a turn and an undo that raise have the class of the error and not its message."""
     with pytest.raises(RuntimeError):
         agent.invoke({"messages": [("user", f"add chair; fail {SECRET}")]})
     world.broken.add("chair")
@@ -130,16 +130,16 @@ def test_w12_failures_have_their_class_and_not_their_text(repo, agent, world, to
     assert "stuck" not in text
 
 
-def test_w12_a_stream_that_is_left_early_ends_its_spans(repo, agent, told):
-    """W12: whoever stops reading has a turn that ended, and no failure."""
+def test_w12_a_stream_closed_early_ends_its_span_without_error(repo, agent, told):
+    """W12: closing a stream early ends the turn's span with status ok."""
     chunks = agent.stream({"messages": [("user", "add chair")]})
     next(chunks)
     chunks.close()
     assert (told()[0].name, told()[0].status.is_ok) == (TURN, True)
 
 
-def test_w12_without_opentelemetry_there_is_nothing(repo, agent, told):
-    """W12: where its API is not installed, the same verbs work and nothing is traced."""
+def test_w12_without_opentelemetry_nothing_is_traced(repo, agent, told):
+    """W12: without the OpenTelemetry API the same verbs work, and nothing is traced."""
     with faults.without_opentelemetry():
         agent.run("add chair")
         agent.undo()

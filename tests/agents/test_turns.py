@@ -31,8 +31,8 @@ def asked(agent):
 # -- one turn after the other
 
 
-def test_t_batch_as_completed_runs_one_turn_after_the_other(repo):
-    """The turns of batch_as_completed are one conversation in the order of the inputs, each with its index."""
+def test_t_batch_as_completed_runs_its_inputs_one_after_another(repo):
+    """The turns of batch_as_completed form one conversation in the order of the inputs, each with its index."""
     world = World()
     agent = wrapped(repo, world)
     found = [(n, answer["messages"][-1].content) for n, answer in agent.batch_as_completed(inputs(*SAID))]
@@ -40,8 +40,8 @@ def test_t_batch_as_completed_runs_one_turn_after_the_other(repo):
     assert (asked(agent), world.items) == (SAID, ["chair", "table", "lamp"])
 
 
-async def test_t_abatch_as_completed_runs_one_turn_after_the_other(repo):
-    """The same on an event loop, also through a binding that LangChain makes."""
+async def test_t_abatch_as_completed_runs_its_inputs_one_after_another(repo):
+    """abatch_as_completed runs its turns in order, also through a binding that LangChain makes."""
     world = World()
     agent = wrapped(repo, world)
     bound = agent.with_config(tags=["bound"])
@@ -49,8 +49,8 @@ async def test_t_abatch_as_completed_runs_one_turn_after_the_other(repo):
     assert (asked(agent), world.items) == (SAID, ["chair", "table", "lamp"])
 
 
-async def test_t_a_batch_gives_the_exceptions_of_its_turns(repo):
-    """With return_exceptions a turn that raises is an answer, and the turns after it run."""
+async def test_t_a_batch_with_return_exceptions_runs_every_turn(repo):
+    """With return_exceptions the exception of a turn is returned, and the turns after it run."""
     world = World()
     agent = wrapped(repo, world)
     wrong = [inputs("hm")[0], {"messages": 5}, inputs("add chair")[0]]
@@ -61,8 +61,8 @@ async def test_t_a_batch_gives_the_exceptions_of_its_turns(repo):
         list(agent.batch_as_completed(wrong))
 
 
-def test_t_too_few_configs_are_refused_before_any_turn(repo):
-    """A batch whose configs do not fit its inputs runs no turn."""
+def test_t_a_batch_with_too_few_configs_runs_no_turn(repo):
+    """A batch whose configs do not match its inputs is refused before any turn."""
     agent = wrapped(repo, World())
     with pytest.raises(InvalidInput, match="3 inputs and 2 configs"):
         agent.batch(inputs(*SAID), [{}, {}])
@@ -107,8 +107,8 @@ def until_written(work):
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_t_a_rewind_in_the_middle_of_a_stream_says_that_the_turn_runs(repo, work, force):
-    """In its own stream a rewind says that the turn is running, not that somebody else changed the files."""
+def test_t_a_rewind_during_a_stream_names_the_running_turn(repo, work, force):
+    """A rewind or rollback inside a stream fails because the turn runs, not because the files changed."""
     world = writing(work)
     agent = wrapped(repo, world, workspace=work)
     stream = agent.stream(inputs("note x")[0])
@@ -129,8 +129,8 @@ def test_t_a_rewind_in_the_middle_of_a_stream_says_that_the_turn_runs(repo, work
     assert (work / "a.txt").read_text() == "first"
 
 
-def test_t_after_a_break_a_rewind_works(repo, work):
-    """A stream that nobody holds ends with the loop that was left."""
+def test_t_a_rewind_works_after_a_break_out_of_a_stream(repo, work):
+    """A stream without a reference ends with the loop, so that the files can be rewound."""
     agent = wrapped(repo, writing(work), workspace=work)
     for _ in agent.stream(inputs("note x")[0]):
         if until_written(work):
@@ -141,8 +141,8 @@ def test_t_after_a_break_a_rewind_works(repo, work):
 
 @pytest.mark.parametrize("verb", ["arewind_files", "arollback", "aundo", "acheckpoint", "aswitch"])
 @pytest.mark.parametrize("events", [False, True])
-async def test_t_after_a_break_out_of_an_async_stream_the_verbs_work(repo, work, verb, events):
-    """The event loop closes an abandoned stream a moment later; what needs the branch waits for that."""
+async def test_t_verbs_work_after_a_break_out_of_an_async_stream(repo, work, verb, events):
+    """Verbs that need the branch wait until the event loop has closed the abandoned stream."""
     agent = wrapped(repo, writing(work), workspace=work)
     asked = inputs("note x")[0]
     async for _ in agent.astream_events(asked, version="v2") if events else agent.astream(asked):
@@ -154,8 +154,8 @@ async def test_t_after_a_break_out_of_an_async_stream_the_verbs_work(repo, work,
         assert (work / "a.txt").read_text() == ("x" if verb == "aswitch" else "first")
 
 
-async def test_t_a_stream_that_is_held_is_closed_by_hand(repo, work):
-    """Who holds a stream that was left is told to close it; then the verbs work."""
+async def test_t_a_rewind_is_refused_until_a_referenced_stream_is_closed(repo, work):
+    """A rewind after a break asks to close a stream that is still referenced, and then works."""
     agent = wrapped(repo, writing(work), workspace=work)
     stream = agent.astream(inputs("note x")[0])
     async for _ in stream:
@@ -186,8 +186,8 @@ IN_A_TRANSACTION = {
 
 @pytest.mark.parametrize("verb", IN_A_TRANSACTION)
 @pytest.mark.parametrize("other", [False, True])
-def test_t_a_progress_callback_that_writes_is_refused_at_once(repo, verb, other, request):
-    """A callback that writes would wait for its own caller: it is told so, nothing is half done, and later it works."""
+def test_t_a_progress_callback_that_writes_is_refused(repo, verb, other, request):
+    """A callback that writes would deadlock: it raises Conflict, nothing is half done, and later writes work."""
     agent = wrapped(repo, World())
     agent.run("add chair")
     writer = agentgit.open(backend.url(repo)) if other else repo
@@ -207,7 +207,7 @@ def test_t_a_progress_callback_that_writes_is_refused_at_once(repo, verb, other,
 
 @pytest.mark.parametrize("verb", ["gc", "import_", "fsck"])
 def test_t_a_progress_callback_may_read(repo, verb):
-    """A callback that only looks works: on a file and on a server nobody waits for it."""
+    """A callback that only reads the repository works."""
     wrapped(repo, World()).run("add chair")
     seen = []
     work = IN_A_TRANSACTION | {"fsck": lambda repo, progress: repo.maintenance.fsck(progress=progress)}
@@ -216,8 +216,8 @@ def test_t_a_progress_callback_may_read(repo, verb):
 
 
 @pytest.mark.parametrize("verb", ["gc", "import_", "fsck"])
-def test_t_a_callback_that_reads_a_database_in_memory_is_refused(verb):
-    """There is one connection: a transaction inside of another would take that one back without a word."""
+def test_t_a_callback_that_reads_an_in_memory_database_is_refused(verb):
+    """An in-memory database has one connection, so a nested transaction raises Conflict."""
     with agentgit.open(":memory:") as repo:
         wrapped(repo, World()).run("add chair")
         work = IN_A_TRANSACTION | {"fsck": lambda repo, progress: repo.maintenance.fsck(progress=progress)}
@@ -227,8 +227,8 @@ def test_t_a_callback_that_reads_a_database_in_memory_is_refused(verb):
         assert work[verb](repo, None)
 
 
-async def test_t_a_callback_that_lets_a_thread_write_is_refused_too(repo):
-    """A thread that is begun in a callback has its context, and so would wait as long."""
+async def test_t_a_callback_that_writes_through_a_thread_is_refused(repo):
+    """A write in a thread started by a callback would deadlock too, and raises Conflict."""
     wrapped(repo, World()).run("add chair")
     raised = []
 
@@ -242,8 +242,8 @@ async def test_t_a_callback_that_lets_a_thread_write_is_refused_too(repo):
     assert raised
 
 
-def test_t_a_callback_raises_and_the_repository_goes_on(repo):
-    """What a callback raises breaks its verb off with nothing half done."""
+def test_t_an_error_in_a_callback_leaves_the_repository_consistent(repo):
+    """An exception of a callback ends its verb with nothing half done."""
     wrapped(repo, World()).run("add chair")
 
     def progress(*_):
@@ -259,8 +259,8 @@ def test_t_a_callback_raises_and_the_repository_goes_on(repo):
 # -- after close
 
 
-def test_t_after_close_nothing_is_opened_again(database, tmp_path):
-    """After `close` each verb of all that was made from a repository raises, and no connection is opened again."""
+def test_t_every_verb_raises_after_the_repository_is_closed(database, tmp_path):
+    """After `close` every verb of every object made from the repository raises Unavailable."""
     repo = agentgit.open(database.url)
     work = tmp_path / "work"
     work.mkdir()
@@ -318,8 +318,8 @@ def test_t_after_close_nothing_is_opened_again(database, tmp_path):
         assert asked(again.wrap(agent.graph, "s")) == ["add chair"]
 
 
-def test_t_a_turn_that_is_closed_under_raises(repo):
-    """A repository that is closed while its agent runs ends that turn with an error; the next one takes over."""
+def test_t_closing_the_repository_ends_a_running_turn_with_an_error(repo):
+    """A turn whose repository is closed while it runs raises, and the next turn takes the branch over."""
     world = World()
     with agentgit.open(backend.url(repo)) as other:
         agent = wrapped(other, world)

@@ -20,7 +20,7 @@ def lived(tmp_path, shape, kills):
 
 @pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES)
-def test_t1_killed_in_a_payment_and_continued_nobody_is_paid_twice(tmp_path, shape):
-    """T1: killed before it paid, after it, and after its record was begun, the turn goes on and pays the rest."""
+def test_t1_a_turn_killed_during_a_payment_pays_nobody_twice(tmp_path, shape):
+    """T1: a turn killed before, during or after a payment continues and makes only the remaining payments."""
     seen = lived(tmp_path, shape, "[[7], [9], [10, 4]]")
     assert seen["kills"] >= 3

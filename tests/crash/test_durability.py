@@ -55,8 +55,8 @@ YES = [*BEGUN, "add", "add_if_approved", "done"]
 
 @pytest.mark.parametrize("durability", DURABILITIES)
 @pytest.mark.parametrize("way", WAYS)
-def test_turns_and_questions_survive_a_restart(database, way, durability):
-    """After tool rounds and a question, a new program sees the state, answers the question, and goes on."""
+def test_turns_and_interrupts_survive_a_restart(database, way, durability):
+    """After a restart, a program sees the state, answers the interrupt and continues the conversation."""
     run, world = WAYS[way], World()
 
     def reopened():
@@ -76,8 +76,8 @@ def test_turns_and_questions_survive_a_restart(database, way, durability):
 
 
 @pytest.mark.parametrize(("way", "durability"), list(zip(WAYS, DURABILITIES, strict=True)))
-def test_one_can_leave_from_every_point_after_a_restart(database, way, durability):
-    """Forks from a question are answered apart, and a rollback before it gives the state of then, world and all."""
+def test_forks_and_rollbacks_work_after_a_restart(database, way, durability):
+    """Forks at an interrupt take separate answers, and a rollback before it restores the state and the world."""
     run, world = WAYS[way], World()
 
     def take_back(args, result):

@@ -74,8 +74,8 @@ def wrap(repo, session="s", **how):
     return repo.wrap(tool_node_graph(obedient(), world.tools()), session, effects=world.effects(), **how)
 
 
-def test_a_turn_between_the_look_and_the_last_step_of_an_import_is_not_left_behind(repo, tmp_path, before):
-    """What an import adds to a session comes behind no turn that it has not seen: one of the two is refused."""
+def test_an_import_and_a_concurrent_turn_conflict(repo, tmp_path, before):
+    """When a turn runs during an import into the same session, one of the two raises Conflict."""
     origin = sqlite_origin(tmp_path)
     origin.talk(shop(World()), "a", "order a chair")
     repo.import_langgraph(origin.url, ["a"])
@@ -91,8 +91,8 @@ def test_a_turn_between_the_look_and_the_last_step_of_an_import_is_not_left_behi
 
 
 @pytest.mark.parametrize("when", ["before it is written on", "before it is published"])
-def test_a_merge_whose_copy_a_collection_took_away_changes_nothing(repo, before, when):
-    """What comes to a branch is written on a copy of it; where that was collected, nothing is published."""
+def test_a_merge_whose_copy_is_garbage_collected_changes_nothing(repo, before, when):
+    """When gc collects the copy that a merge writes on, the merge raises Conflict and publishes nothing."""
     agent = wrap(repo)
     agent.run("add chair")
     other = agent.fork()
@@ -115,8 +115,8 @@ def test_a_merge_whose_copy_a_collection_took_away_changes_nothing(repo, before,
 
 
 @on_postgresql
-def test_a_switch_leads_to_no_branch_that_became_half_done_meanwhile(repo, before):
-    """A branch whose rollback broke off while somebody waited to switch to it is not switched to."""
+def test_a_switch_to_a_branch_that_becomes_partial_is_refused(repo, before):
+    """A switch raises Conflict when its branch becomes partial while the switch waits."""
     agent = wrap(repo)
     agent.run("add chair")
     left = agent.fork()
@@ -132,8 +132,8 @@ def test_a_switch_leads_to_no_branch_that_became_half_done_meanwhile(repo, befor
 
 
 @on_postgresql
-def test_two_last_admins_do_not_erase_each_other(repo, before):
-    """Of two admins who erase themselves at once, who comes second is the last one, and stays."""
+def test_the_last_two_admins_cannot_both_erase_themselves(repo, before):
+    """When the last two admins erase themselves at once, the second one gets a Conflict and remains."""
     ann, bob = (repo.as_user(repo.users.add(name, is_admin=True)) for name in ("ann", "bob"))
     backend.change(repo, "user", repo.user.id, is_admin=False)
     other = before(points.ERASE_LAST_ADMIN, Other(lambda: bob.users.delete("bob")))
@@ -144,8 +144,8 @@ def test_two_last_admins_do_not_erase_each_other(repo, before):
 
 @pytest.mark.long
 @on_postgresql
-def test_a_webhook_of_a_session_that_is_erased_meanwhile_goes_with_it(repo, before):
-    """No webhook of a session and no event of it stay when somebody erases that session at the same moment."""
+def test_a_webhook_added_while_its_session_is_erased_is_erased_too(repo, before):
+    """A webhook that is added while its session is erased leaves no webhook and a sound event trail."""
     repo.session("s", create=True)
     other = before(points.NUMBER_EVENT, Other(lambda: repo.session("s").delete()))
     repo.webhooks.add("https://example.com/hook", session="s")
@@ -155,8 +155,8 @@ def test_a_webhook_of_a_session_that_is_erased_meanwhile_goes_with_it(repo, befo
     assert repo.events.verify().is_sound
 
 
-def test_a_user_who_was_erased_makes_nothing_by_an_open_handle(repo):
-    """Who was erased is told so whatever they try to make: a session, a key, a webhook, a right by a link."""
+def test_an_erased_user_cannot_write_through_an_open_handle(repo):
+    """An erased user gets NotAllowed for a new session, key or webhook and for accepting a link."""
     ada, bob = (repo.users.add(name) for name in ("ada", "bob"))
     repo.as_user(bob).session("bobs", create=True)
     link = repo.as_user(bob).session("bobs").sharing.create_link()
@@ -173,8 +173,8 @@ def test_a_user_who_was_erased_makes_nothing_by_an_open_handle(repo):
     assert repo.maintenance.fsck(3).findings == ()
 
 
-def test_a_collection_goes_on_where_a_session_was_erased_meanwhile(repo, before):
-    """A session that goes while others are thinned out does not break the collection off."""
+def test_gc_continues_when_a_session_is_erased_during_it(repo, before):
+    """A session that is erased while gc thins out sessions does not stop gc."""
     for name in ("one", "two"):
         wrap(repo, name).run("add chair")
         wrap(repo, name).checkpoint("more")
@@ -188,8 +188,8 @@ def test_a_collection_goes_on_where_a_session_was_erased_meanwhile(repo, before)
 
 
 @pytest.mark.parametrize("step", [points.RECOVER_DEAD_TURN, points.WRITE_OUTCOME], ids=lambda step: step.name)
-def test_d4_a_dead_turn_is_taken_back_once(repo, before, step):
-    """D4: of two who find the same dead turn at once one takes it back, and tells of it; none gets a Conflict."""
+def test_d4_a_dead_turn_is_recovered_once(repo, before, step):
+    """D4: of two callers that find the same dead turn, one recovers and reports it, and neither gets a Conflict."""
     agent = wrap(repo)
     agent.run("add chair")
     lost = backend.leave_running(repo, agent.branch, item="table", tool_call_id="lost", idempotency_key="lost")
@@ -217,8 +217,8 @@ READERS = {
 @on_postgresql
 @pytest.mark.parametrize("step", READS)
 @pytest.mark.parametrize("reader", READERS)
-def test_who_reads_a_session_that_is_erased_meanwhile_is_told_that_it_is_gone(repo, before, reader, step):
-    """Each look at a session that goes away in the middle of it ends with NotFound, or with what was there."""
+def test_reading_a_session_during_its_erasure_returns_data_or_not_found(repo, before, reader, step):
+    """A read of a session during its erasure returns the data or raises NotFound, and the erasure succeeds."""
     agent = wrap(repo)
     agent.run("add chair")
     agent.rollback("main#1").run("add table")
@@ -229,8 +229,8 @@ def test_who_reads_a_session_that_is_erased_meanwhile_is_told_that_it_is_gone(re
 
 
 @on_postgresql
-def test_a_session_that_is_erased_while_it_is_held_against_its_template_is_gone(repo, before):
-    """Who opens a session as a template, and it goes away at that moment, is told so."""
+def test_opening_a_templated_session_during_its_erasure_raises_not_found(repo, before):
+    """Opening a session with its template raises NotFound when the session is erased at that moment."""
     for name in ("template", "s"):
         repo.session(name, create=True)
         repo.session(name).checkpoint("first")
@@ -241,8 +241,8 @@ def test_a_session_that_is_erased_while_it_is_held_against_its_template_is_gone(
 
 
 @on_postgresql
-def test_d5_who_joins_while_they_are_taken_out_cannot_come_again_by_that_link(repo, before):
-    """D5: taking somebody out ends the link by which they come in at that very moment, too."""
+def test_d5_removing_a_member_ends_a_link_accepted_at_the_same_time(repo, before):
+    """D5: removing a member also ends the link that the member accepts at that moment."""
     ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
     session = ada.session("s", create=True)
     session.sharing.share("bob")
@@ -256,8 +256,8 @@ def test_d5_who_joins_while_they_are_taken_out_cannot_come_again_by_that_link(re
 
 
 @pytest.mark.long
-def test_rights_are_granted_twice_at_once(empty_server):
-    """Two who give roles what they need at the same time, after an upgrade, both succeed."""
+def test_two_concurrent_grants_to_a_role_both_succeed(empty_server):
+    """Two concurrent grants to the same role after an upgrade both succeed."""
     backend.upgrade(empty_server)
     role = f"agentgit_{uuid.uuid4().hex}"
     backend.run_sql(empty_server, f"CREATE ROLE {role}")
@@ -271,8 +271,8 @@ def test_rights_are_granted_twice_at_once(empty_server):
 
 
 @pytest.mark.usefixtures("second")
-def test_a_database_that_a_newer_program_upgrades_meanwhile_is_refused(empty, before):
-    """Who finds an old schema, and a newer one when its turn to upgrade has come, leaves it alone and says so."""
+def test_an_upgrade_is_refused_after_a_concurrent_newer_upgrade(empty, before):
+    """An upgrade that finds a newer schema when its turn arrives raises SchemaMismatch."""
     backend.upgrade(empty, "0001")
     newer = Other(lambda: backend.run_sql(empty, "UPDATE agentgit_version SET version_num = '9999'"), patience=60)
     before(points.EVERY_WRITE, newer)
@@ -284,8 +284,8 @@ def test_a_database_that_a_newer_program_upgrades_meanwhile_is_refused(empty, be
 @pytest.mark.long
 @on_postgresql
 @pytest.mark.parametrize("step", [points.BEGIN_FROM_TEMPLATE, points.NUMBER_EVENT], ids=lambda step: step.name)
-def test_d5_no_word_of_a_template_that_is_erased_meanwhile_stays(repo, before, step):
-    """D5: a session that begins as a checkpoint of one that is erased at the same moment does not tell its name."""
+def test_d5_the_name_of_a_template_erased_during_its_use_is_not_stored(repo, before, step):
+    """D5: a session that starts from a template during the erasure of that template does not store its name."""
     repo.session("zebrafish", create=True)
     repo.session("zebrafish").checkpoint("first")
     other = before(step, Other(lambda: repo.session("zebrafish").delete()))
@@ -305,8 +305,8 @@ def workspace(tmp_path):
         yield workspace
 
 
-def test_d5_what_is_not_erased_after_all_keeps_its_files(repo, workspace):
-    """D5: where a turn begins while a session is erased, nothing was erased, and its snapshots are still held."""
+def test_d5_a_refused_erasure_keeps_the_snapshots_of_the_session(repo, workspace):
+    """D5: when a turn starts during an erasure, nothing is erased and the snapshots stay pinned."""
     agent = wrap(repo, workspace=workspace)
     agent.run("hello")
     with backend.at_work(repo) as alive:
@@ -316,8 +316,8 @@ def test_d5_what_is_not_erased_after_all_keeps_its_files(repo, workspace):
     assert [one.pinned for one in workspace.list()] == [True]
 
 
-def test_b4_a_snapshot_that_is_taken_again_while_it_is_let_go_of_is_kept(repo, workspace, before):
-    """B4: files that come to stand again as an old snapshot, just when nothing needed that any more, are not lost."""
+def test_b4_a_snapshot_taken_again_during_its_release_is_kept(repo, workspace, before):
+    """B4: a snapshot that a new checkpoint takes again while it is released stays pinned."""
     agent, file = wrap(repo, workspace=workspace), Path(workspace.workspace_dir) / "a.txt"
     for content in ("one", "two"):
         file.write_text(content)
@@ -330,8 +330,8 @@ def test_b4_a_snapshot_that_is_taken_again_while_it_is_let_go_of_is_kept(repo, w
     assert repo.session().get_checkpoint("as at first").metadata["workspace_snapshot"] is not None
 
 
-def test_d5_a_snapshot_that_another_session_takes_up_while_one_is_erased_is_kept(repo, workspace, before):
-    """D5: a session that begins where an erased one has left the files, at that moment, keeps them."""
+def test_d5_a_snapshot_reused_by_another_session_during_erasure_is_kept(repo, workspace, before):
+    """D5: a session that starts on the files of a session under erasure keeps their snapshot."""
     wrap(repo, "one", workspace=workspace).run("hello")
     agent = wrap(repo, "two", workspace=workspace)
     other = before(points.RELEASE_SNAPSHOTS, Other(lambda: agent.run("hello"), patience=60))
@@ -341,8 +341,8 @@ def test_d5_a_snapshot_that_another_session_takes_up_while_one_is_erased_is_kept
 
 
 @on_postgresql
-def test_a_switch_in_a_session_that_is_erased_meanwhile_says_so(repo, before):
-    """Who switches to a branch that goes away at that moment is told so, and the trail of nothing has no word of it."""
+def test_a_switch_during_the_erasure_of_its_session_raises_not_found(repo, before):
+    """A switch during the erasure of its session raises NotFound and leaves nothing in the audit trail."""
     repo.session("s", create=True)
     other = before(points.SET_CURRENT_BRANCH, Other(lambda: repo.session("s").delete(), patience=60))
     with pytest.raises(NotFound, match="deleted"):
@@ -352,8 +352,8 @@ def test_a_switch_in_a_session_that_is_erased_meanwhile_says_so(repo, before):
 
 
 @on_postgresql
-def test_a_webhook_is_removed_once(repo, before):
-    """Of two who remove a webhook at once one is told of in the trail."""
+def test_a_webhook_removed_twice_at_once_is_audited_once(repo, before):
+    """Of two concurrent removals of a webhook, only one appears in the audit trail."""
     hook = repo.webhooks.add("https://example.com/hook")
     other = before(points.REMOVE_WEBHOOK, Other(lambda: repo.webhooks.remove(hook), patience=60))
     repo.webhooks.remove(hook)
@@ -361,8 +361,8 @@ def test_a_webhook_is_removed_once(repo, before):
     assert [event.kind for event in repo.events.audit()] == ["webhook.added", "webhook.removed"]
 
 
-def test_w12_what_is_to_be_sent_of_a_session_that_is_erased_meanwhile_is_not_given_up(repo):
-    """W12: an event that went with its session is no failure of the receiver, and holds no other event up."""
+def test_w12_an_event_of_an_erased_session_is_no_failed_delivery(repo):
+    """W12: an event erased with its session during a delivery counts as neither failed nor dead nor waiting."""
     repo.webhooks.add("https://example.com/hook", "session.created")
     repo.session("s", create=True)
 
@@ -405,6 +405,6 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.parametrize("lock", ["ids", "bus", "values"])
-def test_d5_a_child_can_work_whatever_its_parent_was_doing(tmp_path, lock):
-    """D5: a process that forks while a thread of it is at work leaves its child no lock that nobody gives back."""
+def test_d5_a_forked_child_works_whichever_lock_its_parent_held(tmp_path, lock):
+    """D5: a process that forks while one of its threads holds a lock leaves no held lock in the child."""
     assert processes.run(IN_A_CHILD, lock, cwd=tmp_path).returncode == 0

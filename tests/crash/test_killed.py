@@ -146,7 +146,7 @@ def reopened(repo, verify):
 
 @pytest.mark.parametrize("point", POINTS["run"])
 def test_w1_a_turn_killed_at_any_point_can_be_rolled_back(point, repo, shop, agent, verify, kill):
-    """W1: what the turn did is told or verified, and a rollback leaves exactly what was there before the turn."""
+    """W1: the calls of a killed turn are reported or verified, and a rollback restores what was there before it."""
     kill(shop, "run", point)
     repo, agent = reopened(repo, verify)
     with repo:
@@ -164,7 +164,7 @@ def test_w1_a_turn_killed_at_any_point_can_be_rolled_back(point, repo, shop, age
 
 @pytest.mark.parametrize("point", POINTS["rollback"])
 def test_w1_a_rollback_killed_at_any_point_is_finished_once(point, repo, shop, agent, verify, kill):
-    """W1: the branch that was left is as before, each undo takes effect once, and resume finishes."""
+    """W1: a killed rollback is finished, each undo takes effect once, and the old branch is unchanged."""
     history = agent.history()
     kill(shop, "rollback", point)
     repo, agent = reopened(repo, verify)
@@ -185,7 +185,7 @@ def test_w1_a_rollback_killed_at_any_point_is_finished_once(point, repo, shop, a
 
 @pytest.mark.parametrize("point", POINTS["switch"])
 def test_w5_a_switch_killed_at_any_point_is_finished_once(point, repo, shop, agent, verify, kill):
-    """W5: what was reversed runs again once, what the other branch did is reversed once, and the branch goes on."""
+    """W5: a killed switch is finished, each call is reversed or repeated once, and the branch takes new turns."""
     other = agent.rollback("start")
     other.invoke(wish([("order", "f")]))
     kill(shop, "switch", point)
@@ -207,8 +207,8 @@ def test_w5_a_switch_killed_at_any_point_is_finished_once(point, repo, shop, age
 
 
 @pytest.mark.parametrize("point", POINTS["execute"])
-def test_t2_a_path_that_is_made_again_is_finished_once(point, repo, shop, agent, verify, kill):
-    """T2: killed anywhere, each order is there at most once, the branch that was left is as before, resume finishes."""
+def test_t2_an_executed_replay_killed_at_any_point_is_finished_once(point, repo, shop, agent, verify, kill):
+    """T2: a killed replay is finished with each order there once and the old branch unchanged."""
     how = {"replay": "execute", "on_drift": "continue", "request_id": "r"}
     history = agent.history()
     kill(shop, "execute", point)
@@ -241,8 +241,10 @@ def test_t2_a_path_that_is_made_again_is_finished_once(point, repo, shop, agent,
 
 @pytest.mark.long
 @pytest.mark.parametrize("point", POINTS["fresh"])
-def test_t2_a_fresh_world_is_finished_once(point, repo, shop, agent, verify, kill, tmp_path, monkeypatch):
-    """T2: killed while a new session makes the calls of its template, the same call of wrap, or resume, finishes it."""
+def test_t2_template_calls_killed_at_any_point_are_finished_once(
+    point, repo, shop, agent, verify, kill, tmp_path, monkeypatch
+):
+    """T2: when a kill stops the calls of a template in a new session, the same call of wrap finishes them."""
     before = shop.standing, shop.asked("order")
     monkeypatch.setenv("SHOP", str(tmp_path / "fresh.db"))
     there = Shop(tmp_path / "fresh.db")

@@ -21,19 +21,19 @@ def run(database, turns, kill):
 
 @pytest.mark.long
 def test_d5_eight_processes_lose_no_turn(database):
-    """D5: who is in the way of another gets a Conflict and tries again; the history has each turn once."""
+    """D5: a process that meets another one gets a Conflict and retries; the history has each turn once."""
     run(database, 5, kill=False)
 
 
 @pytest.mark.long
-def test_d5_eight_processes_of_which_three_are_killed_lose_no_turn(database):
-    """D5: those that live go on at once on the branches of the dead, whose last call is unknown."""
+def test_d5_eight_processes_lose_no_turn_when_three_are_killed(database):
+    """D5: the surviving processes continue at once on the branches of the killed ones, whose last call is unknown."""
     run(database, 4, kill=True)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(("turns", "kill"), [(40, False), (30, True)])
-def test_d5_eight_processes_with_many_turns_each_lose_no_turn(database, turns, kill):
-    """D5: the same for long."""
+def test_d5_eight_processes_lose_no_turn_in_a_long_run(database, turns, kill):
+    """D5: eight processes lose no turn in 40 turns each, nor in 30 turns each with kills."""
     run(database, turns, kill=kill)

@@ -52,8 +52,8 @@ async def test_threads_and_an_event_loop_share_one_saver(database):
         assert ids([state async for state in graph.aget_state_history(on(name))]) == history
 
 
-async def test_readers_beside_writers_see_whole_checkpoints(database):
-    """Whoever reads while eight others write, in a thread or on the loop, sees a state that was stored."""
+async def test_readers_see_only_stored_states_during_writes(database):
+    """A reader in a thread or on the event loop sees only stored states while eight threads write."""
     saver = SQLModelSaver(database)
     graph, turns, writers = echoing(saver), 2, 8
     allowed = [whole("w", turns)[:length] for length in range(4 * turns + 1)]
@@ -98,8 +98,8 @@ def full(url):
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_eight_threads_with_their_own_connections(database, how):
-    """Eight threads that each opened the database for itself write at once: no failure, every turn is there."""
+def test_eight_threads_with_separate_connections_lose_no_turn(database, how):
+    """Eight threads that each opened the database write at once without a failure, and every turn is there."""
     names, url = [f"t{n}" for n in range(8)], full(database.url)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: talk(url, how, name, 3), names))
@@ -117,18 +117,18 @@ def run_processes(url, turns):
 
 
 @pytest.mark.long
-def test_eight_processes_write_one_database(database):
-    """Eight processes run real turns at once: "database is locked" reaches nobody, every turn is there."""
+def test_eight_processes_that_write_one_database_lose_no_turn(database):
+    """Eight processes run turns at once without a `database is locked` error, and every turn is there."""
     run_processes(full(database.url), 3)
 
 
 @pytest.mark.long
-def test_eight_processes_may_begin_one_file(tmp_path):
-    """Eight processes that open a file which is not there yet make it together, and lose nothing."""
+def test_eight_processes_create_one_database_file_together(tmp_path):
+    """Eight processes that open a missing file create it together and lose nothing."""
     run_processes(f"sqlite:///{tmp_path / 'new.db'}", 1)
 
 
 @pytest.mark.long
-def test_eight_processes_write_one_database_for_long(database):
-    """The same with 25 turns each, a thousand checkpoints."""
+def test_eight_processes_lose_no_turn_in_a_long_run(database):
+    """Eight processes with 25 turns each, which is a thousand checkpoints, lose no turn."""
     run_processes(full(database.url), 25)

@@ -64,8 +64,8 @@ def saver(database):
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_second_run_on_a_thread_is_found(saver, durability, begun):
-    """A turn that was overtaken by another turn on its thread fails, and the other one stays the newest."""
+def test_a_second_run_on_a_thread_is_detected(saver, durability, begun):
+    """A turn that another turn on its thread overtakes raises Conflict, and the other one stays the newest."""
     if begun:
         gated(saver, None).invoke({"messages": [("user", "before")]}, on("t"))
     gate, other = Gate(), gated(SQLModelSaver(saver.database), None)
@@ -80,8 +80,8 @@ def test_a_second_run_on_a_thread_is_found(saver, durability, begun):
     assert [m.content for m in other.get_state(on("t")).values["messages"]][-2:] == ["quick", "one"]
 
 
-def test_an_update_during_a_run_is_found(saver):
-    """A state that was edited while a turn ran is not lost: the turn fails."""
+def test_a_state_update_during_a_run_is_detected(saver):
+    """A state update during a turn is kept, and the turn raises Conflict."""
     gated(saver, None).invoke({"messages": [("user", "before")]}, on("t"))
     gate, other = Gate(), gated(saver, None)
     raised = run_beside(gated(saver, gate), gate, lambda: other.update_state(on("t"), {"messages": [("ai", "edited")]}))
@@ -89,8 +89,8 @@ def test_an_update_during_a_run_is_found(saver):
     assert other.get_state(on("t")).values["messages"][-1].content == "edited"
 
 
-def test_who_asks_for_a_checkpoint_may_leave_from_it(saver):
-    """Time travel, forks inside a thread and updates of the past are no second run."""
+def test_a_run_from_an_explicit_checkpoint_is_no_conflict(saver):
+    """Time travel, forks inside a thread and updates of the past raise no Conflict."""
     graph = gated(saver, None)
     graph.invoke({"messages": [("user", "one")]}, on("t"))
     early = graph.get_state(on("t")).config
@@ -102,8 +102,8 @@ def test_who_asks_for_a_checkpoint_may_leave_from_it(saver):
     assert graph.get_state(on("t")).values["messages"][-1].content == "edited"
 
 
-def test_the_same_put_twice_is_no_race(saver):
-    """A put that is made again, because nobody knew whether it had arrived, changes nothing."""
+def test_a_repeated_put_of_a_checkpoint_is_no_conflict(saver):
+    """A put that is repeated with the same id changes nothing, and a put with another id raises Conflict."""
     called = {"metadata": {"thread_id": "t"}}
     first = put(saver, "t", {"a": 1}, config={**on("t", checkpoint_ns=""), **called})
     id = first["configurable"]["checkpoint_id"]
@@ -116,8 +116,8 @@ def test_the_same_put_twice_is_no_race(saver):
         put(saver, "t", {"a": 4}, config=where)
 
 
-def test_what_a_program_remembers_of_a_thread_is_not_taken_for_what_is_there(saver):
-    """A checkpoint that another program replaced meanwhile is read again, before another one is made from it."""
+def test_a_cached_checkpoint_replaced_by_another_program_is_read_again(saver):
+    """A checkpoint that another program replaced is read again before the next one is made from it."""
     called = {"metadata": {"thread_id": "t"}}
     first = put(saver, "t", {"a": 1, "b": 1}, config={**on("t", checkpoint_ns=""), **called})
     id = first["configurable"]["checkpoint_id"]
@@ -128,7 +128,7 @@ def test_what_a_program_remembers_of_a_thread_is_not_taken_for_what_is_there(sav
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 def test_a_deleted_thread_stays_deleted(saver, durability):
-    """A run that was going when its thread was deleted does not bring it back."""
+    """A run that is active when its thread is deleted raises Conflict and does not restore the thread."""
     gated(saver, None).invoke({"messages": [("user", "before")]}, on("t"))
     gate = Gate()
     raised = run_beside(gated(saver, gate), gate, lambda: saver.delete_thread("t"), durability=durability)
@@ -139,8 +139,8 @@ def test_a_deleted_thread_stays_deleted(saver, durability):
         assert count(saver.database, backend.table("graph_write")) == 0
 
 
-def test_a_subgraph_cannot_revive_a_thread_either(saver):
-    """A subgraph that begins after the thread was deleted stores nothing."""
+def test_a_subgraph_cannot_revive_a_deleted_thread(saver):
+    """A subgraph that starts after its thread was deleted stores no checkpoint."""
     inner = (
         StateGraph(MessagesState).add_node("i", lambda _: {"messages": [("ai", "x")]}).add_edge(START, "i").compile()
     )
@@ -156,16 +156,16 @@ def test_a_subgraph_cannot_revive_a_thread_either(saver):
     assert count(saver.database, backend.table("graph_checkpoint")) == 0
 
 
-def test_a_write_may_come_before_its_checkpoint(saver):
-    """What belongs to a checkpoint that nobody has seen yet is kept: it may be on its way."""
+def test_a_write_stored_before_its_checkpoint_is_kept(saver):
+    """A write whose checkpoint is not stored yet is kept and belongs to that checkpoint later."""
     saver.put_writes(on("t", checkpoint_ns="", checkpoint_id="later"), [("a", 1)], "task")
     put(saver, "t", {"a": 0}, id="later")
     assert saver.get_tuple(on("t")).pending_writes == [("task", "a", 1)]
     assert count(saver.database, backend.table("blob")) == 2
 
 
-def test_a_checkpoint_that_is_being_stored_is_not_gone(saver):
-    """A write that comes while its checkpoint is in a transaction, and was read there, is kept (seen on PostgreSQL)."""
+def test_a_write_during_the_transaction_of_its_checkpoint_is_kept(saver):
+    """A write that arrives during the transaction of its checkpoint is kept (seen on PostgreSQL)."""
     late = []
 
     def inside(id, is_there):

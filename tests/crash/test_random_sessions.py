@@ -541,13 +541,13 @@ SOAK = settings(DEFAULT, max_examples=25, stateful_step_count=25, print_blob=Tru
 
 @pytest.mark.long
 @pytest.mark.parametrize("lives", [TrueWorld, VerifiedWorld, ExecutedWorld])
-def test_w5_reported_state_is_true_state(lives) -> None:
-    """T2, W1, W2, W5, W8: whatever happens in a session, journal, plans and reports say what is true of the world."""
+def test_w5_journal_plans_and_reports_are_true_in_random_sessions(lives) -> None:
+    """T2, W1, W2, W5, W8: in random sessions the journal, plans and reports match the world."""
     run_state_machine_as_test(lives, settings=DEFAULT)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("lives", [TrueWorld, VerifiedWorld, ExecutedWorld])
-def test_w5_reported_state_is_true_state_in_many_long_lives(lives) -> None:
-    """W1, W2, W5, W8: the same, in more and longer lives."""
+def test_w5_journal_plans_and_reports_are_true_in_many_long_sessions(lives) -> None:
+    """W1, W2, W5, W8: the journal, plans and reports match the world in more and longer random sessions."""
     run_state_machine_as_test(lives, settings=SOAK)

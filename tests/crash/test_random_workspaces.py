@@ -42,22 +42,22 @@ def lived(place, kind, seeds, rounds):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(4))
-def test_random_lives_report_what_the_disk_shows(tmp_path, kind, seed):
-    """F1: after each restore, plan and report agree with a manifest of the disk, and nothing left out was touched."""
+def test_restore_reports_match_the_disk_in_random_workspaces(tmp_path, kind, seed):
+    """F1: after each restore, plan and report agree with a manifest of the disk, and skipped files are untouched."""
     file_lives.live(tmp_path, kind, seed, 10, closed=False)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_random_lives_of_a_plain_user(tmp_path, kind):
-    """F1, owner: the same for a user who closes files and directories to himself."""
+def test_restore_reports_match_the_disk_for_an_unprivileged_user(tmp_path, kind):
+    """F1, owner: plan and report match the disk for an unprivileged user who locks files and directories."""
     lived(tmp_path / "place", kind, (100, 103), 10)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("part", range(3))
-def test_many_random_lives_report_what_the_disk_shows(tmp_path, kind, part):
-    """F1: the same for 30 long lives of each kind in each part."""
+def test_restore_reports_match_the_disk_in_many_random_workspaces(tmp_path, kind, part):
+    """F1: plan and report match the disk in 30 long random runs of each kind in each part."""
     for seed in range(1000 + 30 * part, 1030 + 30 * part):
         (tmp_path / str(seed)).mkdir()
         file_lives.live(tmp_path / str(seed), kind, seed, 40, closed=False)
@@ -66,6 +66,6 @@ def test_many_random_lives_report_what_the_disk_shows(tmp_path, kind, part):
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("part", range(2))
-def test_many_random_lives_of_a_plain_user(tmp_path, kind, part):
-    """F1, owner: the same for 20 long lives of a plain user."""
+def test_restore_reports_match_the_disk_in_many_unprivileged_runs(tmp_path, kind, part):
+    """F1, owner: plan and report match the disk in 20 long random runs of an unprivileged user in each part."""
     lived(tmp_path / "place", kind, (5000 + 20 * part, 5020 + 20 * part), 40)

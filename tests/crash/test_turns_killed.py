@@ -103,7 +103,7 @@ def killed(kind, verify, folder, lengths, chance):
 @pytest.mark.long
 @pytest.mark.parametrize("kind", edges.GRAPHS)
 def test_t1_a_turn_killed_anywhere_pays_once(kind, verify, tmp_path, lengths):
-    """T1: whoever goes on with the turn does what was not done, and nothing that was; the journal says which."""
+    """T1: the process that continues a killed turn makes only the missing payments, and the journal says which."""
     chance = random.Random(f"{kind} {verify}")  # noqa: S311  # the same kills each time
     assert sum(killed(kind, verify, tmp_path / str(n), lengths, chance) for n in range(SHORT))
 
@@ -111,8 +111,8 @@ def test_t1_a_turn_killed_anywhere_pays_once(kind, verify, tmp_path, lengths):
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("kind", edges.GRAPHS)
-def test_t1_hundreds_of_kills_pay_once(kind, part, verify, tmp_path, lengths):
-    """T1: hundreds of kills, at any call of a function, leave nothing done twice and no untrue status."""
+def test_t1_a_payment_is_made_once_despite_hundreds_of_kills(kind, part, verify, tmp_path, lengths):
+    """T1: hundreds of kills at any call of a function leave no duplicate payment and no untrue status."""
     chance = random.Random(f"{kind} {verify} {part}")  # noqa: S311  # the same kills each time
     lives = LONG // 4
     kills = sum(killed(kind, verify, tmp_path / str(n), lengths, chance) for n in range(lives))

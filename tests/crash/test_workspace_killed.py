@@ -78,8 +78,8 @@ def run(script, *arguments):
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_killed_restore_is_finished_or_never_began(work, tmp_path, point):
-    """P2, W1: killed anywhere, the next to open finds all files as before or as wanted, and can go both ways."""
+def test_a_killed_restore_is_finished_or_has_no_effect(work, tmp_path, point):
+    """P2, W1: after a kill, the next open finds all files old or all restored, and can restore either state."""
     workspace = Workspace(work, tmp_path / "store")
     first = workspace.save("before")
     was = picture(work)
@@ -176,13 +176,13 @@ def kill_once(place, number):
 
 @pytest.mark.parametrize("number", [2, 9, 16, 23, 30, 37])
 def test_f2_a_killed_restore_of_linked_files_changes_nothing_outside(tmp_path, number):
-    """F2, P2: killed before any change of the disk, it is finished or never began; other names stay as they are."""
+    """F2, P2: a restore killed before a disk change is finished or has no effect, and links outside are unchanged."""
     assert kill_once(tmp_path, number)
 
 
 @pytest.mark.long
-def test_f2_a_restore_of_linked_files_is_killed_at_every_change(tmp_path):
-    """F2, P2: the same for each of all its changes of the disk."""
+def test_f2_a_restore_of_linked_files_survives_a_kill_at_every_change(tmp_path):
+    """F2, P2: a restore killed before any of its disk changes is finished or has no effect."""
     number = 1
     while kill_once(tmp_path / str(number), number):
         number += 1
@@ -216,8 +216,8 @@ WRITTEN_BETWEEN = """
 
 @pytest.mark.parametrize("kind", ["change", "removal"])
 @pytest.mark.parametrize("when", ["before", "hidden", "exchanged"])
-def test_f4_what_somebody_wrote_into_a_restore_that_was_killed_is_kept(tmp_path, kind, when):
-    """F4, P2: killed while it holds what somebody else wrote, whoever finishes it says where that is."""
+def test_f4_a_concurrent_write_held_by_a_killed_restore_is_kept(tmp_path, kind, when):
+    """F4, P2: a concurrent write that a killed restore holds is kept, and the finished restore reports its place."""
     work = tmp_path / "work"
     work.mkdir()
     BEFORE(work)
@@ -240,8 +240,8 @@ def test_f4_what_somebody_wrote_into_a_restore_that_was_killed_is_kept(tmp_path,
     assert not [name for name in os.listdir(work / "d0") if name.startswith(".agentgit-")]
 
 
-def test_a_change_while_a_restore_lies_broken_is_left_and_told(work, tmp_path):
-    """P2: what somebody wrote after the kill is in no snapshot, so the restore that is finished leaves it."""
+def test_a_change_after_a_killed_restore_is_kept_and_reported(work, tmp_path):
+    """P2: finishing a killed restore does not overwrite a file changed after the kill, and reports a conflict."""
     workspace = Workspace(work, tmp_path / "store")
     first = workspace.save("before")
     CHANGE(work)
@@ -268,8 +268,8 @@ WRITING = """
 """
 
 
-def test_several_processes_at_once(work, tmp_path):
-    """P5: processes that save at the same time lose no snapshot, and each holds what its own file was then."""
+def test_processes_that_save_at_once_lose_no_snapshot(work, tmp_path):
+    """P5: processes that save at once lose no snapshot, and each snapshot has the file of its process."""
     workspace = Workspace(work, tmp_path / "store")
     started = [
         processes.Started(textwrap.dedent(WRITING), work, tmp_path / "store", who) for who in ("one", "two", "three")
@@ -306,8 +306,8 @@ def trapped(tmp_path, monkeypatch):
     return trap
 
 
-def test_nothing_of_the_users_git_has_a_say(work, tmp_path, trapped):
-    """P5: no hook, filter, monitor, attribute or global ignore file of the user runs or counts; bytes stay."""
+def test_the_git_configuration_of_the_user_has_no_influence(work, tmp_path, trapped):
+    """P5: no hook, filter, monitor, attribute or global ignore file of the user runs or changes a byte."""
     (work / "a.txt").write_bytes(b"1\n2\r\n3")
     (work / ".gitattributes").write_bytes(b"* filter=trap text eol=crlf\n")
     (work / ".git").mkdir()
@@ -327,8 +327,8 @@ def test_nothing_of_the_users_git_has_a_say(work, tmp_path, trapped):
     assert os.listdir(work / ".git") == ["config"]
 
 
-def test_a_full_disk_is_told_and_can_be_gone_on_from(work, tmp_path):
-    """P2: where the system says no, the failure names the path, and restoring again goes on."""
+def test_a_full_disk_is_reported_and_the_restore_can_be_repeated(work, tmp_path):
+    """P2: the error of a failing system call names the path, and a second restore succeeds."""
 
     workspace = Workspace(work, tmp_path / "store")
     first = workspace.save()
@@ -371,8 +371,8 @@ def edit(root, kind, name, data, mode):
 @pytest.mark.parametrize("kind", ["git", "directory"])
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rounds=st.lists(st.lists(EDITS, max_size=6), min_size=2, max_size=4), order=st.randoms())
-def test_random_trees_and_edits(tmp_path_factory, kind, rounds, order):
-    """P2: whatever happened between snapshots, each of them comes back, in any order, through one handle or several."""
+def test_snapshots_of_random_edits_are_restored_in_any_order(tmp_path_factory, kind, rounds, order):
+    """P2: every snapshot between random edits is restored exactly, in any order, by one handle or several."""
     place = tmp_path_factory.mktemp("random")
     work = place / "work"
     work.mkdir()
@@ -390,8 +390,8 @@ def test_random_trees_and_edits(tmp_path_factory, kind, rounds, order):
         assert not handle.changed()
 
 
-def test_a_change_while_a_restore_goes_on_is_left_and_told(work, tmp_path):
-    """P2: what somebody writes between the first and the last file of a restore is not overwritten, but reported."""
+def test_a_change_during_a_restore_is_kept_and_reported(work, tmp_path):
+    """P2: a file that is changed during a restore is not overwritten, but reported as a conflict."""
     workspace = Workspace(work, tmp_path / "store")
     paths = [f"{number:03}" for number in range(20)]
     for path in paths:

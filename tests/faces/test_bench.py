@@ -38,7 +38,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, A
 
 @pytest.mark.long
 def test_a_quick_run_prints_sizes_with_ratios(measured: tuple[str, dict[str, Any], Path]):
-    """The table names every contender, and each one's ratio to SqliteSaver."""
+    """The table names every contender and the ratio of each one to SqliteSaver."""
     told, found, _ = measured
     assert "Size of the database" in told
     assert "PostgreSQL" in told
@@ -51,7 +51,7 @@ def test_a_quick_run_prints_sizes_with_ratios(measured: tuple[str, dict[str, Any
 
 @pytest.mark.long
 def test_w13_storage_grows_with_new_data_only(measured: tuple[str, dict[str, Any], Path]):
-    """W13: three times the turns add about three times the bytes, which is a count and no time."""
+    """W13: three times the turns add about three times the bytes, which are counted and not timed."""
     _, found, _ = measured
     growth = [line["ratios"] for line in found["subjects"]["size"]["lines"] if line["case"] == "60 turns"]
     ours = [ratios["linear"] for ratios in growth if "SqliteSaver" in ratios and "linear" in ratios]
@@ -59,8 +59,8 @@ def test_w13_storage_grows_with_new_data_only(measured: tuple[str, dict[str, Any
     assert all(0.8 < linear < 1.2 for linear in ours)
 
 
-def test_no_path_of_the_machine_is_printed(measured: tuple[str, dict[str, Any], Path]):
-    """Neither the table nor the JSON names a folder, but both say on what machine it was measured."""
+def test_the_output_contains_no_path_of_the_machine(measured: tuple[str, dict[str, Any], Path]):
+    """Neither the table nor the JSON names a folder, and the JSON says on what machine it was measured."""
     told, found, where = measured
     for output in (told, json.dumps(found)):
         assert str(where) not in output
@@ -68,15 +68,15 @@ def test_no_path_of_the_machine_is_printed(measured: tuple[str, dict[str, Any], 
     assert set(found["machine"]) >= {"cores", "Python", "SQLite", "langgraph", "disk"}
 
 
-def test_the_folder_is_empty_afterwards(measured: tuple[str, dict[str, Any], Path]):
-    """A run leaves nothing behind but the JSON it was asked for."""
+def test_a_run_leaves_only_the_requested_json_file(measured: tuple[str, dict[str, Any], Path]):
+    """A run leaves nothing behind except the JSON file it was asked for."""
     _, _, where = measured
     assert [path.name for path in where.iterdir()] == ["found.json"]
 
 
 @pytest.mark.long
 def test_a_quick_run_measures_the_savers(tmp_path: Path):
-    """Every table of the savers names ours beside LangGraph's."""
+    """Every table of the savers lists SQLModelSaver beside SqliteSaver."""
     where = tmp_path / "where"
     where.mkdir()
     printed = bench("--only", "saver", "--quick", "--where", where, "--json", tmp_path / "found.json")
@@ -99,8 +99,10 @@ def test_c8_a_quick_run_measures_the_undo_stack(tmp_path: Path):
 
 
 @pytest.mark.long
-def test_without_a_server_its_contenders_are_left_out_and_the_output_says_so(tmp_path: Path):
-    """Where no PostgreSQL answers the others are measured all the same."""
+def test_a_run_without_a_server_omits_its_contenders_and_says_so(tmp_path: Path):
+    """Without a PostgreSQL server the other contenders are still measured, and the output says that some are left
+    out.
+    """
     nowhere = "postgresql+psycopg://postgres@127.0.0.1:1/none"
     printed = bench("--only", "saver-fork", "--quick", "--where", tmp_path, AGENTGIT_TEST_POSTGRES_URL=nowhere)
     assert "no server answers: left out" in printed
@@ -110,15 +112,15 @@ def test_without_a_server_its_contenders_are_left_out_and_the_output_says_so(tmp
 
 @pytest.mark.long
 def test_a_scratch_database_is_dropped(postgres_url: object):
-    """What is measured on a server leaves no database behind there."""
+    """A measurement on a server leaves no database behind there."""
     with postgres.scratch() as url:
         assert postgres.size(url) == 0
     with pytest.raises(psycopg.OperationalError, match="does not exist"):
         postgres.size(url)
 
 
-def test_an_aim_is_reached_or_missed_by_what_was_measured():
-    """An aim is compared with its own number; one that was not measured is not shown."""
+def test_an_aim_is_reached_or_missed_by_its_measured_number():
+    """An aim is compared with its measured number, and an aim that was not measured is not shown."""
     times = {"SQLModelSaver": [0.001], "SqliteSaver": [0.002]}
     found = {"saver-turn": Subject("Time", "", lines("2 messages", times, ["SqliteSaver"]))}
     told = aims.table(found)
@@ -130,17 +132,17 @@ def test_an_aim_is_reached_or_missed_by_what_was_measured():
 
 
 def test_a_ratio_is_the_median_of_the_rounds():
-    """A round in which the machine was busy weighs no more than another."""
+    """A round in which the machine was busy counts no more than another."""
     assert ratio([2, 20, 3], [1, 10, 1]) == 2
 
 
-def test_rounds_begin_with_another_one_each_time():
-    """Whoever comes first in a round has no lasting advantage."""
+def test_each_round_starts_with_a_different_contender():
+    """The contender that runs first changes with each round, so that none has a lasting advantage."""
     assert [rotated(["a", "b", "c"], number)[0] for number in range(4)] == ["a", "b", "c", "a"]
 
 
-def test_everything_is_timed_once_a_round():
-    """Interleaved runs have as many times each as there are rounds."""
+def test_every_contender_is_timed_once_per_round():
+    """Interleaved runs time each contender as many times as there are rounds."""
     ran: list[str] = []
     times = interleaved({"a": lambda: ran.append("a"), "b": lambda: ran.append("b")}, rounds=2)
     assert ran == ["a", "b", "b", "a"]
@@ -148,7 +150,7 @@ def test_everything_is_timed_once_a_round():
 
 
 def test_a_table_shows_medians_and_ratios():
-    """A line has its median, its least and its ratio to the baseline; the baseline has none to itself."""
+    """A line has its median, its least and its ratio to the baseline; the baseline has no ratio."""
     found = lines("10 messages", {"ours": [0.002, 0.004, 0.003], "theirs": [0.001, 0.002, 0.001]}, ["theirs"])
     drawn = table(Subject("Time", "A note.", found)).splitlines()
     assert drawn[0].split() == ["median", "least", "x", "theirs"]
@@ -156,14 +158,14 @@ def test_a_table_shows_medians_and_ratios():
     assert drawn[2].split() == ["theirs", "1.0", "ms", "1.0", "ms"]
 
 
-def test_the_turns_have_the_messages_that_are_claimed():
-    """A chat turn adds two messages, one with a tool call four."""
+def test_each_kind_of_turn_adds_the_claimed_number_of_messages():
+    """A chat turn adds two messages, and a turn with a tool call adds four."""
     graph = build(length=50)
     for kind, count in ((CHAT, 2), (TOOL, 4)):
         assert len(graph.invoke({"messages": [("user", said(kind, 1, 50))]})["messages"]) == count
 
 
-def test_texts_are_the_same_in_every_run_and_never_call_a_tool_by_chance():
-    """Every contender and every run says the same, and chat stays chat."""
+def test_texts_are_reproducible_and_call_no_tool_by_chance():
+    """Every contender and every run uses the same texts, and chat texts call no tool."""
     assert text(7, 80) == text(7, 80) != text(8, 80)
     assert not any(said(CHAT, number, 50).startswith("order") for number in range(1000))

@@ -108,8 +108,8 @@ def golden(name: str) -> str:
         ("sessions-json", ["sessions", "--json"]),
     ],
 )
-def test_commands_write_what_is_recorded(at, name, words):
-    """D4, W6: each command over a real rollback writes exactly this, nothing on standard error, and succeeds."""
+def test_commands_match_their_recorded_output(at, name, words):
+    """D4, W6: each command over a real rollback writes exactly its recorded output, no error, and succeeds."""
     out, err, code = at(*words)
     assert (err, code) == ("", 0)
     assert plainly(out) == golden(f"cli-{name}.txt")
@@ -118,36 +118,36 @@ def test_commands_write_what_is_recorded(at, name, words):
 
 
 def test_log_follows_a_branch_to_the_root(at):
-    """D2: the log of a rolled-back branch begins with it and goes on with its parent's checkpoints."""
+    """D2: the log of a rolled-back branch starts with that branch and continues with its parent's checkpoints."""
     references = [entry["reference"] for entry in json.loads(at("log", "--json").out)]
     assert references[0].startswith("retry#")
     assert references[-1] == "main#1"
     assert json.loads(at("log", "@main", "--json").out)[0]["branch"] == "main"
 
 
-def test_log_limit_keeps_the_newest(at):
-    """`-n 2` shows the two newest checkpoints, `-n 99` all there are."""
+def test_log_limit_keeps_the_newest_checkpoints(at):
+    """`-n 2` shows the two newest checkpoints, `-n 99` shows all."""
     everything = at("log").out.splitlines()
     assert at("log", "-n", "2").out.splitlines() == everything[:2]
     assert at("log", "--limit", "99").out.splitlines() == everything
 
 
-def test_a_session_may_have_an_at_in_its_name(at):
-    """`log me@example.com` is that session, and not the branch example.com."""
+def test_a_session_name_may_contain_an_at_sign(at):
+    """`log me@example.com` reads the session of that name, not the branch example.com."""
     assert [e["branch"] for e in json.loads(at("log", "me@example.com", "--json").out)] == ["main"] * 2
     assert at("log", "me@example.com@main").out == at("log", "me@example.com").out
 
 
 def test_show_takes_a_reference_or_a_session(at):
-    """One argument is a place of the most recent session, else a session; two are both."""
+    """One argument is a place in the most recent session, or else a session; two arguments are a session and a place."""
     assert json.loads(at("show", "main#1", "--json").out)["metadata"]["reference"] == "main#1"
     lamp = json.loads(at("show", "me@example.com", "--json").out)
     assert lamp["conversation_history"][0]["content"] == "a lamp"
     assert json.loads(at("show", "me@example.com", "HEAD", "--json").out) == lamp
 
 
-def test_the_database_may_be_named_in_three_ways(agentgit, story, monkeypatch):
-    """Before the command, after it (which wins), or in the environment; as a path or as a URL."""
+def test_the_database_can_be_named_in_three_ways(agentgit, story, monkeypatch):
+    """The database is named before the command, after it (which wins) or in the environment, as a path or as a URL."""
     expected = agentgit("--db", str(story), "tree").out
     assert agentgit("--db", "nowhere.db", "tree", "--db", str(story)).out == expected
     assert agentgit("tree", "--db", f"sqlite:///{story}").out == expected
@@ -156,8 +156,8 @@ def test_the_database_may_be_named_in_three_ways(agentgit, story, monkeypatch):
 
 
 @pytest.mark.long
-def test_hostile_text_reaches_no_terminal(at, monkeypatch):
-    """What a user wrote into a session is neither obeyed as an escape nor read as markup, in colours or without."""
+def test_hostile_text_is_escaped_in_the_output(at, monkeypatch):
+    """Text from a session acts neither as a terminal escape nor as markup, with colours or without."""
     for colours in ("", "1"):
         monkeypatch.setenv("FORCE_COLOR", colours)
         for command in ("tree", "log", "show", "diff main HEAD", "sessions", "branches"):
@@ -169,8 +169,8 @@ def test_hostile_text_reaches_no_terminal(at, monkeypatch):
 
 
 @pytest.mark.long
-def test_json_is_ascii(at):
-    """JSON can be printed anywhere: nothing outside ASCII, no control characters but line ends."""
+def test_json_output_is_ascii(at):
+    """JSON output is ASCII and has no control characters except line ends."""
     for command in ("tree", "log", "show", "diff main HEAD", "sessions", "branches"):
         out = at(*command.split(), "--json").out
         assert out.isascii()
@@ -183,8 +183,8 @@ def test_json_is_ascii(at):
 @pytest.mark.parametrize(
     "command", ["sessions", "branches", "tree", "log", "show", "diff a b", "db current", "db check"]
 )
-def test_a_missing_database_is_said_and_not_made(agentgit, tmp_path, command):
-    """Bad input: the error names the two ways on, the exit code is that of NotFound, and no file appears."""
+def test_a_missing_database_is_reported_and_not_created(agentgit, tmp_path, command):
+    """Bad input: the error names both ways to continue, the exit code is that of NotFound, and no file is created."""
     out, err, code = agentgit(*command.split())
     assert (out, code) == ("", NotFound.exit_code)
     assert err.startswith("error: There is no database agentgit.db.")
@@ -193,8 +193,8 @@ def test_a_missing_database_is_said_and_not_made(agentgit, tmp_path, command):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_database_without_sessions_says_what_to_do(agentgit):
-    """A new database has no session yet: `sessions` says so, the others fail with the way on."""
+def test_a_database_without_sessions_is_reported(agentgit):
+    """In a new database `sessions` says that there are none and what to do, and other commands exit with NotFound."""
     agentgit("db", "upgrade")
     assert agentgit("sessions") == (
         "no sessions yet; wrap a graph with repo.wrap(graph, session=...), or run `agentgit demo`\n", "", 0,
@@ -217,8 +217,8 @@ def test_a_database_without_sessions_says_what_to_do(agentgit):
         (["branches", "\x1b[31m"], r"\x1b[31m"),
     ],
 )
-def test_a_wrong_name_is_one_line_with_the_near_ones(at, words, said):
-    """Bad input: a wrong name gives one line on standard error and the exit code of NotFound, no traceback."""
+def test_a_wrong_name_fails_with_one_line(at, words, said):
+    """Bad input: a wrong name prints one line on standard error, no traceback, and exits with the code of NotFound."""
     out, err, code = at(*words)
     assert (out, code) == ("", NotFound.exit_code)
     assert err.startswith("error: ")
@@ -229,14 +229,14 @@ def test_a_wrong_name_is_one_line_with_the_near_ones(at, words, said):
 
 @pytest.mark.parametrize("words", [["frob"], ["log", "-n", "0"], ["diff", "a"], ["diff", *"abcd"], ["tree", "--no"]])
 def test_a_wrong_command_is_a_usage_error(at, words):
-    """Bad input: the parser says what is wrong and exits with 2."""
+    """Bad input: the parser reports a wrong command or option and exits with 2."""
     out, err, code = at(*words)
     assert (out, code) == ("", 2)
     assert "Error: " in err
 
 
 def test_bad_databases_are_refused(agentgit, tmp_path):
-    """Bad input: text that is no database, an address of another kind, and other people's tables have their codes."""
+    """Bad input: a file that is not a database, an unsupported URL and foreign tables each have their exit code."""
     (tmp_path / "notes.txt").write_text("not a database " * 200)
     with sqlite3.connect(tmp_path / "other.db") as connection:
         connection.execute("CREATE TABLE invoice (id INTEGER)")
@@ -251,8 +251,10 @@ def test_bad_databases_are_refused(agentgit, tmp_path):
 # -- the schema
 
 
-def test_the_schema_is_made_and_checked(agentgit, tmp_path):
-    """`db upgrade` makes a database, `db current` and `db check` say what it is, `db check` refuses an empty one."""
+def test_the_schema_is_created_and_checked(agentgit, tmp_path):
+    """`db upgrade` creates the schema, `db current` and `db check` report it, and `db check` refuses an empty
+    database.
+    """
     sqlite3.connect(tmp_path / "new.db").close()
     empty = agentgit("db", "current", "--db", "new.db")
     needed = backend.NEWEST_SCHEMA
@@ -271,8 +273,8 @@ def test_the_schema_is_made_and_checked(agentgit, tmp_path):
 
 
 @pytest.mark.long
-def test_the_demo_plays_and_can_be_looked_at(agentgit, tmp_path):
-    """`agentgit demo` makes a database that the other commands then show; a second run adds a second session."""
+def test_the_demo_creates_sessions_that_other_commands_show(agentgit, tmp_path):
+    """`agentgit demo` creates a database that the other commands show, and a second run adds a second session."""
     first = agentgit("demo")
     assert (first.err, first.code) == ("", 0)
     assert first.out
@@ -295,8 +297,8 @@ def python(*words: str, code: str | None = None, **environment: str) -> subproce
     return subprocess.run(command, capture_output=True, text=True, env=known | environment, timeout=300, check=False)  # noqa: S603  # our own program
 
 
-def test_python_m_is_the_command():
-    """`python -m agentgit` works, writes its version, and shows its help with every command."""
+def test_python_m_agentgit_runs_the_command_line():
+    """`python -m agentgit` prints its version and shows its help with the commands."""
     import agentgit as package
 
     assert python("--version").stdout == f"agentgit {package.__version__}\n"
@@ -304,16 +306,16 @@ def test_python_m_is_the_command():
     assert all(command in shown for command in ["demo", "sessions", "branches", "tree", "log", "show", "diff", "db"])
 
 
-def test_without_the_extra_it_says_what_to_install():
-    """Bad input: without typer, one line says how to get it, and there is no traceback."""
+def test_the_command_line_without_typer_names_the_pip_command():
+    """Bad input: without typer one line says how to install it, and there is no traceback."""
     found = python(code="import sys; sys.modules['typer'] = None; sys.argv = ['agentgit']; import agentgit.__main__")
     assert found.returncode == 1
     assert found.stderr == 'error: The command line needs typer and rich. Run: pip install "agentgit[cli]"\n'
 
 
 @pytest.mark.long
-def test_an_ascii_pipe_gets_ascii(story):
-    """A process whose standard output takes ASCII alone draws the tree all the same."""
+def test_the_tree_is_ascii_in_an_ascii_pipe(story):
+    """A process whose standard output accepts only ASCII still draws the tree."""
     found = python("tree", "--db", str(story), PYTHONIOENCODING="ascii")
     assert (found.stderr, found.returncode) == ("", 0)
     assert found.stdout.isascii()
@@ -321,16 +323,16 @@ def test_an_ascii_pipe_gets_ascii(story):
 
 
 @pytest.mark.long
-def test_a_reader_that_stops_early_is_no_failure_to_explain(story):
-    """`agentgit log | head -1` writes no traceback when the pipe closes."""
+def test_a_closed_pipe_causes_no_traceback(story):
+    """`agentgit show --json | head -1` writes no traceback when the pipe closes."""
     command = f"{sys.executable} -m agentgit show --json --db {story} | head -1"
     found = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=300, check=False)  # noqa: S603  # our own program
     assert (found.stdout, found.stderr) == ("{\n", "")
 
 
 @pytest.mark.long
-def test_looking_does_not_import_langgraph(story):
-    """A command that only looks starts fast: it never imports LangGraph."""
+def test_a_read_only_command_does_not_import_langgraph(story):
+    """A read-only command starts fast because it never imports LangGraph."""
     words = ["agentgit", "tree", "--db", str(story)]
     code = (
         f"import sys; sys.argv = {words!r}\n"
@@ -356,16 +358,16 @@ def test_looking_does_not_import_langgraph(story):
         ("search-json", ["search", "me@example.com", "lamp", "--json", "-n", "1"]),
     ],
 )
-def test_w9_finding_writes_what_is_there(at, name, words):
-    """W9, B2: filters, pages and search write exactly this, nothing on standard error, and succeed."""
+def test_w9_search_and_filters_match_their_recorded_output(at, name, words):
+    """W9, B2: filters, pages and search write exactly their recorded output, no error, and succeed."""
     out, err, code = at(*words)
     assert (err, code) == ("", 0)
     assert plainly(out) == golden(f"cli-{name}.txt")
 
 
 @pytest.mark.long
-def test_b2_log_filters_and_pages(at):
-    """B2: times, counts and cursors; pages one after the other are the whole."""
+def test_b2_log_filters_counts_and_pages_checkpoints(at):
+    """B2: `log` filters by time, author and branch, and its pages together are the whole log."""
     whole = json.loads(at("log", "--all-branches", "--json").out)
     assert at("log", "--all-branches", "--count").out == f"{len(whole)}\n"
     assert json.loads(at("log", "--count", "--auto", "--json").out) == {"count": 5}
@@ -394,8 +396,8 @@ def test_b2_log_filters_and_pages(at):
 
 
 @pytest.mark.long
-def test_w9_tags_on_the_command_line(agentgit, story, tmp_path):
-    """W9: a tag is given, listed, used as a place, told in the log, and taken away."""
+def test_w9_tags_are_managed_on_the_command_line(agentgit, story, tmp_path):
+    """W9: a tag is added, listed, used as a place, shown in the log and deleted."""
     (tmp_path / "copy.db").write_bytes(story.read_bytes())
     db = ("--db", str(tmp_path / "copy.db"))
     assert agentgit("tag", *db).out == "no tags yet; add one with: agentgit tag PLACE NAME\n"
@@ -421,15 +423,15 @@ def test_w9_tags_on_the_command_line(agentgit, story, tmp_path):
         (["tag", "-d", "nothing"], 3), (["tag", "nowhere"], 3),
     ],
 )  # fmt: skip
-def test_w9_bad_questions_have_their_exit_codes(at, words, code):
-    """Bad input: each failure is one line that says what is wrong, with its code, and nothing on standard output."""
+def test_w9_invalid_arguments_fail_with_their_exit_codes(at, words, code):
+    """Bad input: each failure writes an error, has its exit code, and writes nothing to standard output."""
     answer = at(*words)
     assert (answer.out, answer.code) == ("", code)
     assert answer.err
 
 
-def test_w9_shells_complete(agentgit, monkeypatch):
-    """W9: `agentgit --show-completion` writes what a shell needs, and a shell is told commands and options."""
+def test_w9_shell_completion_offers_commands(agentgit, monkeypatch):
+    """W9: shell completion offers the command that begins with the typed letters."""
     monkeypatch.setenv("_AGENTGIT_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", "agentgit sea")
     monkeypatch.setenv("COMP_CWORD", "1")
@@ -454,8 +456,8 @@ def test_w9_shells_complete(agentgit, monkeypatch):
         ("agentgit checkpoint delete nobody m", []),
     ],
 )
-def test_w9_shells_complete_names(agentgit, story, monkeypatch, words, offered):
-    """W9: a shell is told sessions, branches and places of the session named; nothing where none can be read."""
+def test_w9_shell_completion_offers_sessions_branches_and_places(agentgit, story, monkeypatch, words, offered):
+    """W9: completion offers sessions, branches and places of the named session, and nothing where none can be read."""
     monkeypatch.setenv("AGENTGIT_DATABASE_URL", str(story))
     monkeypatch.setenv("_AGENTGIT_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", words)

@@ -139,8 +139,8 @@ never said"""
 
 
 @pytest.mark.long
-def test_c7_a_conversation_through_a_pipe(folder):
-    """C7: one line is one turn or one command; what comes back is the whole story and nothing else."""
+def test_c7_a_chat_runs_through_a_pipe(folder):
+    """C7: each line is one turn or one command, and the output is exactly the recorded conversation."""
     done = folder.chat(*STORY.splitlines(), words=("shop", "--yes"))
     assert plainly(done.out) == (GOLDEN / "chat.txt").read_text(encoding="utf-8")
     assert done.err.startswith("error: The world has changed since branch main last ran")
@@ -151,14 +151,14 @@ def test_c7_a_conversation_through_a_pipe(folder):
 
 
 def test_c7_the_help_lists_every_command(folder):
-    """C7: /help tells each command with what it takes, and how to say a line that begins with a slash."""
+    """C7: /help lists each command with its arguments and says how to send a line that begins with a slash."""
     out = folder.chat("/help").out
     assert out == (GOLDEN / "chat-help.txt").read_text(encoding="utf-8")
     assert all(f"/{name}" in out for name in COMMANDS)
 
 
-def test_s3_a_later_process_continues_and_goes_back(folder):
-    """S3, C7: a chat that begins later continues the most recent session, and its commands reach what came before."""
+def test_s3_a_later_chat_continues_the_session_and_can_go_back(folder):
+    """S3, C7: a later chat continues the most recent session, and its commands reach the earlier checkpoints."""
     folder.chat("add chair", "/checkpoint create cart", "add table")
     assert folder.chat("/checkpoint restore cart", "/log 1").out.count("main-2#1") == 1
     assert folder.world.items == ["chair"]
@@ -168,8 +168,8 @@ def test_s3_a_later_process_continues_and_goes_back(folder):
         assert [session.session_name for session in repo.sessions()] == ["chat"]
 
 
-def test_c7_nothing_is_reversed_that_nobody_agreed_to(folder):
-    """C7: in a pipe without --yes, what would move the world shows its plan and does nothing; the rest is done."""
+def test_c7_a_piped_chat_reverses_nothing_without_yes(folder):
+    """C7: in a pipe without --yes a command that would change the world shows its plan and does nothing."""
     asked = folder.chat("add chair", "/undo", "hello", "/undo", words=())
     assert "reverse  add(item='chair')" in asked.out
     assert asked.err.startswith("error: There is no terminal to ask for confirmation. Add --yes")
@@ -180,8 +180,8 @@ def test_c7_nothing_is_reversed_that_nobody_agreed_to(folder):
     assert folder.world.items == []
 
 
-def test_a_turn_that_raises_is_said_and_the_chat_goes_on(folder):
-    """C7: the error is one line; the half done turn can be gone on with or undone; the exit code tells of it."""
+def test_a_failed_turn_is_reported_and_the_chat_continues(folder):
+    """C7: the error is one line, the unfinished turn can be continued or undone, and the exit code reports it."""
     done = folder.chat("add chair; fail now", "/continue", "/undo", "/continue", "hello")
     assert folder.world.items == []
     first, hint, second, again, nothing = done.err.splitlines()
@@ -193,8 +193,8 @@ def test_a_turn_that_raises_is_said_and_the_chat_goes_on(folder):
 
 
 @pytest.mark.long
-def test_what_cannot_be_reversed_blocks_and_can_be_forced(folder):
-    """C7: a rollback over a mail shows what blocks and what to write; with --force it is done."""
+def test_a_blocked_rollback_can_be_forced_in_the_chat(folder):
+    """C7: a rollback past a sent mail shows what blocks it and what to write, and runs with --force."""
     blocked = folder.chat("hello", "add chair", "send mail", "/undo 2", "/checkpoint undo", "/rewind main#1")
     assert "block    send(text='mail')" in blocked.out
     assert "In the chat: --force." in blocked.err
@@ -215,8 +215,8 @@ GRAPH, EFFECTS = DESK.graph(), {"add": DESK.world.effects()["add"]}
 
 
 @pytest.mark.long
-def test_s2_s6_files_are_brought_back_in_the_chat(folder, monkeypatch):
-    """C7, S2, S3, S6: /undo, /redo and /rewind bring files back, unasked only with --yes, over others' with --force."""
+def test_s2_s6_undo_redo_and_rewind_restore_files_in_the_chat(folder, monkeypatch):
+    """C7, S2, S3, S6: /undo, /redo and /rewind restore files only with --yes, and others' changes only with --force."""
     monkeypatch.chdir(folder.path)
     monkeypatch.setenv("AGENTGIT_HOME", str(folder.path / "home"))
     (folder.path / "scribe.py").write_text(SCRIBE)
@@ -246,8 +246,10 @@ def test_s2_s6_files_are_brought_back_in_the_chat(folder, monkeypatch):
 
 
 @pytest.mark.long
-def test_a_rollback_that_stops_half_way_is_resumed_in_the_chat(folder):
-    """C7: an undo function that raises leaves an operation; /resume finishes it, and the chat goes on there."""
+def test_an_incomplete_rollback_is_resumed_in_the_chat(folder):
+    """C7: an undo function that raises leaves an operation, and /resume completes it and moves the chat to its
+    branch.
+    """
     folder.world.broken.add("chair")
     stopped = folder.chat("add chair", "/undo")
     assert stopped.code == RollbackIncomplete.exit_code
@@ -260,8 +262,8 @@ def test_a_rollback_that_stops_half_way_is_resumed_in_the_chat(folder):
     assert "* main-2" in done.out
 
 
-def test_w1_what_became_of_a_call_is_told_in_the_chat():
-    """W1, C7: a reversal that was broken off leaves the chat going; /track has the id, /resolve says what happened."""
+def test_w1_an_interrupted_reversal_is_resolved_in_the_chat():
+    """W1, C7: after an interrupted reversal the chat continues, /track shows the id and /resolve records the outcome."""
     world, dying = World(), [True]
 
     def undo(args, result):
@@ -291,7 +293,7 @@ def test_w1_what_became_of_a_call_is_told_in_the_chat():
 
 
 def test_a_question_of_the_graph_is_answered_by_the_next_line(folder):
-    """C7: what a graph asks is shown, and the next line is the answer, one question after the other."""
+    """C7: a question of the graph is shown and the next line answers it, one question after the other."""
     done = folder.chat("go", "yes", "no", graph="clerk:asking")
     assert done.out.splitlines() == [
         "→ add_if_approved(item='a')",
@@ -303,8 +305,8 @@ def test_a_question_of_the_graph_is_answered_by_the_next_line(folder):
     assert folder.world.items == ["a"]
 
 
-def test_c7_wild_text_writes_no_escapes(folder):
-    """C7: names, messages, arguments and errors cannot obey, reorder or overwrite anything in a terminal."""
+def test_c7_hostile_text_writes_no_escapes(folder):
+    """C7: names, messages, arguments and errors cannot control, reorder or overwrite anything in a terminal."""
     done = folder.chat(
         f"add {HOSTILE}x", f"fail {HOSTILE}", "/undo", f"/checkpoint create {HOSTILE} {HOSTILE}", f"/{HOSTILE}",
         f"/branch {HOSTILE}", "/checkpoint list", "/tree", "/diff main#1", f"/rollback {HOSTILE}no",
@@ -326,8 +328,8 @@ def test_c7_wild_text_writes_no_escapes(folder):
         ("scripted", (), NotFound.exit_code, "has no compiled graph"),
     ],
 )
-def test_what_cannot_be_talked_with_is_one_line(folder, graph, words, code, said):
-    """C7, bad input: a graph, effects or a branch that are not there fail with their codes before anything is said."""
+def test_invalid_chat_arguments_fail_with_one_line(folder, graph, words, code, said):
+    """C7, bad input: an invalid graph, effects or branch fails with its exit code before the first turn."""
     wrong = folder.chat("hello", graph=graph, words=words)
     assert (wrong.out, wrong.code) == ("", code)
     assert said in wrong.err
@@ -335,7 +337,7 @@ def test_what_cannot_be_talked_with_is_one_line(folder, graph, words, code, said
 
 
 def test_the_only_graph_of_a_module_needs_no_name(folder):
-    """C7: a module with one graph is enough, a function is called for it, and two graphs are ambiguous."""
+    """C7: a module with one graph needs no name, a function is called for its graph, and two graphs are ambiguous."""
     assert folder.chat("hello", graph="clerk").out == "hm\n"
     assert folder.chat("hello", graph="clerk:make").out == "hm\n"
     folder.clerk.OTHER = tool_node_graph(obedient(), World().tools())
@@ -351,8 +353,8 @@ async def heard(pieces):
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-async def test_every_kind_of_graph_is_heard(kind):
-    """C7: with any kind of graph a turn gives its texts and calls once each, also in the second turn."""
+async def test_a_turn_of_every_kind_of_graph_yields_its_texts_and_calls(kind):
+    """C7: with any kind of graph a turn yields its texts and calls once each, also in the second turn."""
     world = World()
     with agentgit.open(":memory:") as repo:
         agent = repo.wrap(GRAPHS[kind](obedient(), world.tools()), "s", effects=world.effects())
@@ -369,8 +371,8 @@ class Streaming(GenericFakeChatModel):
         return self
 
 
-async def test_an_answer_is_heard_while_it_comes():
-    """C7: the pieces of a streamed answer come one by one, of one message, and make up the whole."""
+async def test_a_streamed_answer_is_yielded_piece_by_piece():
+    """C7: the pieces of a streamed answer are yielded one by one, belong to one message and make up the whole."""
     model = Streaming(messages=iter([AIMessage("let me see")]))
     with agentgit.open(":memory:") as repo:
         agent = repo.wrap(tool_node_graph(model, World().tools()), "s")
@@ -380,8 +382,8 @@ async def test_an_answer_is_heard_while_it_comes():
 
 
 @pytest.mark.long
-async def test_a_form_is_answered_by_json():
-    """C7: an answer that is a JSON object or list reaches the graph as one; anything else as text."""
+async def test_a_json_answer_reaches_the_graph_as_json():
+    """C7: an answer that is a JSON object or list reaches the graph as such, any other answer as text."""
     asked = calls(call("add_if_approved", item="a"))
     for answer, added in (("yes", ["a"]), ('{"not": "yes"}', []), ("{not json", []), ('["yes"]', [])):
         world = World()
@@ -394,8 +396,8 @@ async def test_a_form_is_answered_by_json():
             assert world.items == added
 
 
-def test_a_rollback_that_the_model_asks_for_is_told():
-    """C7, A7: when a tool takes the agent back, the chat shows the report and goes on on the new branch."""
+def test_a_rollback_by_the_model_is_reported_in_the_chat():
+    """C7, A7: when a tool rolls the agent back, the chat shows the report and continues on the new branch."""
     world = World()
     with agentgit.open(":memory:") as repo:
         replies = [
@@ -483,8 +485,8 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 @pytest.mark.long
-def test_c7_a_terminal_asks_and_remembers(folder):
-    """C7: a terminal has a prompt with the branch; an undo asks; Tab completes; lines are remembered, 0600."""
+def test_c7_a_terminal_chat_prompts_asks_completes_and_keeps_history(folder):
+    """C7: a terminal prompt has the branch, an undo asks, Tab completes, and lines are stored with mode 0600."""
     with Terminal(folder, "clerk:GRAPH") as there:
         there.until("session chat, branch main. /help lists the commands")
         there.until("main> ")
@@ -514,8 +516,8 @@ def test_c7_a_terminal_asks_and_remembers(folder):
 
 
 @pytest.mark.long
-def test_c7_ctrl_c_breaks_off_the_turn_and_not_the_chat(folder):
-    """C7: Ctrl-C gives a line up, or ends a turn whose node waits; the chat goes on, and the turn can be undone."""
+def test_c7_ctrl_c_interrupts_the_turn_but_not_the_chat(folder):
+    """C7: Ctrl-C drops a line or ends a turn whose node waits; the chat continues, and the turn can be undone."""
     with Terminal(folder, "clerk:slow") as there:
         there.until("main> ")
         there.type("half a li")
@@ -538,8 +540,8 @@ def test_c7_ctrl_c_breaks_off_the_turn_and_not_the_chat(folder):
 
 
 @pytest.mark.long
-def test_c7_a_pipe_of_bytes_is_read(folder):
-    """C7, bad input: a byte that is no UTF-8 and a last line without an end stop nothing; no prompt is written."""
+def test_c7_a_piped_chat_accepts_bytes_that_are_not_utf8(folder):
+    """C7, bad input: a byte that is not UTF-8 and a last line without an end stop nothing, and no prompt is written."""
     done = subprocess.run(  # our own command
         [sys.executable, "-m", "agentgit", "chat", "clerk:GRAPH"],
         cwd=folder.path, env=folder.environment(), input=b"\xff\r\n\n  \nhello", capture_output=True, check=False,
@@ -549,7 +551,7 @@ def test_c7_a_pipe_of_bytes_is_read(folder):
 
 
 def test_w7_a_chat_compares_merges_and_picks(folder):
-    """W7, W6: /compare, /merge and /pick do what the agent does; a conflict is named, and the world stays."""
+    """W7, W6: /compare, /merge and /pick do what the agent does, and the world is unchanged."""
     out, err, code = folder.chat(
         "add chair", "/branch retry", "note sofa", "/switch main", "/compare retry", "/merge retry", "/merge retry",
         "/pick retry", "/merge nowhere", "/merge retry --resolve mine",
@@ -563,8 +565,8 @@ def test_w7_a_chat_compares_merges_and_picks(folder):
     assert "nowhere" in err
 
 
-def test_w11_a_chat_begins_as_a_template(folder):
-    """W11: --template makes the new session as a checkpoint of another one was."""
+def test_w11_a_chat_starts_from_a_template(folder):
+    """W11: --template starts the new session from a checkpoint of another one."""
     folder.chat("add chair", words=("one", "--yes"))
     out, _, code = folder.chat("/log", "/track", words=("two", "--template", "one@main#2"))
     assert code == 0
@@ -573,7 +575,7 @@ def test_w11_a_chat_begins_as_a_template(folder):
 
 
 def test_w9_a_chat_searches_and_tags(folder):
-    """W9: /search finds by words, here or on all branches; a tag is a place at once; what cannot be says why."""
+    """W9: /search finds words here or on all branches, a tag is a place at once, and each failure says why."""
     out, err, code = folder.chat(
         "add chair", "/tag good", "/tag main#1 'the beginning'", "/branch retry", "note a sofa", "/switch main",
         "/search a  sofa", "/search a sofa --all-branches", "/tags", "/rollback good", "/untag good", "/tags",
@@ -594,8 +596,8 @@ def test_w9_a_chat_searches_and_tags(folder):
 
 
 @pytest.mark.long
-def test_w9_a_chat_pages_through_what_it_found(folder):
-    """W9: where there is more, the chat says how to go on, and goes on there."""
+def test_w9_a_chat_pages_through_search_results(folder):
+    """W9: where there are more hits the chat shows how to continue, and the next page continues there."""
     turns = [f"note needle {n}" for n in range(12)]
     first = folder.chat(*turns, "/search needle").out.splitlines()
     more = first[-1].removeprefix("more: ")
@@ -605,7 +607,7 @@ def test_w9_a_chat_pages_through_what_it_found(folder):
     assert not set(second) & set(first)
 
 
-def test_c7_the_newest_of_a_long_log_are_read_alone(folder, monkeypatch):
+def test_c7_log_reads_only_a_page_of_checkpoints(folder, monkeypatch):
     """C7, B2: /log N reads a page, and not every checkpoint of the branch."""
     monkeypatch.setattr(Session, "checkpoints", None)
     lines = plainly(folder.chat("hello", "/checkpoint create here", "/log 2", "/log").out).splitlines()
@@ -614,7 +616,7 @@ def test_c7_the_newest_of_a_long_log_are_read_alone(folder, monkeypatch):
 
 
 def test_c7_tab_completes_commands_and_places(folder):
-    """C7: Tab offers commands, their options, and the places of the session, those with spaces in quotes."""
+    """C7: Tab offers commands, their options and the places of the session, with quotes around spaces."""
     with agentgit.open(folder.path / "agentgit.db") as repo:
         agent = repo.wrap(folder.clerk.GRAPH, "s", effects=folder.clerk.EFFECTS)
         agent.run("add chair")

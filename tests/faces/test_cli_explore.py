@@ -35,8 +35,10 @@ def open_orders(folder) -> list[str]:
 
 
 @pytest.mark.long
-def test_w10_ways_are_gone_judged_and_one_is_promoted(run, tmp_path):
-    """W10: each way is a branch, the best is first, the world is as before; a promoted one is brought to the world."""
+def test_w10_branches_are_explored_scored_and_promoted(run, tmp_path):
+    """W10: each choice is a branch, the best is first, the world is as before; a promoted branch is applied to the
+    world.
+    """
     ways = ("--choice", "order a sofa", "--choice", "order a lamp", "--score", "judge:cheap")
     code, out, err = run("explore", *WITH, *ways)
     assert (code, err) == (0, "")
@@ -61,8 +63,8 @@ def test_w10_ways_are_gone_judged_and_one_is_promoted(run, tmp_path):
         (["--step", "a", "--score", "judge:NUMBER"], "judge:NUMBER is not a function"),
     ],
 )
-def test_w10_what_cannot_be_meant_is_said(run, words, said):
-    """Bad input: one line says what to write, and nothing is gone."""
+def test_w10_invalid_explore_options_fail_with_one_line(run, words, said):
+    """Bad input: one line says what to write, and nothing is written to standard output."""
     code, out, err = run("explore", *WITH, *words)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert said in err

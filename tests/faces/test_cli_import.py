@@ -32,7 +32,7 @@ def run(folder, *words):
 
 
 def test_an_import_writes_a_line_for_each_thread(folder):
-    """Standard output has what came of each thread, standard error how far it is, and a failure its exit code."""
+    """Standard output has the result of each thread, standard error the progress, and a failure its exit code."""
     done = run(folder, "langgraph.db", "--session-prefix", "old-")
     assert done.stdout == (GOLDEN / "cli-import.txt").read_text(encoding="utf-8")
     assert done.stderr == (GOLDEN / "cli-import-progress.txt").read_text(encoding="utf-8")
@@ -42,8 +42,8 @@ def test_an_import_writes_a_line_for_each_thread(folder):
     assert again.returncode == 0
 
 
-def test_an_import_speaks_json(folder):
-    """`--json` gives the whole report and nothing else."""
+def test_an_import_writes_its_report_as_json(folder):
+    """`--json` writes the whole report and nothing else."""
     done = run(folder, "langgraph.db", "--thread", "one", "--json")
     assert json.loads(done.stdout)["threads"] == [
         {
@@ -55,8 +55,8 @@ def test_an_import_speaks_json(folder):
 
 
 @pytest.mark.long
-def test_a_terminal_shows_a_bar(folder):
-    """On a terminal, how far it is is a bar that goes away; standard output is the same as elsewhere."""
+def test_a_terminal_shows_a_progress_bar(folder):
+    """On a terminal the progress is a bar, and standard output is the same as elsewhere."""
     ours, theirs = pty.openpty()
     try:
         env = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
@@ -70,8 +70,8 @@ def test_a_terminal_shows_a_bar(folder):
     assert done.stdout == "imported   one  8 graph checkpoints, 4 checkpoints, 1 call\n1 thread: 1 imported\n"
 
 
-def test_a_source_that_is_none_is_one_line(folder):
-    """A file that is no database of LangGraph's savers is refused in one line, with its exit code."""
+def test_an_invalid_source_fails_with_one_line(folder):
+    """A file that is not a SQLite database is refused in one line with its exit code."""
     (folder / "text").write_text("hello, this is no database")
     done = run(folder, "text")
     assert done.stderr.startswith("error: text is not a SQLite database; it begins with b'hello, this is n'")

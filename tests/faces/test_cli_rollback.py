@@ -115,8 +115,8 @@ def golden(name: str) -> str:
     return (GOLDEN / name).read_text(encoding="utf-8")
 
 
-def test_w1_a_rollback_from_the_command_line(folder):
-    """W1, W2, W5: other processes that trust the module plan, ask and reverse; another brings the world back."""
+def test_w1_a_rollback_runs_from_the_command_line(folder):
+    """W1, W2, W5: processes that trust the module plan, ask and reverse, and another one restores the world."""
     folder.play(call("put", item="a book"), call("put", item="a vase"), call("put", item="a lamp"))
     said = [
         folder.process("plan", "main#2"),
@@ -134,8 +134,10 @@ def test_w1_a_rollback_from_the_command_line(folder):
 
 
 @pytest.mark.long
-def test_what_blocks_is_shown_and_not_asked_about(folder):
-    """W2: a blocked rollback writes its plan, fails with its code, and does nothing; --force does what can be done."""
+def test_a_blocked_rollback_shows_its_plan_and_does_nothing(folder):
+    """W2: a blocked rollback writes its plan, fails with its code and does nothing; --force reverses what can be
+    reversed.
+    """
     folder.play(call("put", item="a book"), call("shout", text="hello"))
     blocked = folder.run("rollback", "main#1")
     assert blocked.code == RollbackBlocked.exit_code
@@ -150,8 +152,8 @@ def test_what_blocks_is_shown_and_not_asked_about(folder):
 
 
 @pytest.mark.long
-def test_a_rollback_that_stopped_is_resumed(folder):
-    """W1: the report is written before the failure; what was mended by hand is told, and the rest is done once."""
+def test_a_stopped_rollback_is_resolved_and_resumed(folder):
+    """W1: the report is written before the failure, a manual repair is recorded, and the rest is done once."""
     folder.play(call("put", item="a book"), call("put", item="stuck"), call("put", item="a lamp"))
     stopped = folder.run("rollback", "main#1", "--yes", "--json")
     assert stopped.code == RollbackIncomplete.exit_code
@@ -170,8 +172,8 @@ def test_a_rollback_that_stopped_is_resumed(folder):
     assert json.loads(folder.run("resume", operation, "--json").out)["status"] == "done"
 
 
-def test_a_call_that_was_broken_off_is_told_about(folder):
-    """W1: the track says what is unknown and how to tell; the result that is told reaches the undo function."""
+def test_an_interrupted_call_is_resolved_with_its_result(folder):
+    """W1: the track shows an unknown call, and the result that `resolve` records reaches the undo function."""
     with pytest.raises(KeyboardInterrupt):
         folder.play(call("drop", item="a safe"))
     assert "block" in folder.run("plan", "main#1").out
@@ -187,8 +189,8 @@ def test_a_call_that_was_broken_off_is_told_about(folder):
 
 
 @pytest.mark.long
-def test_only_the_world_and_only_the_plan(folder):
-    """W8: --world-only makes no branch; --tools keep leaves the world; the same --request-id gives the same branch."""
+def test_rollback_options_keep_the_branch_or_the_world(folder):
+    """W8: --world-only makes no branch, --tools keep leaves the world, and one --request-id returns one branch."""
     folder.play(call("put", item="a book"))
     kept = json.loads(folder.run("rollback", "main#1", "--tools", "keep", "--yes", "--json", "--request-id", "r").out)
     asked = ("rollback", "@main", "main#1", "--yes", "--json", "--request-id", "r")
@@ -225,8 +227,8 @@ def test_wrong_arguments_fail_with_their_codes(folder, words, code, said):
     assert folder.items == ["a book"]
 
 
-def test_nobody_there_to_answer_is_a_no(folder):
-    """A rollback whose question meets the end of the input does nothing, and fails."""
+def test_a_rollback_without_an_answer_does_nothing(folder):
+    """A rollback whose question meets the end of the input does nothing and fails."""
     folder.play(call("put", item="a book"))
     asked = folder.run("rollback", "main#1")
     assert asked.code == 1
@@ -235,8 +237,8 @@ def test_nobody_there_to_answer_is_a_no(folder):
 
 
 @pytest.mark.parametrize("path", ["shelf", "shelf:put", "more:GRAPH", "more:make", "more:TOOLS", "more"])
-def test_tools_are_found_in_a_module(folder, path):
-    """W5: tools, lists of tools, graphs, and functions that make them; each can be undone and run again then."""
+def test_trust_finds_every_tool_of_a_module(folder, path):
+    """W5: tools, lists of tools, graphs and functions that make them are found, and can be undone and run again."""
     (folder.path / "more.py").write_text(
         "import shelf\nfrom langgraph.graph import MessagesState, StateGraph\nfrom langgraph.prebuilt import ToolNode\n"
         "TOOLS = [shelf.put]\n"
@@ -255,8 +257,8 @@ def test_tools_are_found_in_a_module(folder, path):
     assert folder.items == ["a book"]
 
 
-def test_w5_tools_of_trusted_modules_are_there_for_every_session_and_user(folder):
-    """W5: what a server was told to trust can be run again by any handle of it."""
+def test_w5_tools_of_trusted_modules_serve_every_handle(folder):
+    """W5: the tools that a server trusts can be run again by any handle of it."""
     folder.play(call("put", item="a book"))
     for wrong, said in (("nowhere", "nowhere cannot be imported"), ("json", "json has no tools")):
         with pytest.raises(NotFound, match=said):
@@ -267,8 +269,8 @@ def test_w5_tools_of_trusted_modules_are_there_for_every_session_and_user(folder
     assert folder.items == ["a book"]
 
 
-def test_a_decorated_function_is_a_tool_too(folder):
-    """W3: what a graph would make a tool of is one here as well."""
+def test_a_decorated_function_is_a_tool(folder):
+    """W3: a function that a graph would turn into a tool counts as a tool here as well."""
     (folder.path / "plain.py").write_text(
         'from agentgit import effect\n\n\n@effect("irreversible")\n'
         'def ring(bell: str) -> str:\n    """Ring a bell."""\n    return bell\n'
@@ -280,8 +282,8 @@ def test_a_decorated_function_is_a_tool_too(folder):
 
 
 @pytest.mark.long
-def test_c4_undo_and_points_from_another_process(folder):
-    """C1, C4: points, branches, undo and redo need no graph; nobody is asked in JSON, and a no does nothing."""
+def test_c4_undo_and_checkpoints_need_no_graph_on_the_command_line(folder):
+    """C1, C4: checkpoints, branches, undo and redo need no graph; JSON asks nobody, and a refusal does nothing."""
     folder.play(call("put", item="cup"), call("put", item="jug"))
     assert json.loads(folder.run("checkpoint", "create", "two", "--json").out)["reference"] == "main#5"
     assert folder.run("undo").code == 1
@@ -304,8 +306,8 @@ def test_c4_undo_and_points_from_another_process(folder):
 
 
 @pytest.mark.long
-def test_t2_a_path_is_made_again_from_another_process(folder):
-    """T2: the command line obeys the same rules: no tools here, no second run; what stands is reversed first."""
+def test_t2_replay_by_execution_needs_trusted_tools(folder):
+    """T2: replay by execution needs trusted tools and reverses existing effects before it runs the path again."""
     folder.play(call("put", item="cup"), call("put", item="jug"))
     again = ("rollback", "main#3", "--replay", "execute", "--yes")
     assert folder.run(*again, trust="").code == RollbackBlocked.exit_code
@@ -323,7 +325,7 @@ def test_t2_a_path_is_made_again_from_another_process(folder):
     assert folder.items == ["cup"]
 
 
-def test_a_function_that_needs_arguments_is_no_source_of_tools(folder):
-    """Bad input: `--trust MODULE:NAME` of a function that cannot be called is said, not raised."""
+def test_trusting_a_function_that_needs_arguments_is_refused(folder):
+    """Bad input: `--trust MODULE:NAME` of a function that needs arguments fails with the code of InvalidInput."""
     folder.play(call("put", item="cup"))
     assert folder.run("plan", "main#1", "--trust", "shelf:take").code == InvalidInput.exit_code

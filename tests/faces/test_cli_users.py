@@ -24,8 +24,8 @@ def agentgit(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-def test_d5_two_people_share_a_session_on_the_command_line(agentgit, monkeypatch):
-    """D5: what is not shared is not found, what is shared has its owner's name, what one may not is refused."""
+def test_d5_two_users_share_a_session_on_the_command_line(agentgit, monkeypatch):
+    """D5: an unshared session is not found, a shared one has its owner's name, and verbs beyond the role are refused."""
     for name in ("ada", "bob"):
         assert agentgit("users", "add", name) == (0, f"user {name} is created\n")
     assert agentgit("--user", "bob", "tree", "local/demo")[0] == 3
@@ -49,8 +49,10 @@ def test_d5_two_people_share_a_session_on_the_command_line(agentgit, monkeypatch
 
 
 @pytest.mark.long
-def test_d5_keys_and_passwords_on_the_command_line(agentgit):
-    """D5: a key is shown once, a password comes from a pipe and is no argument, and both are told in the trail."""
+def test_d5_keys_and_passwords_are_managed_on_the_command_line(agentgit):
+    """D5: a key is shown once, a password is read from a pipe, and the audit trail lists the changes of keys and
+    users.
+    """
     agentgit("users", "add", "ada", "--password", said="correct horse\n")
     made = json.loads(agentgit("keys", "create", "ci", "--for", "ada", "--scope", "read", "--json")[1])
     assert made["secret"].startswith("agit_")
@@ -67,8 +69,8 @@ def test_d5_keys_and_passwords_on_the_command_line(agentgit):
     assert kinds == ["user.added", "key.created", "key.revoked", "user.disabled", "user.enabled", "tokens.revoked"]
 
 
-def test_d5_who_is_shut_out_is_no_user_of_the_command_line_either(agentgit):
-    """D5: a database is not opened for a disabled user, in Python or in a shell; the refusal names the way back."""
+def test_d5_a_disabled_user_cannot_use_the_command_line(agentgit):
+    """D5: a command for a disabled user is refused, and the refusal says how to enable the user again."""
     agentgit("users", "add", "ada")
     agentgit("users", "disable", "ada")
     code, said = agentgit("--user", "ada", "sessions")
@@ -77,8 +79,8 @@ def test_d5_who_is_shut_out_is_no_user_of_the_command_line_either(agentgit):
     assert agentgit("--user", "ada", "sessions")[0] == 0
 
 
-def test_q6_a_key_of_the_command_line_reads_only_and_ends_unless_asked_otherwise(agentgit):
-    """Q6: without options a key reads for 90 days; --expires never and --scope say otherwise."""
+def test_q6_a_key_is_read_only_and_expires_by_default(agentgit):
+    """Q6: without options a key only reads and expires; `--expires never` and --scope change this."""
     agentgit("users", "add", "ada")
     made = json.loads(agentgit("keys", "create", "ci", "--for", "ada", "--json")[1])
     assert (made["scopes"], made["expires_at"] is None) == (["read"], False)
@@ -87,8 +89,8 @@ def test_q6_a_key_of_the_command_line_reads_only_and_ends_unless_asked_otherwise
     assert (made["scopes"], made["expires_at"]) == (["fork", "read", "write"], None)
 
 
-def test_w12_the_trail_says_who_did_it(agentgit):
-    """W12: in what an admin reads each event has the name of who did it and of whom it concerns; erased ones an id."""
+def test_w12_the_audit_trail_names_the_actor_of_each_event(agentgit):
+    """W12: an admin reads the actor and the subject of each event by name; an erased user is shown by id."""
     for name in ("ada", "bob"):
         agentgit("users", "add", name)
     agentgit("keys", "create", "ci", "--for", "bob")
@@ -104,7 +106,7 @@ def test_w12_the_trail_says_who_did_it(agentgit):
 
 @pytest.mark.long
 def test_d5_a_user_is_deleted_on_the_command_line(agentgit):
-    """D5: after a yes a user goes with all sessions; the words tell what went, and the trail has it by id."""
+    """D5: after confirmation a user is deleted, the output says what was erased, and the audit trail has the event."""
     agentgit("users", "add", "ada")
     assert agentgit("users", "delete", "ada", said="n\n")[0] == 1
     assert agentgit("users", "delete", "ada", "--json", said="y\n")[0] == 2  # a program is not asked: it says --yes
@@ -115,8 +117,8 @@ def test_d5_a_user_is_deleted_on_the_command_line(agentgit):
     assert "user.erased" in agentgit("audit", "show")[1]
 
 
-def test_w9_tenants_are_apart_on_the_command_line(agentgit):
-    """W9: another tenant of the same database has sessions of its own."""
+def test_w9_tenants_are_separate_on_the_command_line(agentgit):
+    """W9: another tenant of the same database has separate sessions."""
     assert agentgit("--tenant", "acme", "users", "add", "ada")[0] == 0
     assert agentgit("--tenant", "acme", "sessions")[1].startswith("no sessions yet")
     assert "demo" in agentgit("sessions")[1]
@@ -124,8 +126,8 @@ def test_w9_tenants_are_apart_on_the_command_line(agentgit):
 
 
 @pytest.mark.long
-def test_d5_who_is_not_there_is_refused_by_every_command(agentgit, monkeypatch):
-    """D5: a mistyped user or tenant is told with the near ones and never made; every command acts for who is named."""
+def test_d5_every_command_refuses_an_unknown_user(agentgit, monkeypatch):
+    """D5: an unknown user or tenant is refused and never created, and every command acts for the named user."""
     agentgit("users", "add", "ada")
     rest = (
         ["sessions"],

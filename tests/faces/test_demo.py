@@ -48,16 +48,16 @@ def clerk(shop: str) -> Any:
 # -- the model
 
 
-def test_the_model_answers_by_the_conversation_not_by_a_counter():
-    """Two branches of one conversation get the same next reply, in whatever order they ask."""
+def test_the_model_answers_by_the_conversation_and_not_by_a_counter():
+    """Two branches of one conversation receive the same next reply, in whatever order they ask."""
     model = demo.ScriptedModel(replies=["one", "two", "three"])
     start = [HumanMessage("a"), AIMessage("one"), HumanMessage("b")]
     further = [*start, AIMessage("two"), HumanMessage("c")]
     assert [model.invoke(m).content for m in (start, further, start)] == ["two", "three", "two"]
 
 
-def test_every_answer_and_every_tool_call_has_an_id_of_its_own():
-    """A message never replaces an earlier one, though the script is the same."""
+def test_every_answer_and_every_tool_call_has_a_unique_id():
+    """A message never replaces an earlier one, although the script is the same."""
     model = scripted(calls(call("add", item="a"), call("add", "mine", item="b")))
     first, second = model.invoke("x"), model.invoke("x")
     assert first.id != second.id
@@ -65,8 +65,8 @@ def test_every_answer_and_every_tool_call_has_an_id_of_its_own():
     assert first.tool_calls[1]["id"] == "mine"
 
 
-def test_a_script_that_is_over_says_so():
-    """Asking for more than was written is a typed error, not an invented answer."""
+def test_a_finished_script_raises_an_error():
+    """Asking for more replies than were written raises a typed error, and no answer is invented."""
     with pytest.raises(InvalidInput, match="has 1 replies"):
         scripted("one").invoke([HumanMessage("a"), AIMessage("one"), HumanMessage("b")])
 
@@ -74,15 +74,15 @@ def test_a_script_that_is_over_says_so():
 # -- the shop
 
 
-def test_two_wishes_become_two_parallel_orders_in_the_shop(clerk: Any, shop: str):
-    """What the clerk says he ordered is in the shop's table."""
+def test_two_wishes_become_two_orders_in_the_shop(clerk: Any, shop: str):
+    """The orders that the clerk reports are in the shop's table."""
     said = ask(clerk, "a table and two lamps please")
     assert said == "Ordered 1 table for 120 euros (table-1). Ordered 2 lamps for 50 euros (lamp-1)."
     assert demo.orders(shop) == [("lamp-1", "lamp", 2, 50, "open"), ("table-1", "table", 1, 120, "open")]
 
 
 def test_the_clerk_searches_charges_mails_and_notes(clerk: Any, shop: str):
-    """Each kind of effect can be tried by saying one sentence."""
+    """One sentence is enough to try each kind of effect."""
     ask(clerk, "order three chairs")
     assert "sofa (300)" in ask(clerk, "what do you have?")
     assert ask(clerk, "pay, and mail the receipt").startswith("Charged 120 euros")
@@ -94,14 +94,14 @@ def test_the_clerk_searches_charges_mails_and_notes(clerk: Any, shop: str):
     assert read(shop, "SELECT text FROM notes") == [("note that I am in a hurry",)]
 
 
-def test_a_tool_that_raises_is_told_and_changes_nothing(clerk: Any, shop: str):
-    """The clerk passes on why the shop refused."""
+def test_a_tool_error_is_reported_and_changes_nothing(clerk: Any, shop: str):
+    """The clerk reports why the shop refused, and nothing is ordered."""
     assert "at least one" in ask(clerk, "order 0 chairs")
     assert demo.orders(shop) == []
 
 
-def test_undo_needs_only_the_record_and_happens_once(shop: str):
-    """W1: an order is cancelled from its recorded result by its declared function; a second time raises."""
+def test_undo_needs_only_the_record_and_runs_once(shop: str):
+    """W1: the declared function cancels an order from its recorded result, and raises when it is called again."""
     with agentgit.open(":memory:") as repo:
         agent = repo.wrap(demo.build(shop), "s", effects=demo.EFFECTS)
         agent.run("order two chairs and pay")
@@ -118,8 +118,8 @@ def test_undo_needs_only_the_record_and_happens_once(shop: str):
     assert getattr(importlib.import_module(module), name) is demo.refund
 
 
-def test_a_shop_that_moved_is_found_by_the_environment(shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """W1: the undo works after the file was moved, and says what to set if it was."""
+def test_a_moved_shop_is_found_through_the_environment(shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """W1: after the shop file was moved, undo names the variable to set and works once it is set."""
     payment = demo.tools(shop)[2].invoke({"amount": 7})
     moved = Path(shop).rename(tmp_path / "elsewhere.db")
     with pytest.raises(NotFound, match="AGENTGIT_DEMO_SHOP"):
@@ -130,8 +130,8 @@ def test_a_shop_that_moved_is_found_by_the_environment(shop: str, tmp_path: Path
         demo.refund({"amount": 7}, payment)
 
 
-def test_a_file_that_is_no_shop_is_left_alone(tmp_path: Path):
-    """Another program's file is never written to."""
+def test_a_file_that_is_not_a_shop_is_left_unchanged(tmp_path: Path):
+    """A file of another program is refused and never written to."""
     text, other = tmp_path / "text.db", tmp_path / "other.db"
     text.write_text("not a database, but long enough to look at" * 9)
     connection = sqlite3.connect(other)
@@ -179,16 +179,16 @@ def steady(text: str, folder: Path) -> str:
     return "".join(runs)
 
 
-def test_the_story_reads_as_it_should(told: Told, tmp_path: Path):
-    """What a newcomer sees is reviewed as text, and fits a screen and a half."""
+def test_the_story_matches_its_recorded_text(told: Told, tmp_path: Path):
+    """The text that a newcomer sees is recorded and fits a screen and a half."""
     text = steady("\n".join(told.lines) + "\n", tmp_path)
     assert text == (Path(__file__).parents[1] / "golden" / "demo.txt").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 70
     assert max(map(len, text.splitlines())) <= 112
 
 
-def test_w1_what_the_story_says_of_the_shop_is_so(told: Told):
-    """W1: after the story, exactly the orders that were rolled back are cancelled, and the mail stands once."""
+def test_w1_the_story_matches_the_state_of_the_shop(told: Told):
+    """W1: after the story exactly the orders that were rolled back are cancelled, and the mail was sent once."""
     assert read(told.shop, "SELECT id, status FROM orders ORDER BY id") == [
         ("chair-1", "open"),
         ("lamp-1", "cancelled"),
@@ -204,7 +204,7 @@ def test_w1_what_the_story_says_of_the_shop_is_so(told: Told):
 
 
 def test_d2_the_story_leaves_both_branches_readable(told: Told):
-    """D2: another process finds the session with both branches, each with its own conversation and track."""
+    """D2: a new handle finds the session with both branches, each with its conversation and track."""
     with agentgit.open(told.database, create=False) as repo:
         assert [session.session_name for session in repo.sessions()] == ["demo"]
         branches = {branch.name: branch for branch in repo.session("demo").branches()}
@@ -225,8 +225,8 @@ def test_d2_the_story_leaves_both_branches_readable(told: Told):
 
 
 @pytest.mark.long
-def test_w1_after_a_restart_the_undo_functions_are_those_of_a_trusted_module(told: Told):
-    """W1: an agent that was told of no effects goes back behind the story's second half, as the module declares."""
+def test_w1_a_trusted_module_supplies_undo_functions_after_a_restart(told: Told):
+    """W1: an agent without declared effects rolls the story back with the undo functions of the trusted module."""
     with agentgit.open(told.database, trust=["agentgit.demo"]) as repo:
         agent = repo.wrap(demo.build(told.shop), session="demo")
         with pytest.raises(agentgit.RollbackBlocked):
@@ -239,8 +239,8 @@ def test_w1_after_a_restart_the_undo_functions_are_those_of_a_trusted_module(tol
 
 
 @pytest.mark.long
-def test_the_story_can_be_told_again_on_the_same_files(told: Told):
-    """Each time it makes a session of its own, shows the orders of that session only, and leaves the earlier ones."""
+def test_the_story_can_be_repeated_on_the_same_files(told: Told):
+    """Each run makes a new session, shows only the orders of that session and leaves the earlier ones."""
     before = read(told.shop, "SELECT * FROM orders")
     text = told.again()
     assert text.startswith("Session demo-2.")
@@ -253,8 +253,8 @@ def test_the_story_can_be_told_again_on_the_same_files(told: Told):
 
 
 @pytest.mark.long
-def test_the_story_names_the_database_only_where_it_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told):
-    """The commands to try can be copied as they are."""
+def test_the_story_names_the_database_only_where_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told):
+    """The suggested commands name the database unless it is the default, and can be copied as they are."""
     folder = tmp_path / "with space"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -282,7 +282,7 @@ def test_every_kind_of_graph_runs_tools_and_remembers(kind: str):
 
 @pytest.mark.parametrize("kind", ["tool_node", "create_agent", "nested"])
 async def test_async_tools_run_in_async_graphs(kind: str):
-    """The same builders serve tests of ainvoke."""
+    """The same graph builders work with ainvoke."""
     world = World()
     graph = GRAPHS[kind](scripted(call("add_later", item="a"), "done"), world.tools(), InMemorySaver())
     result = await graph.ainvoke({"messages": [("user", "x")]}, THREAD)
@@ -300,8 +300,8 @@ def test_a_tool_can_ask_a_person(kind: str):
     assert (result["messages"][-1].content, world.items) == ("done", ["a"])
 
 
-def test_a_failing_tool_raises_and_its_undo_can_be_broken():
-    """Failures happen when a test asks for them."""
+def test_a_tool_and_its_undo_can_be_made_to_fail():
+    """Tools and undo functions fail when a test asks for it."""
     world = World()
     with pytest.raises(RuntimeError, match="why not"):
         ask(tool_node_graph(scripted(call("fail", why="why not")), world.tools()), "x")
@@ -315,7 +315,7 @@ def test_a_failing_tool_raises_and_its_undo_can_be_broken():
     assert (world.items, len(world.undone)) == ([], 1)
 
 
-def test_every_tool_of_the_world_but_one_is_declared():
+def test_every_tool_of_the_test_world_except_note_is_declared():
     """`note` stays undeclared, for the tests of W3."""
     world = World()
     assert {made.name for made in world.tools()} - set(world.effects()) == {"note"}

@@ -45,7 +45,7 @@ def reference() -> dict[str, str]:
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[path for path, _ in COMMANDS])
 def test_d6_every_command_and_option_is_documented(path, command, reference):
-    """D6: the reference has each command, option and argument, each with a sentence that says what it does."""
+    """D6: the reference lists each command, option and argument with a sentence that describes it."""
     section = reference[path]
     assert command.help.endswith("."), f"{path} has no help"
     assert section.strip().startswith(command.help)
@@ -59,16 +59,16 @@ def test_d6_every_command_and_option_is_documented(path, command, reference):
 
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[path for path, _ in COMMANDS])
-def test_every_command_answers_programs(path, command):
-    """A script can read what each command says: all take --json but those that talk or write SQL."""
+def test_commands_have_a_json_option_unless_they_converse_or_write_sql(path, command):
+    """All commands take --json except those that converse or write SQL, so that a script can read them."""
     talk = {"agentgit chat", "agentgit mcp", "agentgit serve"}
     talk |= {"agentgit db sql", "agentgit db grant", "agentgit db partition"}  # these write SQL
     talk |= {"agentgit audit tips"}  # it writes nothing else
     assert path in talk or hasattr(command, "commands") or "--json" in {o for p in command.params for o in p.opts}
 
 
-def test_d6_commands_without_json_are_named():
-    """D6: docs/cli.md says which commands do not answer programs."""
+def test_d6_the_docs_list_the_commands_without_json():
+    """D6: docs/cli.md lists exactly the commands that do not take --json."""
     named = re.search(r"Every command takes `--json` except ([^.]+)\.", (DOCS / "cli.md").read_text())
     silent = {
         path.removeprefix("agentgit ")
@@ -79,8 +79,8 @@ def test_d6_commands_without_json_are_named():
     assert set(re.findall("`([^`]+)`", named[1])) == silent
 
 
-def test_the_help_has_a_heading_for_each_command():
-    """A newcomer finds a command by what it is for: each stands under a heading, and under one only."""
+def test_the_help_lists_each_command_under_one_heading():
+    """Each command is under a heading of the help, and under one only, so that a newcomer can find it."""
     command = get_command(app)
     with command.make_context("agentgit", [], resilient_parsing=True, terminal_width=80) as context:
         _, *groups = re.split(r"^(\w.*):\n", command.get_help(context), flags=re.MULTILINE)
@@ -91,8 +91,8 @@ def test_the_help_has_a_heading_for_each_command():
     assert "Others" not in under, "add it to GROUPS in agentgit/cli/options.py"
 
 
-def test_the_help_says_whole_clauses():
-    """A newcomer reads what each command does, and no sentence that breaks off, in a terminal of 80 columns."""
+def test_the_help_truncates_no_sentence():
+    """In a terminal of 80 columns the help truncates no description of a command."""
     for path, command in COMMANDS:
         if hasattr(command, "commands"):
             with command.make_context(path, [], resilient_parsing=True, terminal_width=80) as context:
@@ -101,7 +101,7 @@ def test_the_help_says_whole_clauses():
             assert path != "agentgit" or "  rollback          Roll back to a checkpoint, on a new branch" in lines
 
 
-def test_d6_no_command_or_option_is_documented_that_is_not_there():
+def test_d6_every_documented_command_and_option_exists():
     """D6: every command that a page of docs/ names exists, and so does every option that docs/cli.md names."""
     known = dict(COMMANDS)
     for page in DOCS.glob("*.md"):
@@ -116,7 +116,7 @@ def test_d6_no_command_or_option_is_documented_that_is_not_there():
 
 @pytest.mark.parametrize("name", agentgit.__all__)
 def test_d6_every_public_name_is_in_the_reference(name):
-    """D6: each name that `import agentgit` gives has its place in docs/reference, made from its docstring."""
+    """D6: each public name of `agentgit` has an entry in docs/reference that is made from its docstring."""
     pages = "".join(page.read_text() for page in DOCS.glob("reference/*.md"))
     assert re.search(rf"^::: agentgit\.([a-z_.]+\.)?{name}$", pages, flags=re.MULTILINE)
 
@@ -126,50 +126,50 @@ ERRORS = [one for one in vars(errors).values() if isinstance(one, type) and issu
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
 def test_d6_every_error_is_documented_with_its_exit_code(error):
-    """D6: a script can read in docs/reference/errors.md which failure ends with which code."""
+    """D6: docs/reference/errors.md lists the exit code of each error for scripts."""
     page = (DOCS / "reference/errors.md").read_text()
     assert f"| [`{error.__name__}`][agentgit.{error.__name__}] | {error.exit_code} |" in page
 
 
-def test_d6_the_picture_in_the_readme_is_what_its_quick_start_draws():
-    """D6: the tree on the first screen is not made up; the quick start, which is run, prints the same."""
+def test_d6_the_tree_in_the_readme_matches_the_quick_start():
+    """D6: the tree on the first screen is the one that the quick start prints."""
     picture, *others = re.findall(r"^```text\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.M | re.S)
     assert others[0].endswith(picture)
 
 
-def test_d6_the_picture_of_the_rooms_is_what_the_contract_says():
-    """D6: docs/images/rooms.svg has each room of pyproject.toml in its place; `python docs/build.py` draws it anew."""
+def test_d6_the_picture_of_the_rooms_matches_the_contract():
+    """D6: docs/images/rooms.svg matches the rooms of pyproject.toml; `python docs/build.py` redraws it."""
     code = "import build; assert build.rooms() == build.PICTURE.read_text()"
     subprocess.run([sys.executable, "-c", code], cwd=DOCS, check=True)  # noqa: S603  # our own command
 
 
-def test_d6_every_table_is_in_the_architecture():
-    """D6: docs/architecture.md says of each table what one row of it is."""
+def test_d6_every_table_is_listed_in_the_architecture_page():
+    """D6: docs/architecture.md lists each table with a description of its rows."""
     page = (DOCS / "architecture.md").read_text()
     assert [name for name in backend.tables() if f"| `{name}` |" not in page] == []
 
 
 def test_d6_the_readme_is_short():
-    """D6: the README is read in one go; what is longer belongs into docs/."""
+    """D6: the README has at most 120 lines; longer texts belong in docs/."""
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
-def test_d6_links_of_the_readme_lead_somewhere():
-    """D6: what README.md and CONTRIBUTING.md link to is in the repository."""
+def test_d6_links_of_the_readme_resolve():
+    """D6: the files that README.md and CONTRIBUTING.md link to are in the repository."""
     for page in ("README.md", "CONTRIBUTING.md"):
         links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text())
         assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-def test_d6_the_reference_begins_with_every_public_name():
-    """D6: docs/reference/index.md lists what `import agentgit` gives; the errors have a page of their own."""
+def test_d6_the_reference_index_lists_every_public_name():
+    """D6: docs/reference/index.md lists each public name; the errors have a separate page."""
     page = (DOCS / "reference/index.md").read_text()
     names = [name for name in agentgit.__all__ if not hasattr(errors, name)]
     assert [name for name in names if f"`{name}`]" not in page] == []
 
 
 def test_d6_notebooks_and_magics_are_documented():
-    """D6, D4: docs/notebooks.md has each notebook, and each command of %agentgit."""
+    """D6, D4: docs/notebooks.md lists each notebook and each command of %agentgit."""
     page = (DOCS / "notebooks.md").read_text()
     named = [f"`{path.stem}`" for path in (ROOT / "notebooks").glob("*.ipynb")]
     table = "".join(line for line in page.splitlines() if line.startswith("|"))
@@ -178,7 +178,7 @@ def test_d6_notebooks_and_magics_are_documented():
 
 
 def test_d6_every_subject_of_the_benchmarks_is_documented():
-    """D6: docs/benchmarks.md lists what --only takes; a table of a subject is called by the subject first."""
+    """D6: docs/benchmarks.md lists every subject that --only takes."""
     page = (DOCS / "benchmarks.md").read_text()
     assert {name.split("-")[0] for name in SUBJECTS if f"`{name.split('-')[0]}`" not in page} == set()
 
@@ -201,7 +201,7 @@ def site(tmp_path_factory):
 
 @pytest.mark.long
 def test_d6_the_site_builds_and_its_links_resolve(site):
-    """D6: MkDocs finds every page, heading and name that a link leads to, and every page is in the navigation."""
+    """D6: MkDocs finds every linked page, heading and name, and every page is part of the site."""
     assert {page.stem for page in DOCS.glob("*.md")} <= {page.stem for page in site.glob("*.html")}
     after = 'href="benchmarks.html" class="md-footer__link md-footer__link--next"'
     assert after in (site / "comparison.html").read_text()  # where it belongs, not among what operators read
@@ -212,8 +212,8 @@ def test_d6_the_site_builds_and_its_links_resolve(site):
 
 
 @pytest.mark.long
-def test_d6_no_table_leaves_the_page(site):
-    """D6: tables, and those of the benchmarks, are seen whole: of a number that is cut one reads another number."""
+def test_d6_no_table_is_cut_off_on_a_page(site):
+    """D6: tables, also those of the benchmarks, are fully visible, because a number that is cut off is misread."""
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("There is no Chromium to look at the pages with.")
@@ -235,15 +235,15 @@ def test_d6_no_table_leaves_the_page(site):
     assert found == []
 
 
-def test_d6_no_page_fetches_anything_from_elsewhere(site):
-    """D6: the site is read without a network: scripts, styles, fonts and pictures are its own."""
+def test_d6_no_page_loads_resources_from_elsewhere(site):
+    """D6: the site can be read offline: no page loads a script, style, picture or frame from elsewhere."""
     for page in site.rglob("*.html"):
         assert not re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="https?:[^"]*"', page.read_text()), page
 
 
 @pytest.mark.long
-def test_the_documents_are_really_checked(tmp_path):
-    """D6: a block that raises, prints something else, or prints what is not shown fails; so does a wrong command."""
+def test_wrong_blocks_in_the_documents_fail(tmp_path):
+    """D6: a block that raises, prints something else or prints unshown output fails; so does a wrong command."""
     (tmp_path / "docs").mkdir()
     shutil.copy(ROOT / "conftest.py", tmp_path)
     page = [

@@ -193,8 +193,8 @@ CREDENTIALS = (None, "", "agit_1_2_3", "x" * 9000, "revoked", "ended", "gone", "
 
 @pytest.mark.long
 @pytest.mark.parametrize("who", CREDENTIALS, ids=str)
-def test_d5_no_route_lets_in_who_has_no_credential_that_holds(house, who):
-    """D5: without a credential, or with one that is none or holds no more, every route is a 401 and changes nothing."""
+def test_d5_every_route_refuses_a_missing_or_invalid_credential(house, who):
+    """D5: without a valid credential every route answers 401 or 429 and changes nothing."""
     before, wrong = stored(house.path), {}
     for route, (needs, _) in ROUTES.items():
         answer = asked(house, route, house.keys.get(who, who))
@@ -205,8 +205,8 @@ def test_d5_no_route_lets_in_who_has_no_credential_that_holds(house, who):
 
 
 @pytest.mark.parametrize("who", [*PEOPLE, *SCOPED, "root"])
-def test_d5_no_route_does_more_than_its_role(house, who):
-    """D5: who is one role short, or more, is refused, finds nothing of what they may not see, and changes nothing."""
+def test_d5_every_route_refuses_a_role_that_is_too_low(house, who):
+    """D5: a user whose role is too low for a route is refused, sees nothing of the session and changes nothing."""
     role = PEOPLE.get(who) or SCOPED.get(who) or "stranger"
     before, wrong = stored(house.path), {}
     for route, (needs, sent) in ROUTES.items():
@@ -222,8 +222,8 @@ def test_d5_no_route_does_more_than_its_role(house, who):
 
 
 @pytest.mark.parametrize("route", [route for route, (needs, sent) in ROUTES.items() if sent is not None])
-def test_d5_the_role_is_enough_for_its_route(house, route):
-    """D5: who has just the role that a route takes is not refused for want of it."""
+def test_d5_the_required_role_is_enough_for_each_route(house, route):
+    """D5: a user with exactly the role that a route requires is not refused for lack of it."""
     needs = ROUTES[route][0]
     who = {ADMIN: "root", SELF: "eve", OPEN: "eve"}.get(needs) or next(n for n, r in PEOPLE.items() if r == needs)
     answer = asked(house, route, house.keys[who])
@@ -339,8 +339,8 @@ def known():
 
 
 @pytest.mark.parametrize("way", ["an application", "one with a link, a public URL and a token", "agentgit serve"])
-def test_d5_every_route_and_page_says_who_may(prepared, tmp_path, way):
-    """D5: what the application that is served has, and no table names, is a hole until somebody says who may use it."""
+def test_d5_every_route_and_page_declares_its_required_role(prepared, tmp_path, way):
+    """D5: each route and page of the served application is in the tables of required roles."""
     shutil.copy(prepared.folder / "agentgit.db", tmp_path)
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         if way == "an application":
@@ -407,8 +407,8 @@ ADDED = {
 
 
 @pytest.mark.parametrize("way", ADDED)
-def test_d5_no_way_to_add_a_door_hides_it(way):
-    """D5: the walk names what is hidden from the description, nested, mounted, for one host, no HTTP, or no route."""
+def test_d5_the_scan_finds_every_kind_of_route(way):
+    """D5: the scan finds routes that are undocumented, nested, mounted, bound to one host, not HTTP or not a route."""
     add, named = ADDED[way]
     made, below, inner = FastAPI(openapi_url=None), FastAPI(openapi_url=None), APIRouter()
     made.add_api_route("/known", evil)
@@ -420,8 +420,8 @@ def test_d5_no_way_to_add_a_door_hides_it(way):
 
 
 @pytest.mark.parametrize("who", [*PEOPLE, *SCOPED, "root"])
-def test_d5_no_page_does_more_than_its_role(house, who):
-    """D5: who is one role short, or has a narrow key, is refused by each page and form, and changes nothing."""
+def test_d5_every_page_refuses_a_role_that_is_too_low(house, who):
+    """D5: a user with a role too low or a narrow key is refused by each page and form, and changes nothing."""
     role = PEOPLE.get(who) or SCOPED.get(who) or "stranger"
     client, wrong = visitor(house, house.keys[who]), {}
     csrf = re.search(r'name="csrf" value="(\w{64})"', client.get("/sessions").text)[1]
@@ -443,8 +443,8 @@ def test_d5_no_page_does_more_than_its_role(house, who):
 
 
 @pytest.mark.parametrize("who", CREDENTIALS, ids=str)
-def test_d5_no_page_lets_in_who_has_no_credential_that_holds(house, who):
-    """D5: every page but the door leads to the door, and changes nothing."""
+def test_d5_every_page_refuses_a_missing_or_invalid_credential(house, who):
+    """D5: without a valid credential every page except the open ones refuses or redirects, and changes nothing."""
     before, client, wrong = stored(house.path), visitor(house, house.keys.get(who, who)), {}
     for name, needs in PAGES.items():
         answer = page(house, client, *name.split(" "))
@@ -455,7 +455,7 @@ def test_d5_no_page_lets_in_who_has_no_credential_that_holds(house, who):
 
 
 @pytest.mark.parametrize("who", ["eve", "vic"])
-def test_d5_no_form_changes_what_its_sender_may_not(house, who):
+def test_d5_no_form_changes_anything_without_permission(house, who):
     """D5: a stranger sees nothing of the session on any page; neither they nor a viewer change anything by any form."""
     client, wrong = visitor(house, house.keys[who]), {}
     before = stored(house.path)
@@ -475,8 +475,8 @@ def test_d5_no_form_changes_what_its_sender_may_not(house, who):
 
 
 @pytest.mark.parametrize("who", ["ada", "root"])
-def test_d5_no_form_is_taken_without_its_mark(house, who):
-    """D5: whatever another site makes the browser of an owner or an admin send changes nothing."""
+def test_d5_every_form_needs_its_csrf_token(house, who):
+    """D5: a form that another site makes an owner or an admin send changes nothing."""
     before, client, wrong = stored(house.path), visitor(house, house.keys[who]), {}
     for method, path in (name.split(" ") for name in PAGES):
         if method == "POST" and (answer := page(house, client, method, path, csrf="0" * 64)).status_code != 403:
@@ -511,14 +511,14 @@ TOOLS = {
 """Each tool of the MCP server: who may, and its arguments."""
 
 
-async def test_d5_every_mcp_tool_says_who_may(house):
-    """D5: a tool that is not in the table above is a hole until somebody says who may use it."""
+async def test_d5_every_mcp_tool_declares_its_required_role(house):
+    """D5: each MCP tool is in the table of required roles."""
     assert set(await offered(house.repo)) == set(TOOLS)
 
 
 @pytest.mark.parametrize("who", ["eve", "vic", "fay", "read"])
-async def test_d5_no_mcp_tool_does_more_than_its_role(house, who):
-    """D5: the tools obey the roles of whoever started the server, and change nothing for who may not."""
+async def test_d5_every_mcp_tool_refuses_a_role_that_is_too_low(house, who):
+    """D5: the tools obey the role of the user who started the server, and change nothing if it is too low."""
     role = PEOPLE.get(who) or SCOPED[who]
     repo = house.repo.authenticate(house.keys[who])
     before, wrong = stored(house.path), {}
@@ -643,15 +643,17 @@ def commands(group, above=()):
             yield " ".join((*above, name))
 
 
-def test_d5_every_command_says_who_may():
-    """D5: a command that is not in the table above is a hole until somebody says who may use it."""
+def test_d5_every_command_declares_its_required_role():
+    """D5: each command is in the table of required roles."""
     assert set(commands(typer.main.get_command(every_command))) == set(COMMANDS)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("who", ["eve", "vic", "fay", "ed"])
-def test_d5_no_command_does_more_than_its_role(house, who, monkeypatch):
-    """D5: with --user a command has that user's rights: 3 is not found, 5 not allowed, and nothing is changed."""
+def test_d5_every_command_refuses_a_role_that_is_too_low(house, who, monkeypatch):
+    """D5: with --user a command has that user's rights: it exits with 3 (not found) or 5 (not allowed), changing
+    nothing.
+    """
     monkeypatch.chdir(house.path.parent)
     for name in ("AGENTGIT_USER", "AGENTGIT_TENANT", "AGENTGIT_DATABASE_URL"):
         monkeypatch.delenv(name, raising=False)

@@ -37,8 +37,8 @@ def usage_error(shell, line) -> str:
 
 
 @pytest.mark.long
-def test_d4_magics_look(shell, world):
-    """D4: every looking command gives the value that the verb gives, of the agent's session and branch."""
+def test_d4_read_only_magics_return_the_same_values_as_the_agent(shell, world):
+    """D4: each read-only command returns the value of the matching method, for the agent's session and branch."""
     agent, repo = shell.user_ns["agent"], shell.user_ns["repo"]
     assert magic(shell, "") is agent
     assert str(magic(shell, "tree")) == str(agent.tree())
@@ -56,8 +56,8 @@ def test_d4_magics_look(shell, world):
     assert world.items == ["chair", "table"]
 
 
-def test_d4_a_rollback_leads_the_name_to_the_new_branch(shell, shown, world):
-    """D4: rollback, undo, redo and checkout move the variable, not the agent that it was; the world follows."""
+def test_d4_a_rollback_rebinds_the_variable_to_an_agent_on_the_new_branch(shell, shown, world):
+    """D4: rollback, checkout and undo rebind the variable, leave the old agent unchanged and move the world."""
     first = shell.user_ns["agent"]
     shell.user_ns["also"] = first
     report = magic(shell, "rollback 'before the table' --name retry")
@@ -74,8 +74,8 @@ def test_d4_a_rollback_leads_the_name_to_the_new_branch(shell, shown, world):
     assert first.branch.name == "main"
 
 
-def test_d4_names_and_tags(shell):
-    """D4: a checkpoint is saved, tagged, and its tag taken away."""
+def test_d4_the_checkpoint_and_tag_magics_name_tag_and_untag(shell):
+    """D4: `checkpoint` saves a named checkpoint; `tag` adds and deletes tags."""
     assert magic(shell, "checkpoint 'all done' --description 'at last'").checkpoint_name == "all done"
     assert [tag.reference for tag in magic(shell, "tag good")] == ["main#6"]
     assert {tag.name: tag.reference for tag in magic(shell, "tag main#2 old")} == {"good": "main#6", "old": "main#2"}
@@ -95,15 +95,15 @@ WRONG = {
 }
 
 
-def test_d4_a_failure_is_one_line(shell):
-    """D4: what is wrong is told in one line that says what to do, without a traceback; nothing was done."""
+def test_d4_a_wrong_command_fails_with_one_line_and_changes_nothing(shell):
+    """D4: a wrong command raises a UsageError of one line that says what to do, and creates no branch."""
     for line, said in WRONG.items():
         assert said in usage_error(shell, line)
     assert len(shell.user_ns["agent"].session.branches()) == 1
 
 
 def test_d4_a_blocked_rollback_shows_its_plan(shell, shown, world):
-    """D4: what stands in the way is shown as the plan, and --force goes on."""
+    """D4: a blocked rollback shows its plan, and --force runs it."""
     shell.user_ns["agent"].run("send hello")
     assert "RollbackBlocked" in usage_error(shell, "rollback main#3")
     assert "send(text='hello')" in str(shown[-1])
@@ -111,8 +111,8 @@ def test_d4_a_blocked_rollback_shows_its_plan(shell, shown, world):
     assert world.items == ["chair"]
 
 
-def test_d4_who_is_meant(shell, repo, world):
-    """D4: the agent that ran last; else who was chosen, by name; a repository or a session can be looked at alone."""
+def test_d4_magics_use_the_agent_that_ran_last_or_was_chosen(shell, repo, world):
+    """D4: magics use the agent that ran last or was chosen with `use`; without agents, a session or repository."""
     other = repo.wrap(tool_node_graph(obedient(), world.tools()), "other")
     other.run("hello")
     shell.user_ns["other"] = other
@@ -138,8 +138,8 @@ def cell_magic(shell, line, cell, name="branch"):
     return shell.run_cell_magic(name, line, cell)
 
 
-def test_d4_a_cell_runs_on_a_branch_and_comes_back(shell, shown, repo, world):
-    """D4: the agent's name means the branch inside the cell and the agent after it; a second run is a new branch."""
+def test_d4_a_branch_cell_runs_on_a_new_branch_and_restores_the_agent(shell, shown, repo, world):
+    """D4: the variable is the branch's agent inside the cell and the old agent after it; each run is a new branch."""
     agent = shell.user_ns["agent"]
     cell = "said = agent.run('note hurry')\nagent.branch.name"
     assert cell_magic(shell, "try --from 'before the table'", cell) == "try"
@@ -153,8 +153,8 @@ def test_d4_a_cell_runs_on_a_branch_and_comes_back(shell, shown, repo, world):
     assert world.items == ["chair", "table", "lamp"]
 
 
-def test_d4_a_cell_that_fails_comes_back_too(shell, shown):
-    """D4: what a cell raises is raised, and the agent is what it was; an await is refused before anything is made."""
+def test_d4_a_failing_branch_cell_raises_and_restores_the_agent(shell, shown):
+    """D4: a cell raises its error and restores the agent; await, a syntax error or a missing name creates no branch."""
     from IPython.core.error import UsageError
 
     agent = shell.user_ns["agent"]
@@ -171,16 +171,16 @@ def test_d4_a_cell_that_fails_comes_back_too(shell, shown):
     assert len(agent.session.branches()) == count
 
 
-def test_d4_a_cell_in_another_world_is_told_how(shell):
-    """D4, W5: what a first run did in the world keeps a second one from running; a note names the option for that."""
+def test_d4_a_branch_cell_in_a_diverged_world_names_the_sync_option(shell):
+    """D4, W5: after a first cell changed the world, a second one raises WorldDiverged with a note on `--sync world`."""
     cell_magic(shell, "try --from 'before the table'", "agent.run('add sofa')")
     with pytest.raises(WorldDiverged) as failed:
         cell_magic(shell, "try --from 'before the table'", "agent.run('add sofa')")
     assert "--sync world" in failed.value.__notes__[0]
 
 
-def test_d4_a_cell_can_have_the_world_of_its_branch(shell, shown, world):
-    """D4, W5: with --sync world the world is brought to the branch for the cell, and back after it."""
+def test_d4_sync_world_moves_the_world_for_the_cell_and_back(shell, shown, world):
+    """D4, W5: `--sync world` moves the world to the branch for the cell, and back after it."""
     code = "agent.run('add sofa')\nworld_then = list(world.items)"
     shell.user_ns["world"] = world
     cell_magic(shell, "try --from 'before the table' --sync world", code)
@@ -190,8 +190,8 @@ def test_d4_a_cell_can_have_the_world_of_its_branch(shell, shown, world):
 
 
 @pytest.mark.parametrize("sync", ["world", "note", "ignore"])
-def test_d4_a_cell_with_a_sync_that_fails_comes_back_too(shell, world, sync):
-    """D4, W5: after a cell that raised, the session is on the branch it was on; with --sync world the world is too."""
+def test_d4_a_failing_cell_with_sync_restores_the_branch_and_the_world(shell, world, sync):
+    """D4, W5: after a cell with --sync that raises, the session and the world are back on the old branch."""
     session = shell.user_ns["agent"].session
     with pytest.raises(ZeroDivisionError):
         cell_magic(shell, f"try --from 'before the table' --sync {sync}", "agent.run('note hurry')\n1 / 0")
@@ -200,8 +200,8 @@ def test_d4_a_cell_with_a_sync_that_fails_comes_back_too(shell, world, sync):
     shell.user_ns["agent"].run("add lamp")
 
 
-def test_d4_a_world_that_cannot_come_back_is_said(shell, world):
-    """D4, W5: what keeps the world on the branch is told with the failure of the cell, and does not hide it."""
+def test_d4_a_cell_error_notes_why_the_world_stays_on_the_branch(shell, world):
+    """D4, W5: when the world cannot return, the error of the cell is raised with a note that says why."""
     with pytest.raises(ZeroDivisionError) as failed:
         cell_magic(shell, "try --from 'before the table' --sync world", "agent.run('send hello')\n1 / 0")
     assert "still on branch try" in failed.value.__notes__[0]
@@ -231,14 +231,14 @@ OFFERED = {
 }
 
 
-def test_d4_completion(shell):
-    """D4: commands, options, branches, tags, places and sessions are offered, quoted where that is needed."""
+def test_d4_completion_offers_commands_options_and_names(shell):
+    """D4: completion offers commands, options, branches, tags, checkpoints and sessions, in quotes where needed."""
     shell.user_ns["agent"].tag("HEAD", "good")
     assert {text: complete(shell, text) for text in OFFERED} == OFFERED
 
 
-def test_d4_a_live_tree_needs_somebody_to_show_it(repo, world):
-    """D4: outside of IPython it is refused in one line, before anything runs."""
+def test_d4_a_live_tree_is_refused_outside_a_notebook(repo, world):
+    """D4: outside IPython a live tree raises InvalidInput before anything runs."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s")
     with pytest.raises(InvalidInput, match="notebook"), live(agent):
         agent.run("add chair")
@@ -274,7 +274,7 @@ agent = agentgit.open("a.db").wrap(build(open_shop("shop.db")), session="s", eff
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning")
-def test_d4_a_real_kernel(kernel):
+def test_d4_the_extension_works_in_a_real_jupyter_kernel(kernel):
     """D4: in Jupyter's kernel the extension loads, the tree grows while a cell streams, errors are one line."""
     assert run(kernel, "%load_ext agentgit")[0]["status"] == "ok"
     assert run(kernel, START)[0]["status"] == "ok"

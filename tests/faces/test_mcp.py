@@ -96,8 +96,8 @@ def parameters(folder: Path, *words: str) -> StdioServerParameters:
 
 
 @pytest.mark.long
-async def test_a7_a_client_goes_back_over_stdio(tmp_path, monkeypatch):
-    """A7, W2: a client of another process saves a point, plans, and goes back; what is printed harms nothing."""
+async def test_a7_a_client_saves_a_checkpoint_and_rolls_back_over_stdio(tmp_path, monkeypatch):
+    """A7, W2: a client in another process saves a checkpoint, plans and rolls back, although the undo prints text."""
     (tmp_path / "shelf.py").write_text(SHELF)
     monkeypatch.syspath_prepend(tmp_path)
     import shelf  # of the folder
@@ -126,7 +126,7 @@ async def test_a7_a_client_goes_back_over_stdio(tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_the_server_imports_no_langgraph():
-    """A server starts at once: nothing of it needs LangGraph, which takes a second to import."""
+    """The MCP server does not import LangGraph, which takes a second to import."""
     code = "import sys, agentgit.mcp.server; assert not {'langgraph', 'langchain_core'} & set(sys.modules)"
     done = subprocess.run(  # noqa: S603  # our own interpreter
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False
@@ -134,8 +134,8 @@ def test_the_server_imports_no_langgraph():
     assert done.returncode == 0, done.stderr
 
 
-def test_without_its_package_it_says_what_to_install(monkeypatch):
-    """Bad input: where mcp is not installed, the failure has the pip command."""
+def test_agentgit_mcp_without_the_mcp_package_names_the_pip_command(monkeypatch):
+    """Bad input: without the mcp package, `agentgit mcp` fails with the pip command that installs it."""
     for name in [name for name in sys.modules if name.startswith("agentgit.mcp")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mcp", None)
@@ -147,8 +147,8 @@ def test_without_its_package_it_says_what_to_install(monkeypatch):
 # -- what a client may do
 
 
-async def test_what_each_tool_does_to_the_world_is_said(repo):
-    """W3: MCP annotations say which tools only look, and which may take something away; no tool is left out."""
+async def test_mcp_annotations_mark_read_only_and_destructive_tools(repo):
+    """W3: MCP annotations mark the read-only and the destructive tools, and every public method is a tool."""
     tools = await offered(repo)
     known = {name: tool.annotations for name, tool in tools.items()}
     looks = {name for name, said in known.items() if said.readOnlyHint}
@@ -163,8 +163,8 @@ async def test_what_each_tool_does_to_the_world_is_said(repo):
     assert all(tool.description for tool in tools.values())
 
 
-async def test_what_the_page_says_of_each_tool_is_what_its_client_is_told(repo):
-    """D6, W3: the table of docs/mcp.md has each tool once, and says of which undo functions run."""
+async def test_the_tool_table_in_the_docs_matches_the_annotations(repo):
+    """D6, W3: the table in docs/mcp.md lists each tool once, and its column on undo functions matches openWorldHint."""
     rows = re.findall(r"^\| (`.*?) \| .* \| (.*?) \|$", (ROOT / "docs/mcp.md").read_text(), flags=re.M)
     told = [(name, acts != "nothing") for names, acts in rows for name in re.findall("`(.*?)`", names)]
     known = {name: tool.annotations.openWorldHint for name, tool in (await offered(repo)).items()}
@@ -172,8 +172,8 @@ async def test_what_the_page_says_of_each_tool_is_what_its_client_is_told(repo):
     assert dict(told) == known
 
 
-async def test_a_server_shows_what_it_is_bound_to(repo, agent):
-    """D5: a server of one session names no other, one of a user finds no session of others, one to read only reads."""
+async def test_a_server_shows_only_the_session_or_user_it_is_bound_to(repo, agent):
+    """D5: a server shows only its session or its user's sessions, and a read-only server or role refuses writes."""
     repo.session("another", create=True)
     async with client(repo, repo.session("s"), read_only=True) as ask:
         assert "another" not in said(await ask("list_branches"))
@@ -200,14 +200,14 @@ async def test_a_server_shows_what_it_is_bound_to(repo, agent):
 
 
 @pytest.mark.parametrize("read_only", [True, False])
-def test_what_a_server_says_of_itself_is_what_it_offers(repo, read_only):
-    """D5: who may only read is not told of tools that are not there."""
+def test_server_instructions_name_only_the_tools_on_offer(repo, read_only):
+    """D5: the instructions of a read-only server do not name the rollback tool."""
     told = server(repo, read_only=read_only, may_force=False).create_initialization_options().instructions
     assert ("rollback_to_checkpoint" in told) is not read_only
 
 
-async def test_w2_nothing_is_undone_without_its_plan(repo, agent, world):
-    """W2: a code is of one plan: a made up one, one of a plan that has changed, one for other options, do nothing."""
+async def test_w2_a_rollback_needs_the_confirm_code_of_its_current_plan(repo, agent, world):
+    """W2: a confirm code that is made up, outdated or for other options does nothing; a valid one rolls back once."""
     async with client(repo) as ask:
         code = (await ask("plan_rollback", checkpoint="main#2")).structuredContent["confirm"]
         await agent.arun("add lamp")
@@ -226,8 +226,8 @@ async def test_w2_nothing_is_undone_without_its_plan(repo, agent, world):
         assert (done.isError, world.items) == (False, ["chair", "table", "lamp"])
 
 
-async def test_w2_what_cannot_be_undone_is_said(repo, agent, world):
-    """W2: an irreversible effect blocks, with its plan; only a server that allows it lets a client keep it."""
+async def test_w2_an_irreversible_call_blocks_unless_the_server_allows_force(repo, agent, world):
+    """W2: an irreversible call blocks the rollback with its plan; only a server with may_force can keep it."""
     await agent.arun("send hello")
     async with client(repo) as ask:
         plan = await ask("plan_rollback", checkpoint="main#1")
@@ -243,8 +243,8 @@ async def test_w2_what_cannot_be_undone_is_said(repo, agent, world):
         assert (len(done.structuredContent["kept"]), world.items) == (1, [])
 
 
-async def test_w1_what_stopped_half_way_is_finished(repo, agent, world):
-    """W1: an undo that raises is a tool error with the report; when the cause is mended, the rest is done once."""
+async def test_w1_a_failed_rollback_is_finished_by_resume_operation(repo, agent, world):
+    """W1: an undo that raises is a tool error with the operation; resume_operation then runs the rest once."""
     world.broken = {"chair"}
     async with client(repo) as ask:
         code = (await ask("plan_rollback", checkpoint="main#1")).structuredContent["confirm"]
@@ -256,8 +256,8 @@ async def test_w1_what_stopped_half_way_is_finished(repo, agent, world):
         assert (done.isError, world.items, len(world.undone)) == (False, [], 2)
 
 
-async def test_bad_arguments_are_said(repo, agent):
-    """Bad input: what is missing, unknown or too large is a tool error that names it; the server goes on."""
+async def test_bad_arguments_are_tool_errors_and_the_server_keeps_running(repo, agent):
+    """Bad input: a missing, unknown or too large argument is a tool error, and the server keeps answering."""
     async with client(repo) as ask:
         for tool, arguments in [
             ("search", {}), ("search", {"text": "x", "limit": 10**9}), ("plan_rollback", {"checkpoint": 7, "x": 1}),

@@ -137,8 +137,8 @@ SHOWN = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_d6_a_notebook_tells_its_story(kernel, path, tmp_path):
-    """D6, D4: each cell of each notebook runs and shows what it is there to show."""
+def test_d6_every_cell_of_a_notebook_shows_the_expected_output(kernel, path, tmp_path):
+    """D6, D4: each cell of each notebook runs and shows its expected output."""
     notebook = run(kernel, path, tmp_path)
     for said, wanted in zip(shown(notebook), SHOWN[path.stem], strict=True):
         assert wanted in said if wanted else said == ""
@@ -147,8 +147,8 @@ def test_d6_a_notebook_tells_its_story(kernel, path, tmp_path):
 
 
 @pytest.mark.long
-def test_d6_a_notebook_can_be_run_again(kernel, tmp_path):
-    """D6, D4: run again from the top, on the databases that it made, the one with a template fails nowhere."""
+def test_d6_the_team_store_notebook_runs_again_on_its_databases(kernel, tmp_path):
+    """D6, D4: the notebook with a template runs a second time on the databases of its first run."""
     path = next(one for one in NOTEBOOKS if one.stem == "04-a-team-store")
     for _ in range(2):
         assert shown(run(kernel, path, tmp_path))[-2] == SHOWN[path.stem][-2]
@@ -157,7 +157,7 @@ def test_d6_a_notebook_can_be_run_again(kernel, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_d4_each_cell_can_be_run_twice(kernel, path, tmp_path):
-    """D4: who runs a cell again, as everybody does, breaks neither it nor those that follow."""
+    """D4: running each cell twice in a row breaks neither that cell nor the following ones."""
     run(kernel, path, tmp_path, times=2)
 
 
@@ -187,14 +187,14 @@ def _is_drawn_in_a_browser(notebook: nbformat.NotebookNode, folder: Path) -> Non
     assert [url for url in asked if not re.match("file:|data:", url)] == []
 
 
-def test_d6_every_notebook_is_asserted():
-    """D6: no notebook is there of which nothing is said here."""
+def test_d6_every_notebook_has_expected_outputs():
+    """D6: every notebook has an entry in the expected outputs."""
     assert [path.stem for path in NOTEBOOKS] == list(SHOWN)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_d6_notebooks_are_stored_without_outputs(path):
-    """D6: what is committed is what a person wrote, not what a run left."""
+    """D6: committed notebooks have no outputs and no execution counts."""
     for cell in nbformat.read(path, as_version=4).cells:
         assert cell.get("outputs", []) == []
         assert cell.get("execution_count") is None
@@ -202,7 +202,7 @@ def test_d6_notebooks_are_stored_without_outputs(path):
 
 @pytest.mark.long
 def test_d4_marimo_shows_our_html():
-    """D4: marimo's formatter shows the HTML of a value, and of a list that shows itself."""
+    """D4: marimo's formatter shows the HTML of a tree, of a session and of a list of branches."""
     from marimo._output.formatting import try_format
 
     with agentgit.open(":memory:") as repo:
@@ -213,8 +213,8 @@ def test_d4_marimo_shows_our_html():
 
 
 @pytest.mark.long
-def test_d4_words_without_an_end_stay_in_their_cells():
-    """D4: in a narrow page a cell is neither squeezed to letters nor wider than the page, nor is a picture tiny."""
+def test_d4_very_long_words_stay_inside_their_table_cells():
+    """D4: on a narrow page a cell is neither squeezed nor wider than the page, and the picture is not tiny."""
     if CHROMIUM is None:
         pytest.skip("There is no Chromium to look at pages with.")
     from playwright.sync_api import sync_playwright

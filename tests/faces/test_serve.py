@@ -19,8 +19,8 @@ from agentgit.web import OwnerLink, app
 
 
 @pytest.mark.long
-def test_d5_serve_shows_a_link_serves_and_stops_in_good_order(tmp_path):
-    """D5: on a SQLite file it binds to this machine and says a link that lets in; SIGTERM ends live feeds, and it."""
+def test_d5_serve_prints_a_login_link_and_shuts_down_cleanly(tmp_path):
+    """D5: on SQLite, serve binds to localhost and prints a login link; SIGTERM ends live feeds and the server."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         repo.session("support-42", create=True)
     command = [sys.executable, "-m", "agentgit", "serve", "--port", "0", "--db", str(tmp_path / "agentgit.db")]
@@ -42,16 +42,16 @@ def test_d5_serve_shows_a_link_serves_and_stops_in_good_order(tmp_path):
 
 
 @pytest.mark.long
-def test_d5_serve_without_an_account_says_how_to_make_one(tmp_path):
-    """D5: on a server, or where accounts are asked for, it does not start while nobody could come in."""
+def test_d5_serve_without_an_account_names_the_command_that_adds_one(tmp_path):
+    """D5: with --accounts or a public host, serve refuses to start while no account exists."""
     agentgit.open(tmp_path / "agentgit.db").close()
     for more in (["--accounts"], ["--host", "0.0.0.0"]):  # noqa: S104  # it is refused
         _, said, code = command_line.run("serve", "--db", str(tmp_path / "agentgit.db"), *more)
         assert (code, "agentgit users add NAME" in said) == (2, True)
 
 
-def test_d5_serve_without_its_extra_says_what_to_install(tmp_path, monkeypatch):
-    """D5: where FastAPI is not installed, one line says which command brings it."""
+def test_d5_serve_without_its_extra_names_the_pip_command(tmp_path, monkeypatch):
+    """D5: without the server extra, serve fails with the pip command that installs it."""
     agentgit.open(tmp_path / "agentgit.db").close()
     for name in [name for name in sys.modules if name.startswith(("agentgit.web", "uvicorn"))]:
         monkeypatch.delitem(sys.modules, name)
@@ -60,8 +60,8 @@ def test_d5_serve_without_its_extra_says_what_to_install(tmp_path, monkeypatch):
     assert (code, 'pip install "agentgit[server]"' in said) == (13, True)
 
 
-def test_d5_a_port_that_is_taken_is_told(tmp_path):
-    """D5: where somebody else listens, it says to name another port."""
+def test_d5_serve_on_a_port_in_use_names_the_port_option(tmp_path):
+    """D5: serve on a port in use fails with a message that names `--port`."""
     import socket
 
     agentgit.open(tmp_path / "agentgit.db").close()
@@ -72,7 +72,7 @@ def test_d5_a_port_that_is_taken_is_told(tmp_path):
 
 
 @pytest.mark.long
-def test_d5_the_application_lives_inside_another_one(tmp_path):
+def test_d5_the_application_can_be_mounted_in_another_application(tmp_path):
     """D5: mounted below a path, all links, forms, redirects and the API stay below it."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         repo.session("support-42", create=True)
@@ -93,8 +93,8 @@ def test_d5_the_application_lives_inside_another_one(tmp_path):
         assert described["servers"] == [{"url": "/git/api/v1"}]
 
 
-def test_d6_pages_and_style_are_in_the_package():
-    """D6: what the wheel takes from the package's folder has the templates and the static files."""
+def test_d6_the_package_folder_contains_templates_and_static_files():
+    """D6: the package folder, which the wheel ships, contains the templates and the static files."""
     folder = Path(agentgit.__file__).parent / "web"
     assert {"base.html", "parts.html"} <= {file.name for file in (folder / "templates").iterdir()}
     assert {file.suffix for file in (folder / "static").iterdir()} == {".css", ".js", ".svg"}

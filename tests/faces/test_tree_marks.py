@@ -24,8 +24,8 @@ def marks(branch) -> list[tuple[str, dict[str, int]]]:
     return [(f"{branch.name}#{point.number}", dict(point.effects)) for point in branch.points if point.effects]
 
 
-def test_d4_a_tree_knows_what_the_calls_of_each_checkpoint_did(repo, agent):
-    """D4: each call is at the checkpoint after it, as it stands now; what only read or was replayed is at none."""
+def test_d4_a_tree_counts_the_effects_of_calls_at_each_checkpoint(repo, agent):
+    """D4: each call counts at the next checkpoint with its current status; reads and replayed calls do not count."""
     agent.run("add chair; look")
     agent.tag(agent.checkpoint("before"), "good")
     agent.run("add table; charge 5; note hurry")
@@ -38,8 +38,8 @@ def test_d4_a_tree_knows_what_the_calls_of_each_checkpoint_did(repo, agent):
     assert "(tag: good) before" in str(repo.session("s").tree())
 
 
-def test_d4_what_ran_again_stands_again(repo, agent):
-    """D4: after a switch back, which makes a reversed call again, the tree shows it as done."""
+def test_d4_a_call_repeated_by_a_switch_back_is_shown_as_done(repo, agent):
+    """D4: after a switch back runs a reversed call again, the tree shows it as done."""
     agent.run("add chair")
     agent.run("send hello; add lamp")
     agent.rollback("main#2", force=True)
@@ -49,7 +49,7 @@ def test_d4_what_ran_again_stands_again(repo, agent):
 
 
 def test_d4_calls_after_the_newest_checkpoint_belong_to_the_branch(repo, agent):
-    """D4: what a turn did that broke off is seen too, though no checkpoint was made after it."""
+    """D4: the calls of a failed turn are shown on the branch, although no checkpoint follows them."""
     with pytest.raises(RuntimeError, match="paper"):
         agent.run("add chair; fail paper")
     main = repo.session("s").tree().roots[0]

@@ -45,8 +45,8 @@ SHOWN = [
 ]
 
 
-def test_d4_every_value_is_shown_richly(agent):
-    """D4: what a person gets from an agent shows itself, with nothing that an untrusted notebook would drop."""
+def test_d4_every_value_has_html_that_untrusted_notebooks_keep(agent):
+    """D4: every value from an agent has text and HTML, with only tags and attributes that untrusted notebooks keep."""
     for get, says in SHOWN:
         value = get(agent)
         bundle = value._repr_mimebundle_()
@@ -59,16 +59,16 @@ def test_d4_every_value_is_shown_richly(agent):
         assert [text for text in says if text not in page.text] == []
 
 
-def test_d4_lists_stay_lists(agent):
-    """D4: what is shown as a table is equal to, and prints as, the list that it is."""
+def test_d4_lists_shown_as_tables_equal_plain_lists(agent):
+    """D4: a list that is shown as a table equals the plain list and prints like it."""
     for shown in (agent.tool_track(), agent.session.branches(), agent.checkpoints(), agent.history()):
         assert isinstance(shown, list)
         assert shown == list(shown)
         assert str(shown) == str(list(shown))
 
 
-def test_d4_a_value_whose_database_is_gone_says_so(agent, repo):
-    """D4: a checkpoint whose state cannot be read any more shows what it knows, and one line that says why."""
+def test_d4_an_unreadable_value_shows_the_error_in_its_html(agent, repo):
+    """D4: a checkpoint or branch whose state cannot be read shows the error in its HTML."""
     point = agent.head
 
     def gone():
@@ -82,8 +82,8 @@ def test_d4_a_value_whose_database_is_gone_says_so(agent, repo):
     assert "is damaged" in branch._repr_html_()
 
 
-def test_import_agentgit_needs_no_ipython():
-    """D4: a program that never sees a notebook does not pay for one."""
+def test_import_agentgit_does_not_import_ipython():
+    """D4: `import agentgit` imports neither IPython nor LangGraph nor SQLAlchemy."""
     code = "import sys, agentgit; print(sorted({'IPython', 'ipykernel', 'langgraph', 'sqlalchemy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603  # ours
     assert done.stdout == "[]\n"

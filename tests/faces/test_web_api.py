@@ -45,8 +45,8 @@ def ask(repo: agentgit.Repository) -> Program:
     return Program(repo)
 
 
-def test_d5_a_session_is_read_by_its_parts(ask, repo):
-    """D5: sessions, branches, tree, log, messages, calls and state come by pages, as the library has them."""
+def test_d5_the_api_returns_every_part_of_a_session_in_pages(ask, repo):
+    """D5: the API returns sessions, branches, tree, log, messages, calls and state in pages, as the library does."""
     session = ask("GET", "/sessions")["items"][0]
     at = f"/sessions/{session['id']}"
     assert (session["session_name"], session["role"]) == ("support-42", "owner")
@@ -67,15 +67,15 @@ def test_d5_a_session_is_read_by_its_parts(ask, repo):
     assert ask("GET", f"{at}/search?q=SOFA")["hits"][0]["snippet"]
 
 
-def test_d5_two_places_are_compared(ask, repo):
-    """D5: diff and comparison are those of the library."""
+def test_d5_diff_and_compare_match_the_library(ask, repo):
+    """D5: diff and compare return what the library returns."""
     at = f"/sessions/{repo.session('support-42').id}"
     assert ask("GET", f"{at}/diff?a=main&b=HEAD") == repo.session("support-42").diff("main", "HEAD").to_dict()
     assert ask("GET", f"{at}/compare?a=main&b=main-2")["fork"] == "main#3"
 
 
-def test_w2_a_rollback_is_planned_done_once_and_reported(ask, repo):
-    """W2: a plan does nothing; what blocks is a 409 with the plan; forced, it is done; sent again, it is done once."""
+def test_w2_a_rollback_is_planned_run_once_and_reported_over_http(ask, repo):
+    """W2: a plan changes nothing, a blocked rollback is a 409 with the plan, and a repeated request runs once."""
     at = f"/sessions/{repo.session('support-42').id}"
     plan = ask("GET", f"{at}/plan?to=main%232")
     assert (plan["is_admissible"], len(repo.session("support-42").branches())) == (False, 2)
@@ -95,8 +95,8 @@ def test_w2_a_rollback_is_planned_done_once_and_reported(ask, repo):
 
 
 @pytest.mark.long
-def test_t2_a_path_that_cannot_run_again_is_refused_or_answered_from_the_record(ask, repo):
-    """T2: the API obeys the same rules: a server without the tools runs none, and force answers from the record."""
+def test_t2_replay_without_tools_is_refused_or_answered_from_the_record(ask, repo):
+    """T2: a server without the tools refuses to execute a path, and with force answers it from the record."""
     at = f"/sessions/{repo.session('support-42').id}"
     place = repo.session("support-42").checkpoints(branch="main")[-1].metadata["reference"]
     track = repo.session("support-42").tool_track(branch="main")
@@ -111,8 +111,8 @@ def test_t2_a_path_that_cannot_run_again_is_refused_or_answered_from_the_record(
     assert [call.replay_of for call in repo.session("support-42").tool_track()] == [call.id for call in track]
 
 
-def test_w1_a_rollback_that_stops_half_way_is_finished_through_the_api(ask, repo, tmp_path, monkeypatch):
-    """W1: a failed reversal is a 409 with the operation and the report so far; resolve and resume finish it."""
+def test_w1_a_failed_rollback_is_finished_through_the_api(ask, repo, tmp_path, monkeypatch):
+    """W1: a failed reversal is a 409 with the operation and its report; resolve and resume finish it."""
     at = f"/sessions/{repo.session('support-42').id}"
     shop = tmp_path / "elsewhere.db"
     monkeypatch.setenv("AGENTGIT_DEMO_SHOP", str(shop))
@@ -127,8 +127,8 @@ def test_w1_a_rollback_that_stops_half_way_is_finished_through_the_api(ask, repo
     assert done["status"] == "done"
 
 
-def test_w9_a_tag_is_given_and_taken(ask, repo):
-    """W9: tags through the API, with the conflict where one is taken."""
+def test_w9_the_api_creates_lists_and_deletes_tags(ask, repo):
+    """W9: the API creates, lists and deletes tags; a name in use is a 409 and a missing tag a 404."""
     at = f"/sessions/{repo.session('support-42').id}"
     assert ask("POST", f"{at}/tags", 201, ref="main#2", name="v1", description="good")["reference"] == "main#2"
     assert ask("POST", f"{at}/tags", 409, ref="main#3", name="v1")["title"] == "Conflict"
@@ -140,8 +140,8 @@ def test_w9_a_tag_is_given_and_taken(ask, repo):
 
 
 @pytest.mark.long
-def test_b8_a_session_is_downloaded_and_read_again(ask, repo, tmp_path):
-    """B8: what the API gives to download is what `import_` reads."""
+def test_b8_a_downloaded_session_can_be_imported(ask, repo, tmp_path):
+    """B8: `import_` reads the export that the API returns."""
     answer = ask.client.get(f"https://git.example/api/v1/sessions/{repo.session('support-42').id}/export")
     assert answer.headers["content-disposition"].startswith("attachment")
     (tmp_path / "s.jsonl").write_bytes(answer.content)
@@ -149,16 +149,16 @@ def test_b8_a_session_is_downloaded_and_read_again(ask, repo, tmp_path):
     assert [one.name for one in repo.session(again).branches()] == ["main", "main-2"]
 
 
-def test_w11_a_session_begins_as_a_checkpoint_of_another(ask):
-    """W11: a new session with a template has its conversation."""
+def test_w11_a_session_starts_from_a_checkpoint_of_another_session(ask):
+    """W11: a session created with a template has the conversation of the template."""
     made = ask("POST", "/sessions", 201, name="mine", template="support-42@main#2")
     log = ask("GET", f"/sessions/{made['id']}/log")
     assert log["items"][0]["message_count"] == 4
 
 
 @pytest.mark.long
-def test_d5_what_is_not_shared_is_not_there(repo):
-    """D5: to somebody else every path of a session, its checkpoints, calls and operations answers as if none were."""
+def test_d5_a_session_that_is_not_shared_is_a_404_on_every_path(repo):
+    """D5: without access, every path of a session, its checkpoints, calls and operations is a 404."""
     session = repo.session("support-42")
     head, call = repo.session("support-42").get_checkpoint("HEAD"), repo.session("support-42").tool_track()[0]
     operation = repo.session("support-42").operations()[0]
@@ -190,8 +190,8 @@ def test_d5_what_is_not_shared_is_not_there(repo):
     assert {event["session_id"] for event in bob("GET", "/events")["items"]} == {None}  # that he made a key
 
 
-def test_d5_a_viewer_looks_and_does_not_touch(repo):
-    """D5: shared for reading, a session is listed with its role; what changes it is a 403 that says so."""
+def test_d5_a_viewer_can_read_and_cannot_write(repo):
+    """D5: a viewer lists and reads a shared session with its role, and changes are a 403."""
     session = repo.session("support-42")
     bob = Program(repo.as_user("bob"))
     ask = Program(repo)
@@ -205,8 +205,8 @@ def test_d5_a_viewer_looks_and_does_not_touch(repo):
     assert bob("GET", f"/sessions/{session.id}", 404)["status"] == 404
 
 
-def test_d5_a_link_lets_somebody_join(repo):
-    """D5: the token of a link is told once, joins a session, and is worth nothing once it is revoked."""
+def test_d5_a_sharing_link_works_until_it_is_revoked(repo):
+    """D5: a link's token is shown once and joins a session; revoking the link ends the access that it granted."""
     at = f"/sessions/{repo.session('support-42').id}"
     eve = repo.users.add("eve")
     ask, bob, eve = Program(repo), Program(repo.as_user("bob")), Program(repo.as_user(eve))
@@ -218,8 +218,8 @@ def test_d5_a_link_lets_somebody_join(repo):
     assert bob("GET", at, 404)["status"] == 404
 
 
-def test_d5_a_key_does_no_more_than_its_scopes(repo):
-    """D5: a key for reading reads; it neither writes nor makes a wider key; revoked, it is worth nothing."""
+def test_d5_a_key_allows_no_more_than_its_scopes(repo):
+    """D5: a read key can neither write nor create a wider key, and stops working when it is revoked."""
     reader = Program(repo, "read")
     assert reader("GET", "/me")["scopes"] == ["read"]
     assert reader("POST", "/sessions", 403, name="new")["status"] == 403
@@ -230,8 +230,8 @@ def test_d5_a_key_does_no_more_than_its_scopes(repo):
     assert reader("GET", "/me", 401)["detail"]
 
 
-def test_d5_users_are_for_admins(repo):
-    """D5: an admin makes users and shuts them out; others may not, and who is shut out is out at once."""
+def test_d5_only_admins_manage_users(repo):
+    """D5: an admin adds and disables users, others may not, and a disabled user is logged out at once."""
     ask, bob = Program(repo), Program(repo.as_user("bob"))
     eve = ask("POST", "/users", 201, name="eve", password=PASSWORD)
     assert {user["name"] for user in ask("GET", "/users")["items"]} >= {"ada", "bob", "eve"}
@@ -249,8 +249,8 @@ def test_d5_users_are_for_admins(repo):
     assert ask.client.get(f"{at}/me", headers=fresh).status_code == 401
 
 
-def test_q6_a_new_password_ends_the_other_logins_over_http(repo):
-    """Q6: the program that changes the password goes on; who logged in elsewhere with the old one is out at once."""
+def test_q6_a_new_password_ends_all_other_logins_over_http(repo):
+    """Q6: the client that changes the password stays logged in, and other logins of that user end at once."""
     ask, at = Program(repo), "https://git.example/api/v1"
     eve = ask("POST", "/users", 201, name="eve", password=PASSWORD)
     here, elsewhere = (
@@ -263,8 +263,8 @@ def test_q6_a_new_password_ends_the_other_logins_over_http(repo):
     assert ask.client.get(f"{at}/me", headers=here).status_code == 401
 
 
-def test_d5_guessing_passwords_is_slowed_down(repo):
-    """D5: after some wrong passwords the answer is a 429 that says when to try again."""
+def test_d5_password_guessing_is_throttled(repo):
+    """D5: after several wrong passwords the answer is a 429 with a Retry-After header."""
     ask = Program(repo)
     wrong = {"name": "ada", "password": "wrong wrong wrong"}
     answers = [ask.client.post("https://git.example/api/v1/login", json=wrong)]
@@ -274,8 +274,8 @@ def test_d5_guessing_passwords_is_slowed_down(repo):
     assert int(answers[-1].headers["retry-after"]) > 0
 
 
-def test_d5_failures_say_what_to_do_next(ask, repo):
-    """D5: each failure is problem details with a type, a title, its status, and what to do next."""
+def test_d5_failures_are_problem_details_with_a_next_step(ask, repo):
+    """D5: each failure is problem details with a type, a title, a status and what to do next."""
     at = f"/sessions/{repo.session('support-42').id}"
     near = ask("GET", f"{at}/checkpoint?ref=before%20the%20tabel", 404)
     assert "before the table" in near["near"]
@@ -290,8 +290,8 @@ def test_d5_failures_say_what_to_do_next(ask, repo):
     assert (anybody.status_code, anybody.headers["www-authenticate"]) == (401, 'Bearer realm="agentgit"')
 
 
-def test_d5_text_that_json_has_trouble_with_survives(ask, repo, tmp_path):
-    """D5: NUL, lone surrogates and huge numbers come out of the API as they went in."""
+def test_d5_nul_surrogates_and_huge_numbers_survive_the_api(ask, repo, tmp_path):
+    """D5: the API returns NUL, lone surrogates and huge numbers unchanged."""
     agent = repo.wrap(build(tmp_path / "shop.db"), "odd", effects=EFFECTS)
     agent.run("note this")
     odd = {"text": "a\x00b\ud800", "huge": -(2**70), "hostile": HOSTILE}
@@ -300,8 +300,8 @@ def test_d5_text_that_json_has_trouble_with_survives(ask, repo, tmp_path):
     assert found["data"] == odd
 
 
-def test_d5_events_are_told_live_and_a_feed_goes_on_where_it_was_cut(repo, tmp_path):
-    """D5: a feed gives what is committed, each event with its id; after a cut nothing is left out or told twice."""
+def test_d5_an_event_feed_resumes_after_the_last_received_event(repo, tmp_path):
+    """D5: a live feed sends each event with its id, and after a cut resumes without gaps or duplicates."""
     session = repo.session("support-42")
     key = repo.keys.create("feed", scopes=("read",)).secret
     known = repo.events.newest(session="support-42")
@@ -330,8 +330,8 @@ def test_d5_events_are_told_live_and_a_feed_goes_on_where_it_was_cut(repo, tmp_p
         assert kinds(client, 1, **{"last-event-id": str(rest[-1][0])})[0][1] == "tag.created"
 
 
-def test_d5_the_api_is_the_same_on_both_databases(database, tmp_path):
-    """D5: on SQLite and on PostgreSQL, sessions, log, search, plan and rollback answer alike."""
+def test_d5_the_api_works_on_sqlite_and_postgresql(database, tmp_path):
+    """D5: sessions, log, search, plan and rollback work the same on SQLite and PostgreSQL."""
     with agentgit.open(database.url) as operator:
         ada = operator.as_user(operator.users.add("ada", is_admin=True))
         ada.wrap(build(tmp_path / "shop.db"), "both", effects=EFFECTS).run("order two chairs")
@@ -345,8 +345,8 @@ def test_d5_the_api_is_the_same_on_both_databases(database, tmp_path):
         assert ask("DELETE", at)["sessions"] == 1
 
 
-def test_d5_the_description_of_the_api_has_no_example_of_another_language(repo):
-    """D5: what a field means is said in sentences; Python that shows the class at work stays out of them."""
+def test_d5_the_openapi_description_contains_no_python_examples(repo):
+    """D5: the field descriptions in openapi.json contain no Python examples."""
     described = TestClient(app(repo), base_url="https://git.example").get("/api/v1/openapi.json").json()
     fields = [
         field

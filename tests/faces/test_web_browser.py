@@ -173,8 +173,8 @@ def hit(page: Page, key: str) -> None:
 
 
 @pytest.mark.long
-def test_d5_the_main_story_by_keyboard_alone(pages, site, shots):
-    """D5: without a mouse: find a session, look at a checkpoint, plan a rollback, do it, read the report, go up."""
+def test_d5_a_rollback_can_be_done_with_the_keyboard_alone(pages, site, shots):
+    """D5: a keyboard suffices to find a session, open a checkpoint, plan and run a rollback and read its report."""
     page = pages()
     page.goto("/")
     page.keyboard.press("Tab")
@@ -209,7 +209,7 @@ def test_d5_the_main_story_by_keyboard_alone(pages, site, shots):
 
 
 @pytest.mark.long
-def test_d5_a_node_of_the_tree_leads_to_its_checkpoint(pages, site):
+def test_d5_a_click_on_a_tree_node_opens_its_checkpoint(pages, site):
     """D5: a click on a dot of the picture opens that checkpoint."""
     page = pages()
     page.goto(paths(site.repo, "support")["session"])
@@ -218,8 +218,8 @@ def test_d5_a_node_of_the_tree_leads_to_its_checkpoint(pages, site):
 
 
 @pytest.mark.long
-def test_d5_nobody_trips_over_a_page(pages, site, shots):
-    """D5: each page, by day and by night, has one h1, named controls, enough contrast, and no line wider than it."""
+def test_d5_every_page_passes_the_accessibility_checks(pages, site, shots):
+    """D5: each page, light and dark, has one h1, named controls, enough contrast and no overflowing line."""
     page = pages(viewport={"width": 1200, "height": 800})
     found = {
         "sessions": "/sessions", "audit": "/audit", "help": "/help", "login": "/login", "keys": "/keys",
@@ -248,8 +248,8 @@ def test_d5_pages_fit_a_phone(pages, site, shots):
 
 
 @pytest.mark.long
-def test_d5_hostile_text_is_only_text(pages, site):
-    """D5: names, messages, tags, data and files that are scripts are shown, and none of them runs."""
+def test_d5_hostile_text_is_shown_as_plain_text(pages, site):
+    """D5: scripts in names, messages, tags, data and files are shown as text, and none of them runs."""
     page = pages()
     found = paths(site.repo, "<script>")
     for name in ("session", "files", "diff", "plan", "search", "events", "checkpoint"):
@@ -261,8 +261,8 @@ def test_d5_hostile_text_is_only_text(pages, site):
 
 
 @pytest.mark.long
-def test_d5_what_happens_elsewhere_comes_to_an_open_page(pages, site):
-    """D5: while somebody looks at a session, a new checkpoint appears by itself, and a screen reader is told."""
+def test_d5_an_open_page_shows_a_new_checkpoint_without_a_reload(pages, site):
+    """D5: an open session page shows a new checkpoint by itself and announces it to screen readers."""
     agent = site.repo.wrap(build(site.folder / "shop.db"), "live", effects=EFFECTS)
     agent.run("order a chair")
     page = pages()
@@ -274,8 +274,8 @@ def test_d5_what_happens_elsewhere_comes_to_an_open_page(pages, site):
 
 
 @pytest.mark.long
-def test_d5_everything_works_without_scripts(pages, site):
-    """D5: with scripts off: search, compare, plan, and switch to another branch by form."""
+def test_d5_pages_work_without_javascript(pages, site):
+    """D5: search, diff and the switch to another branch work without JavaScript."""
     page = pages(java_script_enabled=False)
     found = paths(site.repo, "support")
     page.goto(found["session"] + "/search")

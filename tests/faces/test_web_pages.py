@@ -59,8 +59,8 @@ def ada(repo: agentgit.Repository) -> Visitor:
 
 
 @pytest.mark.long
-def test_w2_what_is_done_is_what_was_looked_at(ada, repo, tmp_path):
-    """W2: if something happened since a plan was shown, its form does nothing; shown anew, it is done, and once."""
+def test_w2_a_form_runs_only_the_plan_that_was_shown(ada, repo, tmp_path):
+    """W2: the form of an outdated plan changes nothing; the form of the current plan rolls back once."""
     at = f"/sessions/{repo.session('support-42').id}"
     page = ada.get(f"{at}/rollback?to=before%20the%20mail")
     assert "Blocked by 1 call (send_mail)" in page.text
@@ -77,8 +77,8 @@ def test_w2_what_is_done_is_what_was_looked_at(ada, repo, tmp_path):
     assert [branch.name for branch in repo.session("support-42").branches()] == ["main", "main-2", "again"]
 
 
-def test_w1_what_stopped_half_way_is_decided_and_finished_on_its_page(ada, repo, tmp_path, monkeypatch):
-    """W1: the page of a failed rollback says what failed, lets a person decide, and finishes it."""
+def test_w1_a_failed_rollback_is_resolved_and_resumed_on_its_page(ada, repo, tmp_path, monkeypatch):
+    """W1: the pages of a failed rollback let a person resolve the failed call and finish the operation."""
     at = f"/sessions/{repo.session('support-42').id}"
     shop = tmp_path / "elsewhere.db"
     monkeypatch.setenv("AGENTGIT_DEMO_SHOP", str(shop))
@@ -93,8 +93,8 @@ def test_w1_what_stopped_half_way_is_decided_and_finished_on_its_page(ada, repo,
 
 
 @pytest.mark.long
-def test_d5_a_session_of_ten_thousand_checkpoints_is_a_small_page(ada, repo):
-    """D5: with 10,000 more checkpoints the tree is folded, the log goes by pages, and the page stays small."""
+def test_d5_the_page_of_ten_thousand_checkpoints_is_small(ada, repo):
+    """D5: with 10,000 more checkpoints the tree is folded, the log is paged and the page stays small."""
     head = repo.session("support-42").get_checkpoint("HEAD")
     before = len(ada.get(f"/sessions/{repo.session('support-42').id}").content)
 
@@ -112,8 +112,8 @@ def test_d5_a_session_of_ten_thousand_checkpoints_is_a_small_page(ada, repo):
     assert "main-2#9950" in ada.get(older).text
 
 
-def test_d5_the_words_of_the_tree_are_read_by_day_and_by_night(ada):
-    """D5: on the sheet of a page, each colour of the picture has as a text a contrast of 4.5:1, as all other texts."""
+def test_d5_tree_colours_are_readable_as_text_in_light_and_dark(ada):
+    """D5: each colour of the picture has a text contrast of at least 4.5:1 on a page, light and dark."""
     sheet = ada.get("/static/agentgit.css").text
     for ground, factor in zip(
         re.findall(r"--sheet: (#\w{6})", sheet), re.findall(r"--picture: ([\d.]+)", sheet), strict=True
@@ -143,8 +143,8 @@ def luminance(colour: str, factor: float = 1.0) -> float:
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def test_d5_people_share_and_take_away_by_form(ada, repo):
-    """D5: share with somebody, see them listed, take it away; a link's token is shown once."""
+def test_d5_forms_share_a_session_and_withdraw_access(ada, repo):
+    """D5: forms share a session, list its members, withdraw access and create a link whose token is shown once."""
     at = f"/sessions/{repo.session('support-42').id}"
     bob = Visitor(repo.as_user("bob"))
     bob.get(at, 404)
@@ -163,8 +163,8 @@ def test_d5_people_share_and_take_away_by_form(ada, repo):
     assert "mine" in bob.post(begun, "/sessions", name="mine").text
 
 
-def test_d5_users_and_keys_by_form(ada, repo):
-    """D5: an admin makes a user and shuts them out; anybody makes keys, shown once, and revokes them."""
+def test_d5_forms_create_and_disable_users_and_create_keys(ada, repo):
+    """D5: an admin creates and disables a user by form, and the secret of a new key is shown once."""
     page = ada.post(ada.get("/users"), "/users", name="eve", password=PASSWORD)
     assert "eve" in page.text
     eve = next(user for user in repo.users.all() if user.name == "eve")
@@ -183,8 +183,8 @@ def test_d5_users_and_keys_by_form(ada, repo):
     Visitor(repo.as_user("bob")).get("/users", 403)
 
 
-def test_d5_a_session_is_erased_only_by_its_name(ada, repo):
-    """D5: deleting asks for the name; then every byte goes."""
+def test_d5_erasing_a_session_requires_its_name(ada, repo):
+    """D5: the form erases a session only when its exact name is entered."""
     at = f"/sessions/{repo.session('support-42').id}"
     page = ada.get(at)
     assert "Nothing was deleted" in ada.post(page, f"{at}/delete", 422, name="support").text
@@ -192,8 +192,8 @@ def test_d5_a_session_is_erased_only_by_its_name(ada, repo):
     assert repo.sessions() == []
 
 
-def test_d5_a_user_is_erased_only_by_their_name(ada, repo):
-    """D5: deleting a user asks for the name; then they are gone, with their sessions."""
+def test_d5_erasing_a_user_requires_their_name(ada, repo):
+    """D5: the form erases a user only when their exact name is entered."""
     eve = repo.users.add("eve")
     repo.as_user(eve).session("hers", create=True)
     mark = re.search(r'name="csrf" value="(\w+)"', ada.get("/users").text).group(1)
@@ -203,8 +203,8 @@ def test_d5_a_user_is_erased_only_by_their_name(ada, repo):
     assert "eve" not in [user.name for user in repo.users.all()]
 
 
-def test_d5_pages_offer_only_what_ones_role_may_do(ada, repo):
-    """D5: a viewer finds no form that would be refused, and is told who may; an editor finds them."""
+def test_d5_pages_show_only_the_forms_that_the_role_allows(ada, repo):
+    """D5: a viewer sees their role instead of forms that would be refused; an editor sees the forms."""
     session, point = repo.session("support-42"), repo.session("support-42").get_checkpoint("before the table")
     at = f"/sessions/{session.id}"
     bob = Visitor(repo.as_user("bob"))

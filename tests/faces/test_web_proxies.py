@@ -74,8 +74,8 @@ def log_in(client: httpx.Client, headers: dict[str, str] | None = None, password
 
 
 @pytest.mark.long
-def test_q4_guesses_with_rotating_headers_are_throttled(repo):
-    """Q4: 101 guesses at one name, each with another X-Forwarded-For, are counted for who the proxy saw."""
+def test_q4_guesses_with_rotating_forwarded_headers_are_throttled(repo):
+    """Q4: 101 guesses, each with another X-Forwarded-For, count for the one address that the proxy saw."""
     client = asks(repo)
     found = [
         guess(client, said() | {"x-forwarded-for": f"203.0.113.{n}, 10.0.0.{n}, 192.0.2.1, 10.0.0.9"})
@@ -85,8 +85,8 @@ def test_q4_guesses_with_rotating_headers_are_throttled(repo):
     assert guess(client, said("192.0.2.2"), password=PASSWORD) == 201
 
 
-def test_q4_headers_of_a_stranger_change_nothing(repo):
-    """Q4: who is no trusted proxy is counted by their own address, and cannot say by which scheme and host."""
+def test_q4_forwarded_headers_of_an_untrusted_peer_are_ignored(repo):
+    """Q4: an untrusted peer is counted by its real address and cannot set the scheme or the host."""
     client = asks(repo, "192.0.2.1", "http://localhost:8700", hosts=["localhost"])
     found = [guess(client, said(f"198.51.100.{n}", "localhost")) for n in range(12)]
     assert found == [401] * 11 + [429]
@@ -99,8 +99,8 @@ def test_q4_headers_of_a_stranger_change_nothing(repo):
 
 
 @pytest.mark.parametrize("addresses", [("2001:db8::", "2001:db8:0:1::"), ("::ffff:192.0.2.", "192.0.3.")])
-def test_q4_an_ipv6_caller_is_their_network(repo, addresses):
-    """Q4: addresses of one /64 are one caller; an IPv4 address written as IPv6 is that address."""
+def test_q4_ipv6_callers_are_counted_by_their_network(repo, addresses):
+    """Q4: addresses of one /64 count as one caller, and an IPv4-mapped address as its IPv4 address."""
     near, far = addresses
     client = asks(repo)
     if near.startswith("::ffff"):
@@ -113,8 +113,8 @@ def test_q4_an_ipv6_caller_is_their_network(repo, addresses):
 
 
 @pytest.mark.long
-def test_q4_strangers_do_not_lock_out_who_has_logged_in_before(repo):
-    """Q4: many wrong passwords from many addresses slow the name, and do not slow the browser of its owner."""
+def test_q4_guesses_by_others_do_not_lock_out_a_known_browser(repo):
+    """Q4: wrong passwords from many addresses throttle a name, except in a browser that has logged in before."""
     client = asks(repo)
     mine, new = (asks(repo, base="https://git.example") for _ in range(2))
     assert log_in(mine, said("192.0.2.1")).status_code == 303
@@ -133,8 +133,8 @@ def test_q4_strangers_do_not_lock_out_who_has_logged_in_before(repo):
     assert found == [401] * 11 + [429]  # whoever sits at that browser cannot guess on either
 
 
-def test_q4_a_device_is_known_for_one_user_and_one_password(repo):
-    """Q4: its cookie is of use for nobody else, and ends with the password; one that was made up is none."""
+def test_q4_a_device_cookie_is_valid_for_one_user_and_one_password(repo):
+    """Q4: a device cookie works for no other user, ends when the password is set, and cannot be forged."""
     ada, cookie = repo.login("ada", PASSWORD), repo.login("ada", PASSWORD).keys.device()
     device, ends, signature = cookie.split(".")
     made_up = [f"{device}.{int(ends) + 1}.{signature}", f"x.{ends}.{signature}", "", "..", "x", "\ud800.1.\xe9" * 99]
@@ -153,8 +153,8 @@ def test_q4_a_device_is_known_for_one_user_and_one_password(repo):
 
 
 @pytest.mark.long
-def test_q4_no_key_and_no_token_makes_devices_without_end(repo):
-    """Q4: each new device has ten free guesses, so only who has just shown the password gets one."""
+def test_q4_only_a_password_login_creates_a_device(repo):
+    """Q4: a key or a token creates no device, since each device has ten free guesses; a password login does."""
     key = repo.keys.create("leaked", "admin", user="ada")
     repo = Repository(
         repo.context, jwt=JWT(algorithms=["HS256"], key="0123456789abcdef" * 4, audience="agentgit"), is_borrowed=True
@@ -169,8 +169,8 @@ def test_q4_no_key_and_no_token_makes_devices_without_end(repo):
 
 
 @pytest.mark.parametrize("wrong", ["10.0.0.1/8", "proxy.example", "0.0.0.0/0", "::/0", "", "*"])
-def test_q4_a_proxy_is_an_address_or_a_network(repo, wrong):
-    """Bad input: a name, a network with bits too many, and everybody, are refused when it starts."""
+def test_q4_a_trusted_proxy_must_be_an_address_or_a_network(repo, wrong):
+    """Bad input: a name, a network with host bits and the network of all addresses are refused at start."""
     with pytest.raises(InvalidInput):
         app(repo, trusted_proxies=[wrong])
 
@@ -180,15 +180,15 @@ def test_q4_a_proxy_is_an_address_or_a_network(repo, wrong):
               "https://git.example/#a", "https://git.example:99999", "https://git.example//evil.example",
               "https://git.example/\r\n"],
 )  # fmt: skip
-def test_q4_a_public_url_is_one(repo, wrong):
-    """Bad input: what is no address of a site is refused when it starts."""
+def test_q4_an_invalid_public_url_is_refused(repo, wrong):
+    """Bad input: a public URL that is not the address of a site is refused at start."""
     with pytest.raises(InvalidInput):
         app(repo, public_url=wrong)
 
 
 @pytest.mark.parametrize("keeps_path", [True, False])
-def test_q4_the_public_url_decides_links_cookies_forms_and_hosts(repo, keeps_path):
-    """Q4: with a public URL all go by it, whether or not the proxy passes its path and its host on."""
+def test_q4_links_cookies_forms_and_hosts_follow_the_public_url(repo, keeps_path):
+    """Q4: links, cookies, forms and hosts follow the public URL, whether or not the proxy passes its path on."""
     public = "https://git.example:8443/below/it"
     client = asks(repo, PROXY, "http://127.0.0.1:8700", public_url=public, hosts=[])
     path = "/below/it" if keeps_path else ""
@@ -215,8 +215,8 @@ def test_q4_the_public_url_decides_links_cookies_forms_and_hosts(repo, keeps_pat
     assert client.get(f"{path}/login", headers=headers).status_code == 403  # nobody says that it came by https
 
 
-def test_q4_a_form_that_is_refused_says_in_the_log_what_was_compared(repo, caplog):
-    """Q4: the log has both origins on one line and what to set, and never the mark of the form."""
+def test_q4_the_log_says_why_a_form_was_refused(repo, caplog):
+    """Q4: one log line names both origins and the option to set, and never the CSRF token of the form."""
     client = asks(repo, "192.0.2.1", "http://localhost:8700")
     page = client.get("/login")
     mark = re.search(r'name="csrf" value="(\w{64})"', page.text)[1]
@@ -248,8 +248,8 @@ def options(text: str) -> list[str]:
     return found.replace("\\\n", " ").split()
 
 
-def test_q4_the_page_and_the_samples_name_the_same_options():
-    """Q4: whoever copies the command of the page and a sample has what belongs together."""
+def test_q4_the_docs_and_the_proxy_samples_use_the_same_options():
+    """Q4: the command in docs/web.md and those in the nginx and Caddy samples have the same options."""
     page = (SAMPLES.parent / "web.md").read_text()
     team = page.partition("## For a team")[2].partition("\n## ")[0]
     assert options(FILES["nginx"].read_text()) == options(FILES["caddy"].read_text()) == options(team)
@@ -364,8 +364,8 @@ def certify(folder: Path) -> tuple[Path, Path]:
 @pytest.mark.long
 @pytest.mark.parametrize("program", FILES)
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_q4_people_and_programs_log_in_by_the_documented_command(request, tmp_path, kind, program):
-    """Q4: the sample and the command at its head let people in by form, API and feed, and know who asks."""
+def test_q4_logins_work_through_a_proxy_set_up_as_documented(request, tmp_path, kind, program):
+    """Q4: with a sample and its command, form, API and feed work, and callers are counted by their real address."""
     is_file = kind == "sqlite"
     place = tmp_path / "agentgit.db" if is_file else request.getfixturevalue("postgres_url")
     shown = str(place) if is_file else place.render_as_string(hide_password=False)
@@ -396,8 +396,8 @@ def test_q4_people_and_programs_log_in_by_the_documented_command(request, tmp_pa
 
 
 @pytest.mark.parametrize("program", FILES)
-def test_q4_without_a_public_url_a_form_comes_from_the_port_that_the_proxy_says(repo, tmp_path, program):
-    """Q4: by the sample, https on another port than 443, the origin of a form is what the proxy passes on."""
+def test_q4_without_a_public_url_the_proxy_decides_the_port_of_an_origin(repo, tmp_path, program):
+    """Q4: with the sample on a port other than 443, a form's origin must have the port that the proxy passes on."""
     with served(app(repo, trusted_proxies=["127.0.0.1"])) as backend, running(program, tmp_path, backend) as port:
         one = browser(tmp_path, port, "127.0.0.2", f"https://{NAME}:{port}")
         entered = log_in(one)
@@ -419,8 +419,8 @@ def test_q4_without_a_public_url_a_form_comes_from_the_port_that_the_proxy_says(
         ({"trusted_proxies": ["127.0.0.1"], "host": "0.0.0.0"}, True),  # noqa: S104  # it is not run
     ],
 )
-def test_q4_a_server_that_a_proxy_cannot_reach_by_its_name_says_so(repo, given, answers):
-    """Q4: with a proxy and no name for it, one line at the start says what is answered, and which option to add."""
+def test_q4_a_server_behind_a_proxy_without_a_name_warns_at_start(repo, given, answers):
+    """Q4: a server with a trusted proxy but no public name prints one line that names the option to add."""
     made, said = served_by_command(repo, accounts=True, **given)
     told = [line for line in said if "Only localhost names are allowed" in line and "--public-url https://" in line]
     assert len(told) == (not answers)
@@ -432,8 +432,8 @@ def test_q4_a_server_that_a_proxy_cannot_reach_by_its_name_says_so(repo, given, 
 
 
 @pytest.mark.long
-def test_q4_the_link_is_shown_by_the_public_url(tmp_path):
-    """Q4: the link that lets in leads to where browsers find it."""
+def test_q4_the_login_link_uses_the_public_url(tmp_path):
+    """Q4: serve prints a login link with the public URL."""
     agentgit.open(tmp_path / "agentgit.db").close()
     command = [
         sys.executable, "-m", "agentgit", "serve", "--port", "0", "--db", str(tmp_path / "agentgit.db"),
@@ -452,8 +452,8 @@ def test_q4_the_link_is_shown_by_the_public_url(tmp_path):
             server.kill()
 
 
-def test_q4_browsers_come_by_the_link_below_a_mount_and_a_public_path(repo):
-    """Q4: an application that is mounted goes by the public URL of itself."""
+def test_q4_the_login_link_works_in_a_mounted_application(repo):
+    """Q4: the login link of a mounted application redirects to the path of its public URL."""
     from fastapi import FastAPI
 
     link, host = OwnerLink(repo), FastAPI()

@@ -63,8 +63,8 @@ def log_in(client: TestClient, name: str = "ada", password: str = PASSWORD, **mo
 # -- coming in
 
 
-def test_q6_the_link_works_until_it_ends_and_a_preview_spends_nothing(repo, monkeypatch):
-    """Q6: the link may be opened again, by another browser and after a preview; after 12 hours it lets nobody in."""
+def test_q6_the_login_link_works_repeatedly_until_it_expires(repo, monkeypatch):
+    """Q6: the link works again, in another browser and after a preview; after 12 hours it admits nobody."""
     link = OwnerLink(repo)
     made = app(repo, link=link)
     preview, one, other, late = (
@@ -84,8 +84,8 @@ def test_q6_the_link_works_until_it_ends_and_a_preview_spends_nothing(repo, monk
         assert client.get("/sessions").headers["location"] == "/login?next=/sessions"
 
 
-def test_d5_the_cookie_is_kept_from_scripts_other_sites_and_open_lines(repo):
-    """D5: HttpOnly, SameSite, Secure and bound to the host over https; over plain http only on this machine."""
+def test_d5_the_login_cookie_is_protected_and_needs_https(repo):
+    """D5: the cookie is HttpOnly, SameSite, Secure and bound to its host; remote logins over plain http are refused."""
     answer = log_in(visitor(repo))
     cookie = next(one for one in answer.headers.get_list("set-cookie") if one.startswith("__Host-agentgit="))
     assert {"HttpOnly", "Secure", "SameSite=lax", "Path=/", f"Max-Age={12 * 3600}"} <= set(cookie.split("; "))
@@ -100,16 +100,16 @@ def test_d5_the_cookie_is_kept_from_scripts_other_sites_and_open_lines(repo):
     assert log_in(visitor(repo, "http://git.example", insecure=True)).status_code == 303
 
 
-def test_d5_a_wrong_password_says_no_more_than_a_wrong_name(repo):
-    """D5: the page of a failed login is the same whether there is such an account or not."""
+def test_d5_a_failed_login_does_not_reveal_whether_the_user_exists(repo):
+    """D5: the page of a failed login is the same for a wrong password and for an unknown name."""
     pages = [log_in(visitor(repo), name, "nonsense nonsense") for name in ("ada", "nobody")]
     assert [page.status_code for page in pages] == [401, 401]
     told = [re.search(r'role="alert">(.*?)<', page.text).group(1) for page in pages]
     assert told[0] == told[1]
 
 
-def test_d5_after_logging_out_the_key_of_the_browser_is_worth_nothing(repo):
-    """D5: the database has only the hash of a browser's key, and logging out revokes it, wherever it went."""
+def test_d5_logging_out_revokes_the_key_of_the_browser(repo):
+    """D5: the database has only the hash of a browser's key, and logging out revokes every copy of the key."""
     client = visitor(repo)
     log_in(client)
     page = client.get("/sessions")
@@ -123,8 +123,8 @@ def test_d5_after_logging_out_the_key_of_the_browser_is_worth_nothing(repo):
     assert stolen.get("/sessions", follow_redirects=False).headers["location"].startswith("/login")
 
 
-def test_d5_a_link_is_not_used_up_by_an_open_line(repo):
-    """D5: who comes with the link over plain http, from another machine, is refused, and can come again by https."""
+def test_d5_a_login_link_refused_over_http_still_works_over_https(repo):
+    """D5: a login link used over plain http from another machine is refused and still works over https."""
     link = OwnerLink(repo)
     made = app(repo, link=link)
     by = [TestClient(made, base_url=f"{scheme}://git.example", follow_redirects=False) for scheme in ("http", "https")]
@@ -132,8 +132,8 @@ def test_d5_a_link_is_not_used_up_by_an_open_line(repo):
 
 
 @pytest.mark.parametrize("by_link", [False, True])
-def test_d5_any_key_can_log_itself_out(repo, by_link):
-    """D5: also one that may only look, and also where browsers come in by a link; another key it cannot end."""
+def test_d5_a_read_key_can_log_out_but_not_revoke_another_key(repo, by_link):
+    """D5: a read key can log itself out, with and without a login link, and cannot revoke another key."""
     ada = repo.as_user("ada")
     key, other = ada.keys.create("to look", "read"), ada.keys.create("other", "read")
     client = visitor(repo, link=OwnerLink(repo) if by_link else None)
@@ -144,15 +144,15 @@ def test_d5_any_key_can_log_itself_out(repo, by_link):
     assert repo.authenticate(other.secret).user.name == "ada"
 
 
-def test_d5_a_long_address_leads_to_the_door_all_the_same(repo):
-    """D5: who is not in and asks for a page with a very long query can log in, and begins at the sessions."""
+def test_d5_a_very_long_url_still_redirects_to_the_login_page(repo):
+    """D5: a page request with a very long query redirects to the login page without a `next`."""
     door = visitor(repo).get("/sessions?name=" + "a" * 3_000)
     assert door.headers["location"] == "/login"
 
 
 @pytest.mark.parametrize("next", ["//evil.example", "https://evil.example", "/\\evil.example", "/a\r\nb: c"])
-def test_d5_logging_in_leads_nowhere_else(repo, next):
-    """D5: what stands in `next` leads to a page of ours, or to the beginning."""
+def test_d5_login_never_redirects_to_another_site(repo, next):
+    """D5: a login whose `next` leads to another site redirects to the start page."""
     answer = log_in(visitor(repo), next=next)
     assert answer.headers["location"] == "/"
 
@@ -160,8 +160,8 @@ def test_d5_logging_in_leads_nowhere_else(repo, next):
 # -- forms
 
 
-def test_d5_a_form_of_another_site_does_nothing(repo):
-    """D5: a form needs the mark of this browser's pages, and comes from our own origin; else nothing is done."""
+def test_d5_a_form_from_another_site_is_refused(repo):
+    """D5: a form without the CSRF token of this browser or from another origin is a 403 and changes nothing."""
     client = at_home(repo)
     good = {"csrf": mark(client.get("/sessions")), "name": "made by a form"}
     other = mark(at_home(repo).get("/sessions"))
@@ -180,8 +180,8 @@ def test_d5_a_form_of_another_site_does_nothing(repo):
     assert "made by a form" in {one.session_name for one in repo.sessions()}
 
 
-def test_d5_every_page_that_changes_something_asks_where_the_form_comes_from(repo):
-    """D5: no POST of a page works without its mark, also those that are added later."""
+def test_d5_every_post_route_requires_the_csrf_token(repo):
+    """D5: every POST route of the pages, also one added later, is a 403 with a wrong CSRF token."""
     client = at_home(repo)
     made = app(repo)
     paths = [path for path, methods in made.openapi()["paths"].items() if "post" in methods]
@@ -190,8 +190,8 @@ def test_d5_every_page_that_changes_something_asks_where_the_form_comes_from(rep
         assert client.post(re.sub(r"\{\w+\}", "1", path), data={"csrf": "0" * 64}).status_code == 403, path
 
 
-def test_d5_a_cookie_alone_changes_nothing_through_the_api(repo):
-    """D5: programs send a key in a header; a browser's cookie only reads, so no other site can make it write."""
+def test_d5_a_cookie_alone_cannot_write_through_the_api(repo):
+    """D5: a browser's cookie can only read through the API, so no other site can make it write."""
     client = at_home(repo)
     assert client.get("/api/v1/me").json()["name"] == "local"
     assert client.post("/api/v1/sessions", json={"name": "sneaked in"}).status_code == 401
@@ -201,8 +201,8 @@ def test_d5_a_cookie_alone_changes_nothing_through_the_api(repo):
 # -- every answer
 
 
-def test_d5_every_answer_says_what_a_browser_may_do_with_it(repo):
-    """D5: no inline script or style, no frame, no sniffing, no cache; on pages, the API, files and failures alike."""
+def test_d5_every_answer_has_security_headers(repo):
+    """D5: headers of pages, API, files and failures forbid inline code, frames, sniffing and caching."""
     client = at_home(repo)
     for path in ("/sessions", "/api/v1/sessions", "/api/v1/nothing", "/nothing", "/static/agentgit.js", "/login"):
         headers = client.get(path).headers
@@ -216,8 +216,8 @@ def test_d5_every_answer_says_what_a_browser_may_do_with_it(repo):
     assert "strict-transport-security" in visitor(repo).get("/login").headers
 
 
-def test_d5_the_head_of_an_answer_can_be_had_alone(repo):
-    """D5: HEAD says of a page, the API, a file and a failure what GET does, without a body; it uses up no link."""
+def test_d5_a_head_request_matches_get_without_a_body(repo):
+    """D5: HEAD has the status and the type of GET and no body; the login link and the live feed refuse it."""
     link = OwnerLink(repo)
     client = TestClient(app(repo, link=link), base_url="http://localhost", follow_redirects=False)
     assert client.head(f"/enter?token={link.token}").status_code == 405
@@ -232,7 +232,7 @@ def test_d5_the_head_of_an_answer_can_be_had_alone(repo):
 
 
 def test_d5_a_page_has_no_inline_style_or_script(repo):
-    """D5: what the policy forbids is not in the pages, so nothing of them is lost."""
+    """D5: pages contain no inline style or script, which the content security policy forbids."""
     client = at_home(repo)
     session = repo.session("support-42")
     head = repo.session("support-42").checkpoints()[-1]
@@ -242,8 +242,8 @@ def test_d5_a_page_has_no_inline_style_or_script(repo):
 
 
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "evil.example:8700", ""])
-def test_d5_another_name_of_this_machine_is_not_answered(repo, host):
-    """D5: a page whose name was made to lead here (DNS rebinding) reads nothing."""
+def test_d5_a_request_with_an_unknown_host_name_is_refused(repo, host):
+    """D5: a request with an unknown host name, as in DNS rebinding, is a 400 and reads nothing."""
     client = at_home(repo)
     answer = client.get("/api/v1/sessions", headers={"host": host})
     assert (answer.status_code, "support-42" in answer.text) == (400, False)
@@ -253,8 +253,8 @@ def test_d5_another_name_of_this_machine_is_not_answered(repo, host):
 # -- how much
 
 
-def test_d5_a_request_that_is_too_large_is_not_read(repo):
-    """D5: announced or not, a body over the limit ends in 413; a page of a thousand and one rows in 422."""
+def test_d5_an_oversized_request_is_refused(repo):
+    """D5: a body over the limit is a 413, announced or not, and a page of 1,001 rows a 422."""
     client = at_home(repo, limits=Limits(body=1_000))
     page = client.get("/sessions")
     for body in (b"x" * 1_001, iter([b"csrf=", b"x" * 1_000])):
@@ -268,8 +268,8 @@ def test_d5_a_request_that_is_too_large_is_not_read(repo):
     assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
 
 
-def test_d5_a_request_that_does_not_come_is_not_waited_for(repo):
-    """D5: who sends the head of a request and then nothing gets a 408, and holds nobody else up."""
+def test_d5_an_unfinished_request_times_out_and_delays_no_other(repo):
+    """D5: a client that stops inside a body gets a 408, and other requests are answered in the same time."""
     import socket
 
     with served(app(repo, limits=Limits(seconds=0.2))) as address:
@@ -283,8 +283,8 @@ def test_d5_a_request_that_does_not_come_is_not_waited_for(repo):
             assert slow.recv(100).startswith(b"HTTP/1.1 408")
 
 
-def test_d5_a_body_that_drips_is_not_waited_for(repo):
-    """D5: the time is for the whole body; who sends a byte now and then gets no more of it."""
+def test_d5_a_slow_body_ends_in_408(repo):
+    """D5: the time limit is for the whole body, so a slow sender cannot extend it."""
     import socket
 
     with served(app(repo, limits=Limits(seconds=0.1))) as address:
@@ -304,8 +304,8 @@ def test_d5_a_body_that_drips_is_not_waited_for(repo):
 
 
 @pytest.mark.long
-def test_d5_logging_out_ends_the_feeds_of_a_browser_that_came_by_the_link(repo):
-    """D5: a live feed ends when the browser that has it open logs out."""
+def test_d5_logging_out_ends_the_live_feeds_of_a_login_link_browser(repo):
+    """D5: a live feed ends when the browser that opened it logs out."""
     link = OwnerLink(repo)
     with quick_feeds(), served(app(repo, link=link)) as address:
         name, credential = f"agentgit-{address.rpartition(':')[2]}", link.enter(link.token)
@@ -320,8 +320,8 @@ def test_d5_logging_out_ends_the_feeds_of_a_browser_that_came_by_the_link(repo):
 
 
 @pytest.mark.long
-def test_d5_one_user_has_a_few_live_feeds(repo):
-    """D5: one more than the limit is told to wait; when one ends there is room again."""
+def test_d5_the_live_feeds_of_a_user_are_limited(repo):
+    """D5: a feed over the limit is a 429, and another feed is accepted after one ends."""
     link = OwnerLink(repo)
     made = app(repo, link=link, limits=Limits(feeds=2))
     with served(made) as address:
@@ -344,8 +344,8 @@ def test_d5_one_user_has_a_few_live_feeds(repo):
 # -- what is not told
 
 
-def test_d5_what_nobody_expected_tells_nothing_of_itself(repo, monkeypatch, caplog):
-    """D5: an exception in our own code is a plain 500 outside, and a trace in the log inside."""
+def test_d5_an_unexpected_error_reveals_nothing_to_the_client(repo, monkeypatch, caplog):
+    """D5: an exception in our code is a plain 500 for the client and a traceback in the log."""
 
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("the secret of the house")

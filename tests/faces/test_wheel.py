@@ -50,7 +50,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return programs
 
 
-def test_d6_the_wheel_has_the_package_and_the_migrations_and_nothing_else(wheel: Path):
+def test_d6_the_wheel_contains_only_the_package_and_its_migrations(wheel: Path):
     """D6: the wheel ships every migration and the type marker, and no tests."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -64,7 +64,7 @@ def test_d6_the_wheel_has_the_package_and_the_migrations_and_nothing_else(wheel:
 
 @pytest.mark.long
 def test_d6_the_demo_runs_from_the_wheel_in_an_empty_folder(installed: Path, tmp_path: Path):
-    """D6: the core dependencies and the `cli` extra are enough to run the demo and to look at what it left."""
+    """D6: the core dependencies and the `cli` extra are enough to run the demo and to show its tree."""
     told = run(installed / "agentgit", "demo", cwd=tmp_path)
     assert "> order two chairs" in told
     assert "RollbackBlocked" in told
@@ -76,8 +76,8 @@ def test_d6_the_demo_runs_from_the_wheel_in_an_empty_folder(installed: Path, tmp
     assert run(installed / "python", "-m", "agentgit", "tree", "demo", cwd=tmp_path) == tree
 
 
-def test_d6_the_installed_package_uses_its_own_migrations(installed: Path, tmp_path: Path):
-    """D6: a new database is made by the migrations inside the package, not by those of a checkout."""
+def test_d6_the_installed_package_contains_the_migrations_it_uses(installed: Path, tmp_path: Path):
+    """D6: the installed package finds its migrations inside itself, not in a checkout."""
     code = (
         "import sys, agentgit\n"
         "sys.addaudithook(lambda event, args: event == 'open' and '/env.' in str(args[0]) and print(args[0]))\n"

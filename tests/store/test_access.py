@@ -267,8 +267,8 @@ def world(database):
         )  # fmt: skip
 
 
-def test_d5_every_verb_has_its_role():
-    """D5: who adds a verb must say here who may; a verb without a role is a hole."""
+def test_d5_every_verb_declares_the_role_it_needs():
+    """D5: every public verb is listed here with the role that it needs."""
     known = {f"{kind.__name__}.{name}" for kind in KINDS for name in public(kind)}
     known -= {f"{kind}.a{name}" for kind, name in (one.split(".") for one in known)} - {"Log.apage"}
     fields = {"Sharing.context", "Sharing.session_id", "SessionRetention.context", "SessionRetention.session_id"}
@@ -292,8 +292,8 @@ def outcome(ask):
 
 
 @pytest.mark.long
-def test_d5_a_stranger_finds_nothing(world):
-    """D5: to who has no role every verb says what it says of a session that is not there, and names nothing of it."""
+def test_d5_a_user_without_a_role_cannot_find_the_session(world):
+    """D5: every verb raises the NotFound of a missing session for a user without a role, and reveals nothing."""
     eve, wrong = world.handles["eve"], {}
     for name, (needs, ask) in VERBS.items():
         if needs in (VIEWER, FORKER, EDITOR, OWNER):
@@ -306,8 +306,8 @@ def test_d5_a_stranger_finds_nothing(world):
     assert eve.sessions() == []
 
 
-def test_d5_who_is_one_role_short_is_refused_and_told_of(world):
-    """D5: who sees a session and may not do that is refused; nothing changes, and the owner's trail has it."""
+def test_d5_a_user_one_role_short_is_refused_and_recorded(world):
+    """D5: a verb above the user's role is refused, changes nothing, and is recorded in the owner's trail."""
     before = (
         world.ada.session("s").tree(),
         world.ada.session("s").tags(),
@@ -336,8 +336,8 @@ def count(world, needs):
     return len(who.events.newest(kinds="access.denied", limit=1000))
 
 
-def test_d5_the_role_is_enough(world):
-    """D5: each verb works for who has just the role that it takes."""
+def test_d5_each_verb_works_with_exactly_the_role_it_needs(world):
+    """D5: each verb works for a user who has just the role that it needs."""
     world.wrap(world.handles["ed"])
     world.wrap(world.handles["vic"])
     wrong = {}
@@ -348,8 +348,8 @@ def test_d5_the_role_is_enough(world):
 
 
 @pytest.mark.long
-def test_d5_an_agent_of_a_shared_session_asks_at_each_verb(world):
-    """D5: a viewer's agent can look and do nothing; when the right is taken away, it finds nothing at once."""
+def test_d5_an_agent_checks_the_role_at_each_verb(world):
+    """D5: a viewer's agent can only read; after the share is revoked, it finds nothing."""
     agent, wrong = world.wrap(world.handles["vic"]), {}
     for revoked in (False, True):
         if revoked:

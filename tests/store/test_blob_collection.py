@@ -28,8 +28,8 @@ def talk(saver, thread, turns, *, start=()):
     return config, messages
 
 
-def test_w13_a_deleted_thread_gives_its_space_back(saver):
-    """W13: after a thread is deleted, a collection leaves exactly what the other threads need."""
+def test_w13_gc_frees_the_space_of_a_deleted_thread(saver):
+    """W13: after a thread is deleted, gc leaves exactly what the other threads need."""
     _, kept = talk(saver, "kept", 10)
     before = blob_bytes(saver.database)
     talk(saver, "gone", 10)
@@ -42,8 +42,8 @@ def test_w13_a_deleted_thread_gives_its_space_back(saver):
     assert saver.gc() == Collected(0, 0, 0, 0)
 
 
-def test_w13_what_a_fork_shares_stays(saver):
-    """W13: deleting or pruning a thread and collecting never breaks a copy that shares its values."""
+def test_w13_gc_keeps_values_shared_with_a_copied_thread(saver):
+    """W13: deleting and pruning threads and running gc never breaks a copy that shares their values."""
     config, messages = talk(saver, "t", 30)
     with_writes = on("t", checkpoint_ns="", checkpoint_id=config["configurable"]["checkpoint_id"])
     saver.put_writes(with_writes, [("messages", [HumanMessage("pending", id="p")]), ("n", 7)], "task")
@@ -58,8 +58,8 @@ def test_w13_what_a_fork_shares_stays(saver):
     assert [write[1:] for write in found.pending_writes] == [("messages", [HumanMessage("pending", id="p")]), ("n", 7)]
 
 
-def test_a_value_that_was_collected_can_be_stored_again(saver):
-    """What one program remembers to have stored is stored again after it was collected."""
+def test_a_collected_value_can_be_stored_again(saver):
+    """A saver stores a value again after gc removed it, although it remembers the value."""
     _, messages = talk(saver, "t", 5)
     saver.delete_thread("t")
     saver.gc()
@@ -68,8 +68,8 @@ def test_a_value_that_was_collected_can_be_stored_again(saver):
     assert values(SQLModelSaver(saver.database), on("again"))["messages"][:5] == messages
 
 
-def test_records_keep_their_parts(saver):
-    """The parts of a value that is stored in parts, as the functional API saves it, are in use."""
+def test_gc_keeps_the_parts_of_a_record(saver):
+    """Gc keeps the parts of a value that the functional API stores in parts."""
     saved = {"messages": [HumanMessage(str(n), id=str(n)) for n in range(20)], "note": "x"}
     first = put(saver, "t", {"__previous__": {**saved, "messages": saved["messages"][:-1]}})
     put(saver, "t", {"__previous__": saved}, parent=first["configurable"]["checkpoint_id"], version=2)
@@ -79,7 +79,7 @@ def test_records_keep_their_parts(saver):
     assert values(SQLModelSaver(saver.database), on("t")) == {"__previous__": saved}
 
 
-def test_writes_whose_checkpoint_never_came_go_when_they_are_old(saver):
+def test_gc_removes_writes_without_a_checkpoint_only_when_old(saver):
     """A write that waits for its checkpoint is kept for an hour, and then collected with its value."""
     saver.put_writes(on("t", checkpoint_ns="", checkpoint_id=str(uuid6())), [("a", "young")], "task")
     old = "1ef00000-0000-6000-8000-000000000000"
@@ -90,8 +90,8 @@ def test_writes_whose_checkpoint_never_came_go_when_they_are_old(saver):
 
 
 @pytest.mark.long
-def test_a_collection_beside_writers_takes_nothing_they_need(saver):
-    """While threads are written, pruned and deleted in many workers, collections break none of them."""
+def test_gc_beside_concurrent_writers_removes_nothing_they_need(saver):
+    """While many workers write, prune and delete threads, their collections break none of them."""
 
     def work(n):
         mine = SQLModelSaver(saver.database)
@@ -110,8 +110,8 @@ def test_a_collection_beside_writers_takes_nothing_they_need(saver):
     assert [values(fresh, on(f"{n}-2"))["messages"] for n in range(4)] == expected
 
 
-def test_the_file_gets_smaller(tmp_path):
-    """With `shrink` the space goes back to the file system, and the database works on."""
+def test_gc_with_shrink_makes_the_file_smaller(tmp_path):
+    """With `shrink` the space returns to the file system, and the database stays usable."""
     with SQLModelSaver.from_conn_string(tmp_path / "a.db") as saver:
         put(saver, "big", {"a": [str(uuid6()) for _ in range(40_000)]})
         put(saver, "small", {"a": 1})
@@ -122,7 +122,7 @@ def test_the_file_gets_smaller(tmp_path):
         assert values(saver, on("small")) == {"a": 1}
 
 
-async def test_an_event_loop_can_collect(saver):
-    """The async twin does the same, and a server's vacuum too."""
+async def test_gc_runs_on_an_event_loop(saver):
+    """`agc` collects like `gc`, with `shrink` on a server too."""
     await saver.aput_writes(on("t", checkpoint_ns="", checkpoint_id="x"), [("a", 1)], "task")
     assert (await saver.agc(shrink=True)).writes == 1

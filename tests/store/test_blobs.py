@@ -47,23 +47,23 @@ def stored_bytes(database):
         return connection.execute(select(func.sum(func.length(BLOB.c.data)))).scalar() or 0
 
 
-def test_the_hashes_are_pinned():
-    """Values stored by one release are found by the next: the hash of a known value never changes."""
+def test_value_hashes_never_change():
+    """The hash of a known value never changes, so that every release finds the values of earlier ones."""
     one = leaf("json", b"1")
     assert one.hash.hex() == "5e91f633c6540a74417f32e8de9147f9e2b4286a0500860ca94970ecc5c5c14b"
     assert list_hash([one.hash]).hex() == "2c4305f6b3c32fd13d682d854f15d70c930c00f1f761dd2f3f1fa5dd865bf59c"
 
 
-def test_equal_values_are_stored_once(database):
-    """The same value put twice is one row, and another tenant has its own."""
+def test_equal_values_are_stored_once_per_tenant(database):
+    """The same value stored twice by a tenant is one row, and another tenant has separate rows."""
     for blobs in (Blobs(TENANT), Blobs(TENANT), Blobs(TENANT + 1)):
         database.write(lambda connection, blobs=blobs: blobs.put_many(connection, leaves(["a", "b", "a"])))
     with database.reading() as connection:
         assert connection.execute(select(func.count()).select_from(BLOB)).scalar() == 4
 
 
-def test_large_values_are_compressed_and_come_back(database):
-    """A long text takes less room than it has, a random one no more, and both read as they were."""
+def test_large_values_are_compressed_and_read_back(database):
+    """A repetitive text takes less space than its size, random bytes no more, and both are read back."""
     values = [leaf("json", b"again and again " * 10_000), leaf("bytes", os.urandom(100_000))]
     database.write(lambda connection: Blobs(TENANT).put_many(connection, values))
     assert stored_bytes(database) < 110_000
@@ -101,7 +101,7 @@ def edited(items, edit):
 @settings(max_examples=60, deadline=None)
 @given(edits)
 def test_every_version_of_a_list_stays_readable(shared, edits):
-    """However a list is appended to, edited, reordered, cut or replaced: each version reads back as it was."""
+    """Each version of a list is read back unchanged, however the list is edited, reordered or cut later."""
     writer, versions, items, base = Content(TENANT), {}, [], None
     for edit in edits:
         items = edited(items, edit)
@@ -112,8 +112,8 @@ def test_every_version_of_a_list_stays_readable(shared, edits):
         assert Content(TENANT).get(connection, versions) == versions
 
 
-def test_a_long_chain_is_cut_and_still_reads(database):
-    """A list appended to hundreds of times is written in full now and then, and reads as one list."""
+def test_a_long_list_chain_is_written_in_full_at_intervals(database):
+    """A list appended to hundreds of times is written in full at intervals, and reads as one list."""
     writer, items, base = Content(TENANT), [], None
     for n in range(300):
         items = [*items, leaf("json", str(n).encode())]
@@ -124,8 +124,8 @@ def test_a_long_chain_is_cut_and_still_reads(database):
         assert 5 <= connection.execute(full).scalar() <= 8
 
 
-def test_a_list_that_continues_something_else_is_written_in_full(database):
-    """A base that is no list, or is gone, is no reason to fail: the list stands on its own."""
+def test_a_list_with_an_invalid_base_is_written_in_full(database):
+    """A list whose base is no list, or is missing, is written in full."""
     one, two = leaves(["1", "2"])
     for base in (one.hash, bytes(32)):
         key = put_list(database, [one, two], base)
@@ -140,8 +140,8 @@ def damage(database, key, **values):
 
 
 @pytest.mark.parametrize("values", [{"data": b"2"}, {"type": "bytes"}, {"codec": 1}, {}])
-def test_damage_to_a_value_is_found_and_named(database, values):
-    """A value whose bytes, type or encoding changed, or that is gone, is Corrupt, and the error names the row."""
+def test_a_damaged_value_raises_corrupt_and_names_its_row(database, values):
+    """A value whose bytes, type or codec changed, or that is missing, raises Corrupt with its row."""
     (value,) = leaves(["1"])
     database.write(lambda connection: Blobs(TENANT).put_many(connection, [value]))
     damage(database, value.hash, **values)
@@ -152,8 +152,8 @@ def test_damage_to_a_value_is_found_and_named(database, values):
 
 @pytest.mark.parametrize("what", ["the list", "its base"])
 @pytest.mark.parametrize("values", [{"data": b"\0" + bytes(32)}, {}])
-def test_damage_to_a_list_is_found(database, what, values):
-    """A list with other items than it was stored with, or whose chain is broken, is Corrupt."""
+def test_a_damaged_list_raises_corrupt(database, what, values):
+    """A list with other items than it was stored with, or with a broken chain, raises Corrupt."""
     items = leaves(map(str, range(20)))
     base = put_list(database, items[:-1])
     key = put_list(database, items, base)
@@ -162,7 +162,7 @@ def test_damage_to_a_list_is_found(database, what, values):
         Blobs(TENANT).item_hashes(connection, key)
 
 
-def test_a_chain_that_loops_ends(database):
+def test_a_list_chain_with_a_loop_raises_corrupt(database):
     """Two damaged lists that continue each other do not hang the reader."""
     items = leaves(map(str, range(20)))
     base = put_list(database, items[:-1])
@@ -175,21 +175,21 @@ def test_a_chain_that_loops_ends(database):
 
 
 @given(st.dictionaries(st.text(), st.binary(min_size=32, max_size=32)))
-def test_names_with_hashes_come_back(named):
-    """What `pack` writes `unpack` reads, whatever the names are."""
+def test_packed_names_with_hashes_are_read_back(named):
+    """`unpack` reads what `pack` writes, whatever the names are."""
     assert unpack(pack(named)) == named
     assert list(unpack(pack(named))) == list(named)
 
 
 @pytest.mark.parametrize("data", [b"", b"\0\0\0\1", pack({"a": bytes(32)})[:-1], pack({"a": bytes(32)})[:-5] + b"1"])
-def test_other_bytes_are_no_names(data):
+def test_unpack_refuses_bytes_that_pack_did_not_write(data):
     """Bad input: bytes that `pack` did not write are refused."""
     with pytest.raises(ValueError, match="not names"):
         unpack(data)
 
 
-def test_the_cache_lets_go_of_what_was_used_longest_ago():
-    """A cache never holds more than its limit, keeps what is used, and takes nothing too heavy."""
+def test_the_cache_evicts_the_least_recently_used_value():
+    """A cache never exceeds its limit, keeps values that are used, and accepts none that is too heavy."""
     recent = Recent(80, lambda text: len(text))
     recent.add((bytes([n]), "x" * 10) for n in range(8))
     recent.get(bytes([0]))
@@ -198,8 +198,8 @@ def test_the_cache_lets_go_of_what_was_used_longest_ago():
     assert recent.find([bytes([1]), b"heavy"]) == {}
 
 
-def test_an_empty_database_gets_one_tenant(database):
-    """Two programs that open an empty database at once agree on one tenant."""
+def test_concurrent_opens_of_an_empty_database_create_one_tenant(database):
+    """Programs that open an empty database concurrently agree on one tenant."""
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(lambda _: ensure_tenant(database), range(8)))) == 1
     with database.reading() as connection:

@@ -43,8 +43,8 @@ def chunks(database):
 
 @pytest.mark.parametrize("kind", ["zlib", "zstd", "none"])
 @pytest.mark.parametrize("text", ["random", "repeated"])
-def test_w13_a_huge_value_comes_back(database, kind, text):
-    """W13: a value of 20 MB reads back whole, whatever packs it, and no row is larger than a chunk."""
+def test_w13_a_huge_value_is_stored_in_chunks(database, kind, text):
+    """W13: a value of 20 MB is read back whole with any compression, and no row is larger than a chunk."""
     value = os.urandom(HUGE) if text == "random" else b"again and again " * (HUGE // 16)
     put(SQLModelSaver(database, compression=kind), "t", {"a": value, "b": "small"})
     assert values(SQLModelSaver(database), on("t")) == {"a": value, "b": "small"}
@@ -54,15 +54,15 @@ def test_w13_a_huge_value_comes_back(database, kind, text):
     assert [len(row.data) for row in rows if row.codec == CHUNKED] == [HUGE // CHUNK_BYTES * 32]
 
 
-def test_a_huge_message_is_a_message(database):
-    """A message may be huge, in a list as any other is."""
+def test_a_huge_message_is_read_back(database):
+    """A list with a huge message is read back unchanged."""
     messages = [HumanMessage("x" * HUGE, id="1"), HumanMessage("small", id="2")]
     put(SQLModelSaver(database), "t", {"messages": messages})
     assert values(SQLModelSaver(database), on("t"))["messages"] == messages
 
 
-def test_cutting_does_not_change_the_hash(database):
-    """A value has one hash, whether it is stored in one row or in many, and both are read."""
+def test_chunking_does_not_change_the_hash(database):
+    """A value has the same hash in one row and in many, and both are readable."""
     value = leaf("bytes", os.urandom(1000))
     for tenant, size in ((1, 1000), (2, 999), (3, 7)):
         writer = Blobs(tenant, chunk_bytes=size)
@@ -72,7 +72,7 @@ def test_cutting_does_not_change_the_hash(database):
     assert count(database, BLOB) == 1 + (1 + 2) + (1 + 143)
 
 
-def test_a_value_that_grows_costs_what_is_new(saver):
+def test_a_growing_value_stores_only_its_new_chunks(saver):
     """Equal chunks are stored once: within a value, and in the value that continues it."""
     text = os.urandom(8 * CHUNK_BYTES)
     first = put(saver, "t", {"a": text})
@@ -100,8 +100,8 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_w13_a_damaged_chunk_is_named(saver, damage):
-    """W13: a chunk that is gone or changed is Corrupt, and the error names its row."""
+def test_w13_a_damaged_chunk_raises_corrupt_and_names_its_row(saver, damage):
+    """W13: a missing or changed chunk raises Corrupt, and the error names its row."""
     put(saver, "t", {"a": os.urandom(SIZE)})
     (key, *_) = chunks(saver.database)
     saver.database.write(lambda connection: connection.execute(DAMAGE[damage].where(BLOB.c.hash == key)))
@@ -111,8 +111,8 @@ def test_w13_a_damaged_chunk_is_named(saver, damage):
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-32], lambda data: data[32:64] + data[:32] + data[64:]])
-def test_a_damaged_list_of_chunks_is_named(saver, change):
-    """If chunks are left out or change places, the whole does not match its hash, and the error names the value."""
+def test_a_damaged_list_of_chunks_raises_corrupt(saver, change):
+    """A value whose chunks are missing or swapped does not match its hash, and the error names the value."""
     put(saver, "t", {"a": os.urandom(SIZE)})
     with saver.database.reading() as connection:
         (row,) = connection.execute(select(BLOB).where(BLOB.c.codec == CHUNKED)).all()
@@ -123,8 +123,8 @@ def test_a_damaged_list_of_chunks_is_named(saver, change):
     assert caught.value.row == f"blob {row.hash.hex()}"
 
 
-def test_a_chunk_that_lists_itself_ends(saver):
-    """A damaged value that is made of itself does not hang the reader."""
+def test_a_list_of_chunks_that_contains_itself_raises_corrupt(saver):
+    """A damaged value that consists of itself does not hang the reader."""
     put(saver, "t", {"a": os.urandom(SIZE)})
     itself = update(BLOB).where(BLOB.c.codec == CHUNKED).values(data=BLOB.c.hash)
     saver.database.write(lambda connection: connection.execute(itself))
@@ -132,8 +132,8 @@ def test_a_chunk_that_lists_itself_ends(saver):
         values(SQLModelSaver(saver.database), on("t"))
 
 
-def test_w13_a_collection_keeps_the_chunks_that_a_fork_shares(saver):
-    """W13: deleting a thread and collecting takes its own chunks, and none that another value has too."""
+def test_w13_gc_keeps_chunks_shared_with_another_value(saver):
+    """W13: gc after the deletion of a thread removes its chunks, except those that another value shares."""
     text = os.urandom(4 * CHUNK_BYTES)
     put(saver, "gone", {"a": text + os.urandom(2 * CHUNK_BYTES)})
     put(saver, "kept", {"messages": [HumanMessage("x" * SIZE, id="1")], "a": text + b"end"})
@@ -151,8 +151,8 @@ def test_w13_a_collection_keeps_the_chunks_that_a_fork_shares(saver):
     assert count(saver.database, BLOB) == 0
 
 
-def test_a_large_value_that_was_collected_can_be_stored_again(saver):
-    """What was there when a value was stored first is looked for again when it is stored again."""
+def test_a_collected_large_value_can_be_stored_again(saver):
+    """A large value whose chunks were collected is stored again in full."""
     text = os.urandom(4 * CHUNK_BYTES)
     for thread in ("one", "two"):
         put(saver, thread, {"a": text})
@@ -162,8 +162,8 @@ def test_a_large_value_that_was_collected_can_be_stored_again(saver):
 
 
 @pytest.mark.long
-def test_w13_a_collection_beside_writers_takes_no_chunk_they_share(saver):
-    """W13: what one program stores while another deletes and collects the same chunks reads back whole."""
+def test_w13_gc_beside_concurrent_writers_keeps_shared_chunks(saver):
+    """W13: a value is read back whole although other workers delete and collect the same chunks."""
     text = os.urandom(2 * CHUNK_BYTES)
 
     def work(n):
@@ -183,8 +183,8 @@ def test_w13_a_collection_beside_writers_takes_no_chunk_they_share(saver):
 
 
 @pytest.mark.parametrize("kind", ["zlib", "zstd", "none"])
-def test_memory_stays_near_the_size_of_the_value(shared, kind):
-    """Writing a huge value takes less than it again in memory, reading it less than twice."""
+def test_memory_use_stays_near_the_size_of_the_value(shared, kind):
+    """Writing a huge value needs less extra memory than its size, reading it less than twice its size."""
     value, tenant = leaf("bytes", os.urandom(HUGE)), {"zlib": 11, "zstd": 12, "none": 13}[kind]
     tracemalloc.start()
     try:
@@ -204,8 +204,8 @@ def test_memory_stays_near_the_size_of_the_value(shared, kind):
     size=st.integers(1, 9),
     kind=st.sampled_from(["zlib", "zstd", "none"]),
 )
-def test_whatever_is_cut_comes_back(shared, values, size, kind):
-    """Round trip: values of any bytes, cut anywhere, alone and in lists, read back as they were."""
+def test_chunked_values_are_read_back_unchanged(shared, values, size, kind):
+    """Round trip: values of any bytes, cut at any size, alone and in lists, are read back unchanged."""
     items = [leaf("bytes", value) for value in values]
     writer = Content(TENANT, kind)
     writer.blobs = Blobs(TENANT, kind, chunk_bytes=size)

@@ -11,8 +11,8 @@ from agentgit.store.objects.packing import RAW, ZLIB, ZSTD
 TEXT = "the same words again and again, " * 100
 
 
-def test_kinds_may_be_mixed(database):
-    """What was packed in one way is read by a saver that packs in another, and each row says which it is."""
+def test_compression_kinds_may_be_mixed_in_one_database(database):
+    """A saver reads values packed with any compression, and each row records its codec."""
     for kind in ("zlib", "zstd", "none"):
         put(SQLModelSaver(database, compression=kind), kind, {"a": TEXT + kind})
     with database.reading() as connection:
@@ -23,21 +23,21 @@ def test_kinds_may_be_mixed(database):
 
 @pytest.mark.parametrize("kind", ["zlib", "zstd"])
 def test_compression_saves_space(database, kind):
-    """A text with repetitions takes a tenth of its size; short values are left as they are."""
+    """A text with repetitions takes less than a tenth of its size."""
     put(SQLModelSaver(database, compression=kind), "t", {"a": TEXT, "b": "short"})
     assert blob_bytes(database) < len(TEXT) / 10
 
 
 @pytest.mark.parametrize("kind", ["zlib", "zstd"])
-def test_a_damaged_packed_value_is_named(database, kind):
-    """Bytes that cannot be unpacked are corrupt, whatever packed them."""
+def test_a_damaged_compressed_value_raises_corrupt(database, kind):
+    """Bytes that cannot be unpacked raise Corrupt, whatever the compression."""
     put(SQLModelSaver(database, compression=kind), "t", {"a": TEXT})
     database.write(lambda c: c.execute(update(BLOB).where(BLOB.c.size > 100).values(data=b"damaged")))
     with pytest.raises(Corrupt, match="cannot be unpacked"):
         values(SQLModelSaver(database), on("t"))
 
 
-def test_bad_input_names_of_compressions(database):
+def test_bad_input_an_unknown_compression_is_refused(database):
     """Bad input: an unknown compression is refused at once."""
     with pytest.raises(InvalidInput, match="'zstd', 'zlib' or 'none'"):
         SQLModelSaver(database, compression="rar")

@@ -148,8 +148,8 @@ ln -s nowhere dangling; printf x > 'a b'; printf x > "$(printf 'caf\351')"; prin
 LOOK = r"cd /work; for f in *; do stat -c '%F %a %s' \"$f\"; readlink \"$f\"; done; cat crlf binary secret run.sh"
 
 
-def test_a_container_comes_back_as_it_was(engine, box):
-    """C5: run, commit, change, restore: every file is back, what was made since is gone, its processes are new."""
+def test_a_restored_container_has_the_files_of_its_snapshot(engine, box):
+    """C5: after a restore every file is as in the snapshot, later files are gone, and the container runs."""
     engine.sh("box", AWKWARD)
     look = LOOK.replace('\\"', '"')
     before = engine("exec", "box", "sh", "-c", look + "; true")
@@ -162,8 +162,8 @@ def test_a_container_comes_back_as_it_was(engine, box):
 
 
 @pytest.mark.long
-def test_a_restore_loses_nothing(engine, box):
-    """C5: what stood before a restore is a safety snapshot, listed like any other, and can be restored itself."""
+def test_a_restore_takes_a_safety_snapshot(engine, box):
+    """C5: the state before a restore is a safety snapshot, listed like any other, and can be restored."""
     snapshot = box.checkpoint("clean")
     engine.sh("box", "echo unsaved > /note")
     done = box.restore(snapshot)
@@ -176,8 +176,8 @@ def test_a_restore_loses_nothing(engine, box):
 
 
 @pytest.mark.long
-def test_a_workspace_of_a_container_takes_one_safety_image(engine, box, tmp_path):
-    """C5: in a workspace a restore makes one image of what stood before, listed once, and it can be restored."""
+def test_a_workspace_restore_takes_one_safety_image(engine, box, tmp_path):
+    """C5: a restore through a workspace makes one safety image, which is listed once and can be restored."""
     (tmp_path / "work").mkdir()
     workspace = Workspace(tmp_path / "work", tmp_path / "store", environment=box)
     saved = workspace.save("clean")
@@ -190,8 +190,8 @@ def test_a_workspace_of_a_container_takes_one_safety_image(engine, box, tmp_path
 
 
 @pytest.mark.long
-def test_the_new_container_has_the_old_one_s_settings(engine, tmp_path):
-    """C5: name, mounts, environment, network, limits, security, command, folder, labels are those of the old one."""
+def test_a_restored_container_keeps_its_settings(engine, tmp_path):
+    """C5: environment, network, limits, security, command, folder, user and labels are those of the old one."""
     (tmp_path / "shared").mkdir()
     engine.run(
         "box",
@@ -216,8 +216,8 @@ def test_the_new_container_has_the_old_one_s_settings(engine, tmp_path):
 
 
 @pytest.mark.long
-def test_mounts_are_named_as_not_included(engine, tmp_path):
-    """C5: a volume or mount is in no image; it stays as it is, and the result says so."""
+def test_mounts_are_reported_as_not_included(engine, tmp_path):
+    """C5: a volume or mount is in no image; it stays unchanged, and the result says so."""
     (tmp_path / "shared").mkdir()
     engine.run("box", f"--volume={tmp_path / 'shared'}:/shared", "--volume=/unnamed", "--tmpfs=/memory")
     environment = ContainerEnvironment("box", engine=engine.words)
@@ -232,7 +232,7 @@ def test_mounts_are_named_as_not_included(engine, tmp_path):
 
 @pytest.mark.long
 def test_a_stopped_container_stays_stopped(engine, box):
-    """C5: a snapshot of a stopped container works, and a restore does not start it."""
+    """C5: a restore of a stopped container works and does not start it."""
     snapshot = box.checkpoint()
     engine("stop", "box")
     box.restore(snapshot)
@@ -240,8 +240,8 @@ def test_a_stopped_container_stays_stopped(engine, box):
 
 
 @pytest.mark.long
-def test_a_container_that_is_gone_is_made_again(engine, box):
-    """C5: a snapshot knows the settings, so that its container can be removed and still comes back."""
+def test_a_removed_container_is_created_again(engine, box):
+    """C5: a snapshot stores the settings, so a removed container can be restored."""
     engine.sh("box", "echo saved > /note")
     old, snapshot = engine.inspect("box"), box.checkpoint()
     engine("rm", "--force", "box")
@@ -252,8 +252,8 @@ def test_a_container_that_is_gone_is_made_again(engine, box):
 
 
 @pytest.mark.long
-def test_several_at_once_wait_for_each_other(engine, box):
-    """C5: snapshots and restores of one container by several threads or processes happen one after the other."""
+def test_concurrent_snapshots_and_restores_wait_for_each_other(engine, box):
+    """C5: concurrent snapshots and restores of one container all succeed and leave one container."""
     first = box.checkpoint()
     works = [box.checkpoint, lambda: box.restore(first), ContainerEnvironment("box", engine=engine.words).checkpoint]
     with ThreadPoolExecutor(3) as pool:
@@ -264,8 +264,8 @@ def test_several_at_once_wait_for_each_other(engine, box):
 
 
 @pytest.mark.long
-def test_a_container_that_removes_itself_is_replaced_too(engine):
-    """C5: a container begun with --rm is gone as soon as it stops; it is replaced like any other."""
+def test_a_container_started_with_rm_is_restored_too(engine):
+    """C5: a container started with --rm is gone as soon as it stops; it is replaced like any other."""
     engine.run("box", "--rm", "--volume=/data")
     environment = ContainerEnvironment("box", engine=engine.words)
     snapshot = environment.checkpoint()
@@ -280,7 +280,7 @@ def test_a_container_that_removes_itself_is_replaced_too(engine):
 
 @pytest.mark.long
 def test_deleted_snapshots_free_their_images(engine, box):
-    """C5: delete and gc remove the images themselves; the one that the container is made of stays, and is named."""
+    """C5: delete and gc remove the images themselves, except the one that the container is made of."""
     at_first = engine.images()
     made = []
     for number in range(5):
@@ -298,8 +298,8 @@ def test_deleted_snapshots_free_their_images(engine, box):
 
 
 @pytest.mark.long
-def test_an_image_made_of_a_restored_container_is_not_a_snapshot(engine, box):
-    """C5: an image that a person commits from a container of ours has our labels; it is not listed or removed."""
+def test_an_image_committed_from_a_restored_container_is_no_snapshot(engine, box):
+    """C5: an image that a person commits from our container has our labels, and is neither listed nor removed."""
     box.restore(box.checkpoint())
     engine("commit", "box", "mine:1")
     assert len(box.list()) == 2
@@ -328,7 +328,7 @@ def fail_at(environment, verb):
     [((), verb) for verb in ("create", "commit", "rename", "start")] + [(("--rm",), "rename"), (("--rm",), "start")],
 )
 def test_a_failed_restore_leaves_the_old_container(engine, settings, verb):
-    """C5: if the new container cannot be made or started, the old one goes on with its files."""
+    """C5: if the new container cannot be made or started, the old one stays with its files."""
     engine.run("box", *settings)
     environment = ContainerEnvironment("box", engine=engine.words)
     snapshot = environment.checkpoint()
@@ -350,8 +350,8 @@ class Killed(BaseException):
     [((), verb) for verb in ("stop", "rename", "rename again", "start", "rm")]
     + [(("--rm",), "rm"), (("--rm",), "start")],
 )
-def test_a_restore_that_was_killed_is_settled(engine, settings, point):
-    """C5: broken off before any command of the engine, the next use finds one running container; nothing is lost."""
+def test_a_killed_restore_is_repaired_at_the_next_use(engine, settings, point):
+    """C5: after a kill before any engine command, the next use finds one container, and nothing is lost."""
     engine.run("box", *settings)
     killed = ContainerEnvironment("box", engine=engine.words)
     engine.sh("box", "echo saved > /note")
@@ -382,8 +382,8 @@ def die_before(environment, verb, again=""):
 
 
 @pytest.mark.long
-def test_what_is_missing_is_named(engine):
-    """C5: no engine, one that does not answer, no such container, no such snapshot: each a typed error."""
+def test_a_missing_container_or_snapshot_is_named(engine):
+    """C5: an unknown container and an unknown snapshot raise NotFound with their names."""
     environment = ContainerEnvironment("nobody", engine=engine.words)
     with pytest.raises(NotFound, match="no container nobody"):
         environment.checkpoint()
@@ -394,8 +394,8 @@ def test_what_is_missing_is_named(engine):
         ContainerEnvironment("box", engine=engine.words).delete("17")
 
 
-def test_no_engine_is_a_typed_error(monkeypatch, tmp_path):
-    """C5: where no engine is on PATH, or none answers, the error says so and what to do."""
+def test_a_missing_engine_raises_unavailable(monkeypatch, tmp_path):
+    """C5: if no engine is on PATH, or none answers, Unavailable says so."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unavailable, match="Neither docker nor podman is on PATH"):
         ContainerEnvironment("box")
@@ -410,8 +410,8 @@ def test_no_engine_is_a_typed_error(monkeypatch, tmp_path):
     assert ContainerEnvironment("box")._engine == ("docker",)
 
 
-def test_the_engine_that_has_the_container_is_taken(monkeypatch, tmp_path):
-    """C5: where docker and podman both answer, it is the one that knows the container."""
+def test_the_engine_that_has_the_container_is_used(monkeypatch, tmp_path):
+    """C5: if docker and podman both answer, the one that knows the container is used."""
     monkeypatch.setenv("PATH", str(tmp_path))
     for name, knows in (("docker", 1), ("podman", 0)):
         (tmp_path / name).write_text(f'#!/bin/sh\n[ "$1" = container ] && exit {knows}; exit 0\n')
@@ -422,15 +422,15 @@ def test_the_engine_that_has_the_container_is_taken(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "-rf", "a b", "a/b", "a:b"])
-def test_a_name_that_no_container_can_have_is_refused(name):
-    """C5: what could be read as an option or an image is refused before the engine sees it."""
+def test_an_invalid_container_name_is_refused(name):
+    """C5: a name that could be read as an option or an image is refused before the engine sees it."""
     with pytest.raises(InvalidInput, match="not the name of a container"):
         ContainerEnvironment(name, engine="podman")
 
 
 @pytest.mark.long
-def test_a_name_with_capitals_works(engine):
-    """C5: a container may have a name that an image may not have."""
+def test_a_container_name_may_have_capitals(engine):
+    """C5: a container may have a name that is not valid for an image."""
     engine.run("My_Box")
     environment = ContainerEnvironment("My_Box", engine=engine.words)
     environment.restore(environment.checkpoint())
@@ -438,8 +438,8 @@ def test_a_name_with_capitals_works(engine):
 
 
 @pytest.mark.long
-def test_every_failure_is_ours(engine, box):
-    """C5: what the engine says no to arrives as a failure of agentgit with the engine's words."""
+def test_an_engine_failure_raises_an_agentgit_error(engine, box):
+    """C5: a failure of the engine raises an AgentGitError."""
     engine("rename", "box", "elsewhere")
     with pytest.raises(AgentGitError):
         box.checkpoint()
@@ -475,8 +475,8 @@ DOCKER = {
 """A container as docker tells it, which has some settings in another form than podman."""
 
 
-def test_docker_s_form_of_the_settings_is_read():
-    """C5: the settings are read from what docker tells, too, with ports, devices and mounts."""
+def test_container_settings_are_read_in_the_form_of_docker():
+    """C5: settings are read from the output of docker inspect too, with ports, devices and mounts."""
     assert options(DOCKER) == [
         "--network=bridge",
         "--cgroupns=private",
@@ -504,8 +504,8 @@ def test_docker_s_form_of_the_settings_is_read():
     assert mounts(DOCKER) == ("/data", "/dst", "/m", "/run", "/scratch")
 
 
-def test_a_setting_that_was_not_kept_is_named():
-    """C5: what the engine did not give the new container is named, whatever setting it is."""
+def test_a_setting_that_was_not_kept_is_reported():
+    """C5: a setting that the engine did not give the new container is reported by name."""
     other = DOCKER | {"HostConfig": DOCKER["HostConfig"] | {"Memory": 0, "Annotations": {"a": "b"}}}
     assert differences(DOCKER, DOCKER) == ()
     assert differences(DOCKER, other) == ("Memory",)

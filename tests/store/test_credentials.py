@@ -56,8 +56,8 @@ def column(repo, what):
         return connection.execute(what).scalars().all()
 
 
-def test_d5_a_password_lets_in_and_is_stored_as_argon2_only(repo, ada):
-    """D5: who has the password gets a handle with that user's rights; the database has argon2id's text alone."""
+def test_d5_a_password_logs_in_and_is_stored_only_as_argon2(repo, ada):
+    """D5: a login returns a handle with the user's rights; the database stores only the argon2id hash."""
     assert [one.session_name for one in repo.login("ada", PASSWORD).sessions()] == ["s"]
     (stored,) = [one for one in column(repo, select(USER.c.password)) if one]
     assert stored.startswith("$argon2id$")
@@ -78,8 +78,8 @@ def test_d5_a_password_lets_in_and_is_stored_as_argon2_only(repo, ada):
         (None, PASSWORD),
     ],
 )
-def test_d5_all_that_is_wrong_is_refused_in_the_same_words(repo, ada, name, password):
-    """D5: a wrong password, an unknown user and the local owner cannot be told apart, and the trail has the failure."""
+def test_d5_every_failed_login_has_the_same_message(repo, ada, name, password):
+    """D5: a wrong password, an unknown user and the local owner fail alike, and the trail records the failure."""
     with pytest.raises(NotAllowed) as caught:
         repo.login(name, password)
     assert str(caught.value) == REFUSED
@@ -88,8 +88,8 @@ def test_d5_all_that_is_wrong_is_refused_in_the_same_words(repo, ada, name, pass
     assert (event.kind, event.user_id) == ("login.failed", known.get(name))
 
 
-def test_d5_an_unknown_user_costs_as_much_as_a_known_one(repo, ada, monkeypatch):
-    """D5: how long a login takes does not tell whether there is such a user: each verifies one hash."""
+def test_d5_a_login_of_an_unknown_user_costs_one_hash_too(repo, ada, monkeypatch):
+    """D5: each failed login verifies one hash, so its duration does not reveal whether the user exists."""
     asked = []
     hasher = credentials._hasher()
     verify = hasher.verify
@@ -102,15 +102,15 @@ def test_d5_an_unknown_user_costs_as_much_as_a_known_one(repo, ada, monkeypatch)
 
 
 @pytest.mark.parametrize("password", ["short", "x" * 1001, "\ud800" * 12, 12345678901, ""])
-def test_bad_passwords_are_refused_and_not_repeated(repo, ada, password):
-    """Bad input: what can be no password is a typed error, whose text does not have it."""
+def test_bad_passwords_are_refused_and_not_quoted(repo, ada, password):
+    """Bad input: an invalid password raises InvalidInput, whose text does not contain the password."""
     with pytest.raises(InvalidInput, match="10 to 1000") as caught:
         repo.users.set_password("ada", password)
     assert not password or str(password) not in str(caught.value)
 
 
-def test_d5_a_new_password_and_disabling_end_open_handles_at_once(repo, ada):
-    """D5: revocation holds for handles that are open: after a new password, and while a user is disabled."""
+def test_d5_a_new_password_or_disabling_ends_open_handles_at_once(repo, ada):
+    """D5: open handles are refused after a new password, and while their user is disabled."""
     old = repo.login("ada", PASSWORD)
     events = old.events.list(session="s")
     repo.users.set_password(ada, "another horse")
@@ -129,8 +129,8 @@ def test_d5_a_new_password_and_disabling_end_open_handles_at_once(repo, ada):
     assert repo.login("ada", "another horse").session("s").info.is_own
 
 
-def test_q6_changing_ones_own_password_asks_for_the_current_one(repo, ada):
-    """Q6: neither an open browser nor a key takes an account over; an admin and the operator need none."""
+def test_q6_changing_a_password_requires_the_current_one(repo, ada):
+    """Q6: a login or a key needs the current password; the operator, and an admin for other users, need none."""
     key = repo.keys.create("all", "admin", user="ada")
     for handle in (repo.login("ada", PASSWORD), repo.authenticate(key.secret)):
         for user in (ada, "ada", ada.id, str(ada.id)):
@@ -149,8 +149,8 @@ def test_q6_changing_ones_own_password_asks_for_the_current_one(repo, ada):
     assert repo.login("ada", "another horse").user == ada
 
 
-def test_q6_a_new_password_and_an_end_of_all_logins_end_those_of_browsers(repo, ada):
-    """Q6: whoever sits at another browser is out at once, and makes no key any more; the one that changed it stays."""
+def test_q6_a_new_password_or_revocation_ends_browser_logins(repo, ada):
+    """Q6: a new password ends the user's other browser logins, a revocation all of them; keys stay."""
     bob, door = repo.users.add("bob", PASSWORD), Accounts(repo)
     ci = repo.keys.create("ci", user="ada").secret
 
@@ -183,8 +183,8 @@ def test_q6_a_new_password_and_an_end_of_all_logins_end_those_of_browsers(repo, 
     assert {one.name for one in repo.keys.all(bob)} == {"browser"}
 
 
-def test_q6_the_current_password_cannot_be_guessed_in_the_form_that_changes_it(repo, ada):
-    """Q6: wrong ones are counted, and after ten one has to wait; the login from elsewhere still works."""
+def test_q6_guesses_of_the_current_password_are_limited(repo, ada):
+    """Q6: wrong current passwords are counted and the user must wait; a login elsewhere still works."""
     inside = repo.login("ada", PASSWORD, source="192.0.2.1")
     for _ in range(11):
         with pytest.raises(NotAllowed):
@@ -194,8 +194,8 @@ def test_q6_the_current_password_cannot_be_guessed_in_the_form_that_changes_it(r
     assert repo.login("ada", PASSWORD, source="192.0.2.1").user == ada
 
 
-def test_q6_a_key_reads_only_and_ends_unless_asked_otherwise(repo, ada):
-    """Q6: a key of which nothing is said reads for 90 days; one that holds for ever is asked for."""
+def test_q6_a_key_is_read_only_and_expires_by_default(repo, ada):
+    """Q6: a key reads for 90 days by default; one without an expiry must be requested."""
     made = repo.keys.create("ci", user="ada").key
     assert made.scopes == {"read"}
     assert abs(made.expires_at - made.created_at - timedelta(days=90)) < timedelta(minutes=1)
@@ -203,8 +203,8 @@ def test_q6_a_key_reads_only_and_ends_unless_asked_otherwise(repo, ada):
 
 
 @pytest.mark.parametrize("makes_users", [False, True])
-def test_q6_a_token_of_an_erased_user_is_not_the_next_users_of_that_name(repo, ada, makes_users):
-    """Q6: a token from before a user was erased opens nothing of a new user of that name; a later one does."""
+def test_q6_a_token_of_an_erased_user_is_refused_for_a_namesake(repo, ada, makes_users):
+    """Q6: a token from before the erasure is refused for a new user of that name; a later one is accepted."""
     repo = Repository(repo.context, jwt=replace(RULES, create_users=makes_users), is_borrowed=True)
     early = token(), token(iat=None)
     handles = [repo.authenticate(one) for one in early]
@@ -224,8 +224,8 @@ def test_q6_a_token_of_an_erased_user_is_not_the_next_users_of_that_name(repo, a
 
 
 @pytest.mark.parametrize("said", [None, 7, "7", "", "x", [], {}, 1.5, "9" * 5000, True])
-def test_q6_a_token_may_have_to_carry_the_users_id(repo, ada, said):
-    """Q6: with id_claim a token holds for the user of that name and that id, and for nobody without it."""
+def test_q6_id_claim_requires_the_user_id_in_a_token(repo, ada, said):
+    """Q6: with id_claim a token is accepted only with the id of the user whom it names."""
     repo = Repository(repo.context, jwt=replace(RULES, id_claim="uid"), is_borrowed=True)
     with pytest.raises(NotAllowed):
         repo.authenticate(token(uid=said))
@@ -234,8 +234,8 @@ def test_q6_a_token_may_have_to_carry_the_users_id(repo, ada, said):
         replace(RULES, id_claim="uid", create_users=True)
 
 
-def test_d5_a_key_reaches_no_further_than_its_scope(repo, ada):
-    """D5: a handle made from a key has its scope of its user's rights, and never makes keys that reach further."""
+def test_d5_a_key_is_limited_to_its_scope(repo, ada):
+    """D5: a handle made from a key has the key's scope, and cannot create keys with a wider scope."""
     read, write, admin = (
         repo.authenticate(repo.keys.create(scope, scope, user="ada").secret) for scope in ("read", "write", "admin")
     )
@@ -256,8 +256,8 @@ def test_d5_a_key_reaches_no_further_than_its_scope(repo, ada):
     assert admin.keys.create("another", "write").key.scopes == {"read", "fork", "write"}
 
 
-def test_d5_a_revoked_key_ends_open_handles_and_only_its_hash_is_stored(repo, ada):
-    """D5: a key ends at once, also for handles that are open; text, repr, log and trail never have its secret."""
+def test_d5_a_revoked_key_ends_open_handles_and_hides_its_secret(repo, ada):
+    """D5: a revoked key ends open handles at once; the repr of key and handle and the trail lack its secret."""
     made = repo.keys.create("ci", user="ada", expires_in=timedelta(days=1))
     handle = repo.authenticate(made.secret)
     assert key_parts(made.secret)[:2] == (repo.context.store.tenant_id, made.key.id)
@@ -287,8 +287,8 @@ def everything(repo):
         return repr([sorted(map(repr, connection.execute(select(table)))) for table in METADATA.sorted_tables])
 
 
-def test_d5_of_a_secret_the_database_has_its_hash_only(repo, ada):
-    """D5: no row has a password, key or link; of a key or link it is the SHA-256, and their texts say what they are."""
+def test_d5_the_database_stores_only_hashes_of_secrets(repo, ada):
+    """D5: no row has a password, key or link; of keys and links the SHA-256 is stored."""
     key, link = repo.keys.create("ci", user="ada"), repo.as_user(ada).session("s").sharing.create_link()
     repo.login("ada", PASSWORD)
     repo.authenticate(key.secret)
@@ -318,8 +318,8 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("verb", CHANGES)
-def test_w12_a_right_is_not_changed_without_being_written_down(repo, ada, monkeypatch, verb):
-    """W12: the trail is written in the transaction of the change: where that cannot be done, nothing has changed."""
+def test_w12_a_change_of_rights_fails_if_it_cannot_be_recorded(repo, ada, monkeypatch, verb):
+    """W12: a change and its event share one transaction: if the event cannot be written, nothing changes."""
     repo.users.add("bob")
     repo.keys.create("old", user="ada")
     repo.as_user(ada).session("s").sharing.share("bob")
@@ -338,8 +338,8 @@ def test_w12_a_right_is_not_changed_without_being_written_down(repo, ada, monkey
     assert everything(repo) != before
 
 
-def test_d5_what_is_no_key_is_refused_in_the_same_words(repo, ada):
-    """D5: a wrong secret, another tenant's key, an ended one and hostile text are refused alike."""
+def test_d5_every_invalid_key_is_refused_with_the_same_message(repo, ada):
+    """D5: a wrong secret, another tenant's key, an expired one and hostile text are refused alike."""
     made = repo.keys.create("ci", user="ada", expires_in=timedelta(days=1))
     tenant, key, secret = key_parts(made.secret)
     backend.write(
@@ -353,8 +353,8 @@ def test_d5_what_is_no_key_is_refused_in_the_same_words(repo, ada):
         assert str(caught.value) == REFUSED
 
 
-def test_d5_the_last_use_is_written_at_most_once_a_minute(repo, ada):
-    """D5: the last use of a key is known to the minute, and no more is written."""
+def test_d5_the_last_use_of_a_key_is_not_updated_within_a_minute(repo, ada):
+    """D5: the last use of a key is recorded, and a second use at once does not update it."""
     made = repo.keys.create("ci", user="ada")
     repo.authenticate(made.secret)
     first = repo.keys.all("ada")[0].last_used_at
@@ -363,8 +363,8 @@ def test_d5_the_last_use_is_written_at_most_once_a_minute(repo, ada):
     assert first is not None
 
 
-def test_d5_another_users_key_is_not_there(repo, ada):
-    """D5: nobody sees or ends another one's key, and the local owner has none."""
+def test_d5_a_user_cannot_revoke_another_users_key(repo, ada):
+    """D5: another user's key is not found, and the local owner can have neither key nor password."""
     made = repo.keys.create("ci", user="ada")
     bob = repo.as_user(repo.users.add("bob"))
     with pytest.raises(NotFound):
@@ -381,8 +381,8 @@ def test_d5_another_users_key_is_not_there(repo, ada):
 
 
 @pytest.mark.usefixtures("long_login_pauses")
-def test_d5_too_many_failures_wait_and_shut_out_nobody_else(repo, ada):
-    """D5: after some failures a caller waits, longer each time; another address and another user do not."""
+def test_d5_repeated_failures_delay_only_that_user_at_that_address(repo, ada):
+    """D5: after some failures a login must wait; another address and another user are not affected."""
     for _ in range(11):
         with pytest.raises(NotAllowed):
             repo.login("ada", "wrong horse", source="10.0.0.1")
@@ -401,8 +401,8 @@ def test_d5_too_many_failures_wait_and_shut_out_nobody_else(repo, ada):
 
 
 @pytest.mark.usefixtures("long_login_pauses")
-def test_d5_failures_hold_over_processes_and_name_nobody(repo, ada):
-    """D5: failures are counted in the database, of keys by the address too, and go; no name and no address is there."""
+def test_d5_failures_are_counted_across_processes_without_names(repo, ada):
+    """D5: failures are counted in the database under a hash of their subject, and deleted after their time."""
     with agentgit.open(backend.url(repo)) as other:
         for _ in range(31):
             with pytest.raises(NotAllowed):
@@ -416,8 +416,8 @@ def test_d5_failures_hold_over_processes_and_name_nobody(repo, ada):
     assert column(repo, select(LOGIN_FAILURE.c.subject)) == []
 
 
-def test_the_pause_has_an_end():
-    """However often somebody fails, nobody waits longer than a quarter of an hour."""
+def test_the_login_pause_has_an_upper_limit():
+    """The pause after failures never exceeds a quarter of an hour."""
     assert login_attempts.pause(10**9) == timedelta(minutes=15)
 
 
@@ -449,8 +449,8 @@ def confused():
     return f"{head}.{body}.{signed.decode()}"
 
 
-def test_d5_a_token_lets_in_by_key_and_by_key_set(repo, ada):
-    """D5: a token whose signature holds lets in the user it names, by a key or by the set's key that it names."""
+def test_d5_a_valid_token_logs_its_user_in(repo, ada):
+    """D5: a token is accepted if its signature matches the key, or the key of the set that it names."""
     repo = Repository(repo.context, jwt=RULES, is_borrowed=True)
     assert repo.authenticate(token()).session("s").info.is_own
     public = {**RSAAlgorithm.to_jwk(KEYS.public_key(), as_dict=True), "kid": "k1"}
@@ -462,8 +462,8 @@ def test_d5_a_token_lets_in_by_key_and_by_key_set(repo, ada):
     assert repo.authenticate(token(SECRET, "HS256")).user.name == "ada"
 
 
-def test_d5_a_token_that_does_not_hold_is_refused_in_the_same_words(repo, ada):
-    """D5: unsigned, confused, expired, foreign and endless tokens are refused alike, and make no user."""
+def test_d5_every_invalid_token_is_refused_with_the_same_message(repo, ada):
+    """D5: unsigned, confused, expired, foreign and endless tokens are refused alike, and create no user."""
     repo = Repository(repo.context, jwt=RULES, is_borrowed=True)
     past = datetime.now(UTC) - timedelta(hours=2)
     stranger = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -493,8 +493,8 @@ def test_d5_a_token_that_does_not_hold_is_refused_in_the_same_words(repo, ada):
     assert [one.name for one in repo.users.all()] == ["ada", "local"]
 
 
-def test_d5_the_kill_switches_end_tokens(repo, ada, monkeypatch):
-    """D5: tokens that were given before now end for one user or for all, and a switch refuses them altogether."""
+def test_d5_revocation_and_the_off_switch_end_tokens(repo, ada, monkeypatch):
+    """D5: a revocation ends earlier tokens of one user or of all, and a switch refuses all tokens."""
     repo = Repository(repo.context, jwt=RULES, is_borrowed=True)
     old = token(iat=datetime.now(UTC) - timedelta(seconds=5))
     handle = repo.authenticate(old)
@@ -521,8 +521,8 @@ def test_d5_the_kill_switches_end_tokens(repo, ada, monkeypatch):
     assert [one.kind for one in repo.events.audit(kinds="tokens.*")] == ["tokens.revoked"] * 2
 
 
-def test_d5_users_are_made_of_tokens_only_if_that_is_said(repo):
-    """D5: with create_users a token makes its user, if anybody can be called so."""
+def test_d5_create_users_lets_a_token_create_its_user(repo):
+    """D5: with create_users a token creates its user, if the name is valid for a user."""
     repo = Repository(
         repo.context, jwt=JWT(algorithms=["RS256"], key=PEM, audience="agentgit", create_users=True), is_borrowed=True
     )
@@ -545,15 +545,15 @@ def test_d5_users_are_made_of_tokens_only_if_that_is_said(repo):
         {"algorithms": ["RS256"], "key": PEM, "jwks": {}},
     ],
 )
-def test_rules_that_verify_nothing_are_refused(rules):
-    """Bad input: rules that would take unsigned tokens, or the public key for a secret, are a typed error."""
+def test_token_rules_that_verify_nothing_are_refused(rules):
+    """Bad input: rules that would accept unsigned tokens, or the public key as a secret, raise InvalidInput."""
     with pytest.raises(InvalidInput) as caught:
         JWT(**rules)
     assert "BEGIN" not in str(caught.value)
 
 
-def test_without_the_extra_the_command_is_told(repo, ada, monkeypatch):
-    """Bad input: where argon2 or PyJWT is not installed, the failure says what to install."""
+def test_a_missing_auth_extra_names_the_install_command(repo, ada, monkeypatch):
+    """Bad input: if argon2 or PyJWT is not installed, the error says what to install."""
     monkeypatch.undo()
     credentials._hasher.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "pwdlib", None)
@@ -565,8 +565,8 @@ def test_without_the_extra_the_command_is_told(repo, ada, monkeypatch):
         repo.authenticate("a.b.c")
 
 
-def test_secrets_are_in_no_log(repo, ada, caplog):
-    """D5: neither passwords nor secrets of keys are logged, also where they are refused."""
+def test_secrets_are_never_logged(repo, ada, caplog):
+    """D5: neither passwords nor secrets of keys are logged, even if they are refused."""
     with caplog.at_level(logging.DEBUG):
         made = repo.keys.create("ci", user="ada")
         repo.authenticate(made.secret)

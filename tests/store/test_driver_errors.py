@@ -54,8 +54,8 @@ def session(repo):
 
 
 @pytest.mark.parametrize("work", [not_null, unique, foreign_key, check, syntax], ids=lambda work: work.__name__)
-def test_t_what_fails_each_time_is_no_conflict(session, work):
-    """A row that a constraint refuses, and a wrong statement, surface as what they are, with the driver's own error."""
+def test_t_a_permanent_database_error_is_not_a_conflict(session, work):
+    """A constraint violation or an invalid statement is no Conflict, and the driver's error is its cause."""
     runs = []
 
     def once(connection):
@@ -72,8 +72,8 @@ def test_t_what_fails_each_time_is_no_conflict(session, work):
     assert len(runs) == (2 if may_race else 1)
 
 
-def test_t_two_writers_of_one_name_are_a_race_that_is_run_again(postgres_url):
-    """A unique key that another transaction took first is seen by the next attempt, which goes another way."""
+def test_t_a_write_is_retried_after_a_concurrent_insert_of_the_same_key(postgres_url):
+    """A write that violates a unique key of a concurrent transaction is retried and sees the committed row."""
     with agentgit.open(postgres_url) as repo, closing(Database(postgres_url)) as other:
         repo.session("s", create=True)
         holding, go = threading.Event(), threading.Event()
@@ -101,8 +101,8 @@ def test_t_two_writers_of_one_name_are_a_race_that_is_run_again(postgres_url):
         assert len(runs) == 2
 
 
-def test_t_a_row_that_is_refused_after_another_one_is_tried_again(postgres_url):
-    """Two rows that were refused one after the other are two races, though the failures read the same."""
+def test_t_a_write_is_retried_after_each_different_rejected_row(postgres_url):
+    """Each different rejected row is a new race and is retried, although the error messages are the same."""
     with agentgit.open(postgres_url) as repo:
         taken = [repo.session(name, create=True).name for name in ("s1", "s2", "s3")]
         names = iter([*taken, "free"])
@@ -115,8 +115,8 @@ def test_t_a_row_that_is_refused_after_another_one_is_tried_again(postgres_url):
         assert backend.write(repo, next_one) == "free"
 
 
-def test_t_a_value_that_cannot_be_stored_is_a_wrong_input(session):
-    """What the database has no room for is the caller's to change."""
+def test_t_a_value_the_database_cannot_store_is_invalid_input(session):
+    """A value that the database cannot store raises InvalidInput."""
     if backend.is_sqlite(session):
         statement, value = text("SELECT zeroblob(:n)"), 2**31
     else:
@@ -126,8 +126,8 @@ def test_t_a_value_that_cannot_be_stored_is_a_wrong_input(session):
 
 
 @pytest.mark.parametrize("statement", ["SELECT * FROM nowhere", "SELECT no_such_column FROM external_session"])
-def test_t_what_the_schema_lacks_is_a_schema_mismatch(session, statement):
-    """A table or a column that is not there is no database out of reach."""
+def test_t_a_missing_table_or_column_is_a_schema_mismatch(session, statement):
+    """A missing table or column raises SchemaMismatch in reads and in writes."""
     for run in (backend.database(session).write, lambda work: work_in(session, work)):
         with pytest.raises(SchemaMismatch, match="agentgit db check"):
             run(lambda c: c.execute(text(statement)))
@@ -157,8 +157,8 @@ def work_in(repo, work):
         ("P0001", AgentGitError, "does not help"),
     ],
 )
-def test_t_each_state_of_a_server_has_its_meaning(postgres_url, state, kind, said):
-    """The state that the server gives, not its words, tells what a failure is."""
+def test_t_each_sqlstate_maps_to_an_exception(postgres_url, state, kind, said):
+    """The SQLSTATE of a PostgreSQL error, not its message, decides which exception is raised."""
 
     def fail(connection):
         connection.exec_driver_sql(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{state}'; END $$")
@@ -189,8 +189,8 @@ def gone(repo, *tables):
     database.write(work)
 
 
-def test_t_a_row_that_is_lost_is_not_called_deleted(repo):
-    """Which row is not there is said, and that fsck tells more; that somebody deleted it, nobody knows."""
+def test_t_a_missing_row_is_not_reported_as_deleted(repo):
+    """The error for a missing row names it and points to fsck, and does not claim that somebody deleted it."""
     session = repo.session("s", create=True)
     session.checkpoint("x")
     branch_id = session.branch().id

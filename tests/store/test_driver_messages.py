@@ -69,8 +69,8 @@ def expect_silent(said):
     assert [word for word in WORDS if word in said] == []
 
 
-def test_q8_a_refused_row_tells_a_user_nothing(bob, caplog):
-    """Q8: in Python, the API and the pages a failure says that the database refused, and the log says what."""
+def test_q8_a_database_refusal_is_logged_and_not_shown_to_users(bob, caplog):
+    """Q8: the Python error, the API and the pages hide what the database said about a refused row; the log has it."""
     with pytest.raises(AgentGitError, match="Retrying does not help") as caught:
         bob.session("s").tag("HEAD", "v1", description=HUSH)
     expect_silent(str(caught.value))
@@ -95,8 +95,8 @@ def test_q8_a_refused_row_tells_a_user_nothing(bob, caplog):
     expect_silent(answer.text)
 
 
-async def test_q8_a_client_of_mcp_is_told_nothing(bob, monkeypatch, caplog):
-    """Q8: a tool that fails, in our words or in a driver's own, gives the client no text of the database."""
+async def test_q8_mcp_tool_errors_contain_no_database_text(bob, monkeypatch, caplog):
+    """Q8: a failed MCP tool call returns no database text, whether the error is ours or the driver's."""
     caplog.set_level(logging.WARNING)
     kept = IntegrityError("INSERT INTO tag VALUES (?)", {"name": HUSH}, sqlite3.IntegrityError(f"Key ({HUSH})"))
 
@@ -116,8 +116,8 @@ async def test_q8_a_client_of_mcp_is_told_nothing(bob, monkeypatch, caplog):
     assert "IntegrityError" in caplog.text
 
 
-def test_q8_an_error_that_nobody_translated_tells_a_web_user_nothing(bob, monkeypatch, caplog):
-    """Q8: an `IntegrityError` that comes up as it is becomes an answer without a word of it, and is logged."""
+def test_q8_an_untranslated_driver_error_is_hidden_from_web_users(bob, monkeypatch, caplog):
+    """Q8: an uncaught `IntegrityError` becomes a response without database text, and is logged."""
     kept = IntegrityError("INSERT INTO tag VALUES (?)", {"name": HUSH}, sqlite3.IntegrityError(f"Key ({HUSH})"))
 
     def foreign(*_, **__):
@@ -137,8 +137,8 @@ def test_q8_an_error_that_nobody_translated_tells_a_web_user_nothing(bob, monkey
     assert HUSH in caplog.text
 
 
-def test_q8_a_tool_that_a_database_refused_is_recorded_without_its_statement(tmp_path):
-    """Q8: what a tool's own database said is on the track in one line: no statement, no parameters, no row."""
+def test_q8_the_tool_track_stores_database_errors_without_sql(tmp_path):
+    """Q8: the track records a database error of a tool on one line: no statement, no parameters, no row."""
     engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
     with engine.begin() as shop:
         shop.execute(text("CREATE TABLE card (number TEXT UNIQUE)"))
@@ -162,8 +162,8 @@ def test_q8_a_tool_that_a_database_refused_is_recorded_without_its_statement(tmp
     engine.dispose()
 
 
-def test_q8_words_of_psycopg_are_cut_where_rows_begin(postgres_url):
-    """Q8: of a server's error only its first line is recorded; those below quote statement and row."""
+def test_q8_psycopg_errors_are_cut_before_they_quote_rows(postgres_url):
+    """Q8: only the first line of a PostgreSQL error is recorded; later lines quote the statement and the row."""
     engine = create_engine(postgres_url)
     with engine.connect() as connection:
         connection.execute(text("CREATE TEMP TABLE card (number TEXT UNIQUE, pin TEXT NOT NULL)"))
@@ -194,8 +194,8 @@ def failures(url, driver):
 
 
 @pytest.mark.parametrize("what", ["gone", "rule", "damaged", "other"])
-def test_q8_a_stranger_is_not_told_where_the_database_is_or_what_it_said(database, monkeypatch, caplog, what):
-    """Q8: while the database fails, no answer of the API or of a page names it, its address or its words."""
+def test_q8_responses_do_not_name_a_failing_database(database, monkeypatch, caplog, what):
+    """Q8: while the database fails, no API response or page contains its name, address or error message."""
     error, kept = failures(database.name, sqlite3 if database.is_sqlite else psycopg)[what]
 
     def fails(*_, **__):

@@ -56,8 +56,8 @@ def shown(repo):
     ).to_dict()
 
 
-def test_d5_a_dump_has_names_and_no_contents(url, tmp_path):
-    """D5: with keys, no table has a word of messages, calls, data or descriptions; users see all of it as before."""
+def test_d5_an_encrypted_database_stores_names_but_no_contents(url, tmp_path):
+    """D5: with keys, no table has messages, calls, data or descriptions in plain text; users still read them."""
     with agentgit.open(url, keyring=Keyring({"a": ONE}), compression="none") as repo:
         story(repo, tmp_path)
         assert MARK in str(shown(repo))
@@ -73,8 +73,8 @@ def test_d5_a_dump_has_names_and_no_contents(url, tmp_path):
         assert "everything else is encrypted" in str(content)
 
 
-def test_d5_only_the_right_keys_open_it(url, monkeypatch):
-    """D5: without its key, or with another one of that name, nothing is opened; the failure says which key, and how."""
+def test_d5_a_database_opens_only_with_the_right_keys(url, monkeypatch):
+    """D5: a database does not open without its key or with a different one, and the error names the key."""
     with agentgit.open(url, keyring=Keyring({"a": ONE})) as repo:
         repo.session("s", create=True)
     with pytest.raises(KeyMissing, match="with the key a, which is missing") as failure:
@@ -90,8 +90,8 @@ def test_d5_only_the_right_keys_open_it(url, monkeypatch):
 
 
 @pytest.mark.long
-def test_d5_keys_come_and_go(url, tmp_path):
-    """D5: a plain database is encrypted, its key replaced, and decrypted again; broken off, it goes on."""
+def test_d5_a_database_is_encrypted_rotated_and_decrypted(url, tmp_path):
+    """D5: a plain database is encrypted, its key replaced, and decrypted; an interrupted encryption is completed."""
     with agentgit.open(url) as repo:
         story(repo, tmp_path)
         before, plain = shown(repo), repo.maintenance.encryption_keys()
@@ -126,8 +126,8 @@ def test_d5_keys_come_and_go(url, tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name in sealed_columns() if name != "webhook_delivery"])
-def test_d5_what_was_changed_is_named_and_never_shown(sqlite_template, tmp_path, name):
-    """D5: one bit of any sealed value, changed in the file, is found by fsck, which names the row."""
+def test_d5_fsck_names_the_row_of_a_changed_sealed_value(sqlite_template, tmp_path, name):
+    """D5: fsck finds one changed bit or character in a sealed value of any column, and names the row."""
     path = tmp_path / "x.db"
     path.write_bytes(sqlite_template.read_bytes())
     with agentgit.open(path, keyring=Keyring({"a": ONE})) as repo:
@@ -166,8 +166,8 @@ def flipped(value):
     return value[:-1] + bytes([value[-1] ^ 1])
 
 
-def test_d5_a_value_opens_only_where_it_was_sealed(url):
-    """D5: a sealed value is Corrupt in another column or for another tenant; a changed message names its row."""
+def test_d5_a_sealed_value_opens_only_in_its_column_and_tenant(url):
+    """D5: a sealed value is Corrupt in another column or tenant, and a changed value is Corrupt with its row."""
     with agentgit.open(url, keyring=Keyring({"a": ONE})) as repo:
         seal = backend.database(repo).seal
         closed = seal.seal("tool_invocation.args", b"{}")
@@ -196,8 +196,8 @@ def message(n):
 
 
 @pytest.mark.parametrize("keys", [None, Keyring({"a": ONE})])
-def test_d5_values_of_every_shape_survive(url, keys):
-    """D5: what begins like a sealed value, large values in chunks; in clear and not."""
+def test_d5_values_of_every_shape_are_read_back(url, keys):
+    """D5: values that begin like sealed ones and large values are read back, encrypted or in plain text."""
     with agentgit.open(url, keyring=keys) as repo:
         blobs, write = repo.context.store.graphs.content.blobs, backend.database(repo).write
         odd = [leaf("bytes", MAGIC + tail) for tail in (b"", b"\0x", b"\1\1a" + bytes(40), b"\2")]
@@ -213,8 +213,8 @@ def test_d5_values_of_every_shape_survive(url, keys):
             assert set(Rotation(backend.database(repo), repo.context.store.tenant_id).counts()) == {"a"}
 
 
-async def test_d5_a_saver_and_the_async_side_seal_too(url):
-    """D5: `SQLModelSaver.from_conn_string(keyring=...)` alone, and async verbs, write sealed values and read them."""
+async def test_d5_the_saver_and_async_methods_encrypt_values(url):
+    """D5: `SQLModelSaver.from_conn_string(keyring=...)` and async methods write and read encrypted values."""
     config = {"configurable": {"thread_id": "t"}}
     async with SQLModelSaver.from_conn_string(url, keyring=Keyring({"a": ONE})) as saver:
         graph = build("shop.db").copy({"checkpointer": saver})
@@ -231,8 +231,8 @@ async def test_d5_a_saver_and_the_async_side_seal_too(url):
     [({}, None), ({"a": b"short"}, None), ({"a": "no base64"}, None), ({"ä": ONE}, None), ({"": ONE}, None),
      ({"a": ONE}, "b"), ({"a": 7}, None), ("a", None)],
 )  # fmt: skip
-def test_d5_what_is_no_ring_of_keys_is_refused(keys, current):
-    """D5: bad input: a ring without keys, of wrong keys or names; and no key is ever shown."""
+def test_d5_an_invalid_keyring_is_refused(keys, current):
+    """D5: bad input: a keyring without keys, or with invalid keys or names, is refused, and no key is shown."""
     with pytest.raises(InvalidInput) as failure:
         Keyring(keys, current=current)
     assert ONE not in str(failure.value)
@@ -242,8 +242,8 @@ def test_d5_what_is_no_ring_of_keys_is_refused(keys, current):
         Keyring.from_text(f"a:{ONE},a:{TWO}")
 
 
-def test_d5_without_the_library_the_command_is_told(monkeypatch):
-    """D5: where cryptography is not installed, keys are refused with what to install."""
+def test_d5_a_missing_encryption_library_is_reported_with_a_pip_command(monkeypatch):
+    """D5: without the cryptography package, keys are refused with the command that installs it."""
 
     def gone(name):
         raise ModuleNotFoundError(name)
@@ -254,8 +254,8 @@ def test_d5_without_the_library_the_command_is_told(monkeypatch):
 
 
 @pytest.mark.long
-def test_d5_keys_and_erasing_on_the_command_line(tmp_path, monkeypatch):
-    """D5: make a key, encrypt, count, erase a session: each from the command line, as text and as JSON."""
+def test_d5_the_command_line_manages_keys_and_erases_sessions(tmp_path, monkeypatch):
+    """D5: the command line creates a key, encrypts, counts values and erases a session, as text and as JSON."""
     monkeypatch.chdir(tmp_path)
     with agentgit.open("agentgit.db") as repo:
         repo.session("s", create=True)

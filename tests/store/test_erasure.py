@@ -51,8 +51,8 @@ def two(repo, tmp_path):
     repo.close()
 
 
-def test_d5_a_session_goes_without_a_byte_and_its_neighbour_is_whole(two):
-    """D5: after erasing, no table and no file has anything of it; a session that shares messages is as it was."""
+def test_d5_erasing_a_session_leaves_no_data_and_spares_others(two):
+    """D5: erasing a session removes it from all tables and files; a session that shares messages is unchanged."""
     session = two.session(MARK)
     other = two.session("other").branch().conversation_history
     head = two.session("other").get_checkpoint("HEAD").to_dict()
@@ -80,8 +80,8 @@ def test_d5_a_session_goes_without_a_byte_and_its_neighbour_is_whole(two):
 
 @pytest.mark.long
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_d5_what_the_planner_knows_of_a_session_goes_with_it(repo, tmp_path):
-    """D5: the values that PostgreSQL keeps to plan by have no name and no word of a session that was erased."""
+def test_d5_erasing_a_session_clears_the_planner_statistics(repo, tmp_path):
+    """D5: after erasing a session, the planner statistics of PostgreSQL contain no name or word of it."""
     known = text(
         "SELECT tablename || '.' || attname || ' ' || "
         "concat_ws(' ', most_common_vals::text, histogram_bounds::text, most_common_elems::text) "
@@ -108,8 +108,8 @@ def test_d5_what_the_planner_knows_of_a_session_goes_with_it(repo, tmp_path):
     repo.close()
 
 
-def test_d5_the_trail_lets_only_erased_sessions_go(two):
-    """D5: nobody deletes other events, edits what says that a session was erased, or makes it up."""
+def test_d5_the_audit_trail_refuses_deletions_and_forged_erasures(two):
+    """D5: the database refuses to delete other events and to change, delete or forge an erasure record."""
     two.session(MARK).delete()
     write = backend.database(two).write
     for statement in (delete(AUDIT_EVENT), update(ERASURE).values(last_seq=1), delete(ERASURE)):
@@ -128,8 +128,8 @@ def test_d5_the_trail_lets_only_erased_sessions_go(two):
     assert two.events.verify().is_sound
 
 
-def test_d5_a_session_that_somebody_runs_is_not_erased(two):
-    """D5: erasing beside a turn is a Conflict, and nothing went; when the turn's process has died, it goes."""
+def test_d5_a_running_session_is_not_erased(two):
+    """D5: erasing a session during a turn raises Conflict and deletes nothing; after the process died, it works."""
     sessions, branch = two.context.store.sessions, two.session("other").branch()
     with process.owner() as alive:
         backend.write(two, lambda c: sessions.acquire(c, branch.id, alive))
@@ -140,8 +140,8 @@ def test_d5_a_session_that_somebody_runs_is_not_erased(two):
 
 
 @pytest.mark.long
-def test_d5_a_user_goes_with_all_sessions(two, tmp_path):
-    """D5: erasing a user takes every session, file, key and name of theirs, and their handles end; others are whole."""
+def test_d5_erasing_a_user_removes_everything_of_the_user(two, tmp_path):
+    """D5: erasing a user removes all their sessions, files, keys and names, ends their handles, and spares others."""
     bob, ann = (two.as_user(two.users.add(name)) for name in ("bob", MARK))
     (tmp_path / "hers").mkdir()
     (tmp_path / "hers" / "a.txt").write_text("hers")
@@ -182,8 +182,8 @@ def test_d5_a_user_goes_with_all_sessions(two, tmp_path):
     assert two.events.verify().is_sound
 
 
-def test_d5_who_may_erase_a_user(two):
-    """D5: an admin erases others, everybody oneself; not by a narrow key, not the last admin, not the local owner."""
+def test_d5_only_admins_and_the_user_may_erase_a_user(two):
+    """D5: admins erase others, users themselves; a narrow key may not; last admin and local owner are protected."""
     bob, ann = (two.as_user(two.users.add(name, is_admin=name == "ann")) for name in ("bob", "ann"))
     narrow = two.authenticate(two.keys.create("a key", "write", user="bob").secret)
     for who, refused in ((bob, "ann"), (narrow, "bob")):
@@ -201,8 +201,8 @@ def test_d5_who_may_erase_a_user(two):
     assert [user.name for user in ann.users.all()] == ["ann", "local"]
 
 
-def test_d5_only_the_owner_erases(two):
-    """D5: who has a session shared with them as an editor may not erase it; for others it is not there."""
+def test_d5_only_the_owner_erases_a_session(two):
+    """D5: an editor of a shared session may not erase it; for other users the session is not found."""
     store = two.context.store
     bob = two.as_user(store.database.write(lambda c: store.users.add(c, "bob")))
     with pytest.raises(NotFound):

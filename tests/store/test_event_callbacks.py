@@ -29,8 +29,8 @@ def told(events):
     return [(event.kind, event.branch_name, event.detail.get("number")) for event in events]
 
 
-def test_b7_each_checkpoint_is_told_after_its_commit(repo, agent):
-    """B7: a callback gets each checkpoint, automatic or named, when another reader can already see it."""
+def test_b7_a_callback_receives_each_checkpoint_after_its_commit(repo, agent):
+    """B7: a callback receives each checkpoint, automatic or named, once other readers can see it."""
     got, seen = [], []
 
     def callback(event):
@@ -50,7 +50,7 @@ def test_b7_each_checkpoint_is_told_after_its_commit(repo, agent):
 
 
 def test_b7_a_callback_that_raises_is_logged_and_counted(repo, agent, caplog):
-    """B7: what a callback raises reaches neither the agent nor the next event, and can be seen."""
+    """B7: an exception in a callback is logged and counted, and affects neither the agent nor the next event."""
 
     def callback(event):
         if event.detail["number"] == 1:
@@ -64,8 +64,8 @@ def test_b7_a_callback_that_raises_is_logged_and_counted(repo, agent, caplog):
     assert "failed=1" in repr(subscription)
 
 
-def test_b7_a_callback_that_blocks_holds_nothing_up(repo, agent, monkeypatch):
-    """B7: while one callback blocks, turns go on, others are told, and closing gives up after its time."""
+def test_b7_a_blocking_callback_delays_nothing_else(repo, agent, monkeypatch):
+    """B7: while one callback blocks, turns continue, other callbacks run, and closing stops waiting in time."""
     monkeypatch.setattr(*points.LAST_SECONDS_OF_CALLBACKS.place, 0.05)
     monkeypatch.setattr(*points.EVENTS_THAT_WAIT.place, 2)
     blocks, free, got = threading.Event(), threading.Event(), []
@@ -88,8 +88,8 @@ def test_b7_a_callback_that_blocks_holds_nothing_up(repo, agent, monkeypatch):
     free.set()
 
 
-def test_b7_order_is_that_of_the_trail(repo):
-    """B7: whatever thread commits, a callback is told each session's events in the order of its trail."""
+def test_b7_callbacks_receive_events_in_trail_order(repo):
+    """B7: a callback receives each session's events in the order of its trail, whichever thread commits."""
     sessions, got = [repo.session(f"s{n}", create=True) for n in range(2)], []
 
     def write(session):
@@ -110,8 +110,8 @@ def test_b7_order_is_that_of_the_trail(repo):
         assert [event.number for event in got if event.session_id == session.id] == list(range(2, 32))
 
 
-def test_b7_what_is_taken_back_is_not_told(repo):
-    """B7: a transaction that fails after its events were written tells nobody, and holds up nobody behind it."""
+def test_b7_events_of_a_failed_transaction_are_not_delivered(repo):
+    """B7: a transaction that fails after writing events delivers none of them and delays no later event."""
     session, got = repo.session("s", create=True), []
     with repo.events.on("*", got.append) as subscription:
         line = backend.database(repo).bus
@@ -122,8 +122,8 @@ def test_b7_what_is_taken_back_is_not_told(repo):
     assert not line._lines
 
 
-def test_b7_only_what_was_asked_for(database):
-    """B7, W12: kinds, sessions and users choose; nobody is told of another user's sessions."""
+def test_b7_subscriptions_filter_by_kind_session_and_user(database):
+    """B7, W12: a subscription filters by kind and session, and never receives another user's events."""
     with agentgit.open(database.url, user="ann") as ann, agentgit.open(database.url, user="bob") as bob:
         backend.database(bob).bus = backend.database(ann).bus  # as if both had one handle
         got, his = [], []
@@ -149,7 +149,7 @@ def test_b7_only_what_was_asked_for(database):
 
 
 async def test_b7_async_callbacks_run_on_the_agents_loop(repo, agent):
-    """B7: told of an async verb, a coroutine function runs on that verb's loop, in order."""
+    """B7: for an async verb, a coroutine callback runs on the loop of that verb, in order."""
     got, here = [], asyncio.get_running_loop()
 
     async def callback(event):
@@ -164,8 +164,8 @@ async def test_b7_async_callbacks_run_on_the_agents_loop(repo, agent):
     subscription.close()
 
 
-async def test_b7_closing_on_the_loop_does_not_wait_for_itself(repo, agent, monkeypatch):
-    """B7: a repository that is closed by a coroutine still tells async callbacks what was committed."""
+async def test_b7_closing_a_repository_on_the_loop_does_not_deadlock(repo, agent, monkeypatch):
+    """B7: a repository closed inside a coroutine still delivers committed events to async callbacks."""
     got = []
 
     async def callback(event):
@@ -183,8 +183,8 @@ async def test_b7_closing_on_the_loop_does_not_wait_for_itself(repo, agent, monk
     assert got == ["turn.done"]
 
 
-def test_b7_async_callbacks_of_sync_verbs_have_a_loop(repo, agent):
-    """B7: without a running loop a coroutine function runs on one of its own, always the same."""
+def test_b7_async_callbacks_of_sync_verbs_share_one_loop(repo, agent):
+    """B7: without a running loop, all calls of a coroutine callback run on the same separate loop."""
     got = []
 
     async def callback(event):
@@ -198,8 +198,8 @@ def test_b7_async_callbacks_of_sync_verbs_have_a_loop(repo, agent):
     assert got[0] is got[1]
 
 
-def test_b7_a_loop_that_has_ended_loses_nothing(repo, agent):
-    """B7: what a loop that ends at once did not get to is told elsewhere."""
+def test_b7_an_event_of_a_closed_loop_is_delivered_or_counted(repo, agent):
+    """B7: an event that a closing loop did not deliver is delivered elsewhere, or counted as failed."""
     got = []
 
     async def callback(event):
@@ -211,8 +211,8 @@ def test_b7_a_loop_that_has_ended_loses_nothing(repo, agent):
     assert got == ["turn.done"] or subscription.failed == 1  # or the loop broke it off, which is counted
 
 
-def test_b7_an_agent_tells_of_its_own_session(repo, agent):
-    """B7: `events.on` and `events.list` can be those of one session, on whatever branch."""
+def test_b7_events_can_be_limited_to_one_session(repo, agent):
+    """B7: `events.on` and `events.list` can be limited to one session, on whatever branch."""
     got = []
     other = repo.wrap(tool_node_graph(scripted("x"), []), "other")
     with repo.events.on("checkpoint.*", got.append, session=agent.session) as subscription:
@@ -235,14 +235,14 @@ repo.session("s", create=True)
 
 
 @pytest.mark.long
-def test_b7_a_program_that_ends_tells_what_it_did(tmp_path):
-    """B7: events that wait when the program ends are still told."""
+def test_b7_pending_events_are_delivered_at_program_exit(tmp_path):
+    """B7: events that are pending when the program ends are still delivered."""
     done = subprocess.run([sys.executable, "-c", AT_EXIT], cwd=tmp_path, capture_output=True, text=True, check=True)  # noqa: S603  # our own program
     assert (done.stdout, done.stderr) == ("session.created\n", "")
 
 
 def test_b7_a_callback_may_use_the_repository(repo, agent):
-    """B7: a callback can read and write through the repository that tells it, and end its own subscription."""
+    """B7: a callback can read and write through the repository that calls it, and close its subscription."""
     got = []
 
     def callback(event):
@@ -258,8 +258,8 @@ def test_b7_a_callback_may_use_the_repository(repo, agent):
     assert [event.detail["name"] for event in repo.events.list(kinds="tag.*")] == got
 
 
-def test_b7_a_handler_of_the_log_may_write(repo, agent, monkeypatch):
-    """B7: where the log of what was left out writes here itself, nothing waits for itself."""
+def test_b7_a_log_handler_may_write_to_the_repository(repo, agent, monkeypatch):
+    """B7: a handler of the log of missed events can write to the repository without a deadlock."""
     monkeypatch.setattr(*points.EVENTS_THAT_WAIT.place, 1)
     free, said = threading.Event(), []
 
@@ -281,8 +281,8 @@ def test_b7_a_handler_of_the_log_may_write(repo, agent, monkeypatch):
     assert len(said) == 1
 
 
-def test_b7_a_callback_does_not_wait_for_itself(repo, agent):
-    """B7: `wait` in the callback itself comes back at once."""
+def test_b7_wait_inside_a_callback_returns_at_once(repo, agent):
+    """B7: `wait` called in the callback itself returns False at once."""
     waited = []
     with repo.events.on("checkpoint.*", lambda event: waited.append(told.wait(None))) as told:
         agent.checkpoint("x")

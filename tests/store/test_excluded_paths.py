@@ -69,7 +69,7 @@ def remove(path: Path) -> None:
 
 
 @pytest.mark.parametrize("why", MAKE)
-def test_f1_what_was_left_out_and_is_gone_is_named_everywhere(workspace, work, why):
+def test_f1_a_deleted_excluded_path_is_reported_everywhere(workspace, work, why):
     """F1: plan, report, `changed()` and diff name a deleted path that the snapshot left out, with the reason."""
     name = put(work, why)
     (work / "a").write_text("1")
@@ -90,8 +90,8 @@ def test_f1_what_was_left_out_and_is_gone_is_named_everywhere(workspace, work, w
 
 
 @pytest.mark.parametrize("name", [".git", "sub/.git"])
-def test_f1_a_repository_that_is_gone_is_named_everywhere(opened, work, name):
-    """F1: `.git` is never captured, and so it is recorded: plan, report, `changed()` and diff name one that is gone."""
+def test_f1_a_deleted_git_repository_is_reported_everywhere(opened, work, name):
+    """F1: `.git` is never captured but recorded: plan, report, `changed()` and diff name a deleted one."""
     (work / name).mkdir(parents=True)
     (work / name / "HEAD").write_text("ref: refs/heads/main")
     workspace = opened()
@@ -111,8 +111,8 @@ def test_f1_a_repository_that_is_gone_is_named_everywhere(opened, work, name):
 
 
 @pytest.mark.parametrize("why", ["larger than 1,000 bytes", "excluded"])
-def test_f1_what_was_left_out_and_changed_is_named_and_stays(workspace, work, why):
-    """F1: a file that the snapshot left out and that has other contents now stays so, and is named as changed."""
+def test_f1_a_changed_excluded_file_is_reported_and_kept(workspace, work, why):
+    """F1: a restore keeps the new contents of a file that the snapshot left out, and reports it as changed."""
     if why == "excluded":
         (work / ".gitignore").write_text("left\n")
     large(work / "left")
@@ -127,8 +127,8 @@ def test_f1_what_was_left_out_and_changed_is_named_and_stays(workspace, work, wh
     assert (work / "left").read_bytes() == b"2" * (LIMIT + 7)
 
 
-def test_f1_what_is_left_out_and_came_since_is_named_and_stays(workspace, work):
-    """F1: a large file that was made after the snapshot is not removed by a restore, and is named."""
+def test_f1_a_new_excluded_file_is_reported_and_kept(workspace, work):
+    """F1: a restore keeps and reports a large file that was created after the snapshot."""
     (work / "a").write_text("1")
     first = workspace.save()
     large(work / "new")
@@ -140,8 +140,8 @@ def test_f1_what_is_left_out_and_came_since_is_named_and_stays(workspace, work):
     assert (work / "new").exists()
 
 
-def test_f1_what_was_left_out_then_and_fits_now_is_not_deleted(workspace, work):
-    """F1: a file that was too large for the snapshot and is small now stays, through the plan and the restore."""
+def test_f1_an_excluded_file_that_fits_now_is_not_deleted(workspace, work):
+    """F1: plan and restore keep a file that was too large for the snapshot and is small now."""
     large(work / "data.csv")
     (work / "a").write_text("1")
     first = workspace.save()
@@ -163,8 +163,8 @@ def test_f1_what_was_left_out_then_and_fits_now_is_not_deleted(workspace, work):
     assert (work / "data.csv").read_text() == "small"
 
 
-def test_f1_a_raised_limit_and_a_lowered_one(opened, work):
-    """F1: with another limit between the snapshots nothing is deleted or lost, whichever way a restore goes."""
+def test_f1_a_changed_size_limit_loses_no_file(opened, work):
+    """F1: with different size limits between snapshots, no restore deletes or loses a file, in either direction."""
     large(work / "data")
     first = opened().save()
     raised = opened(max_file_size=10 * LIMIT)
@@ -181,8 +181,8 @@ def test_f1_a_raised_limit_and_a_lowered_one(opened, work):
     assert (work / "data").read_bytes() == b"1" * (LIMIT + 1)
 
 
-def test_f1_other_patterns_between_snapshots(opened, work):
-    """F1: what patterns left out then is captured now, and stays; a directory of it is one path of the record."""
+def test_f1_changed_exclude_patterns_lose_no_file(opened, work):
+    """F1: a restore keeps files that patterns excluded then; an excluded directory is one path of the record."""
     for name in ("node_modules/a/b", "node_modules/c", "x.log", "kept"):
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_text("1")
@@ -203,8 +203,8 @@ def test_f1_other_patterns_between_snapshots(opened, work):
     assert (work / "node_modules/c").read_text() == "1"
 
 
-def test_f1_an_excluded_directory_that_is_empty_now_stays(opened, work):
-    """F1: a restore does not remove a directory that the snapshot left out, not even an empty one."""
+def test_f1_an_empty_excluded_directory_is_kept(opened, work):
+    """F1: a restore does not remove a directory that the snapshot left out, even if it is empty now."""
     (work / "build").mkdir()
     (work / "build/out").write_text("1")
     first = opened(exclude_patterns=["build"]).save()
@@ -215,8 +215,8 @@ def test_f1_an_excluded_directory_that_is_empty_now_stays(opened, work):
     assert (work / "build").is_dir()
 
 
-def test_f1_what_is_left_out_now_and_in_the_way_is_planned_and_moved_aside(workspace, work):
-    """F1: what no snapshot holds and stands where the snapshot has a file is not overwritten, and is named."""
+def test_f1_an_excluded_file_in_the_way_is_moved_aside(workspace, work):
+    """F1: an excluded file at the path of a captured one is planned and moved aside, and not overwritten."""
     (work / "data").write_text("small")
     (work / "d").write_text("a file")
     first = workspace.save()
@@ -235,8 +235,8 @@ def test_f1_what_is_left_out_now_and_in_the_way_is_planned_and_moved_aside(works
     assert ((work / "data").read_text(), (work / "d").read_text()) == ("small", "a file")
 
 
-def test_f1_a_new_record_is_a_new_snapshot(workspace, work):
-    """F1: where only what is left out changed, `keep` takes a snapshot of it; where nothing did, it takes none."""
+def test_f1_keep_takes_a_snapshot_when_only_excluded_files_changed(workspace, work):
+    """F1: `keep` takes a snapshot when only excluded files changed, and none when nothing changed."""
     (work / "a").write_text("1")
     large(work / "left")
     first = workspace.keep()
@@ -249,8 +249,8 @@ def test_f1_a_new_record_is_a_new_snapshot(workspace, work):
     assert workspace.plan_restore(first.id).left != ()
 
 
-def test_f1_the_record_goes_along_to_another_workspace(opened, work, tmp_path, kind):
-    """F1: a snapshot that is copied into another workspace brings the record of what it left out."""
+def test_f1_a_copied_snapshot_keeps_its_record_of_excluded_paths(opened, work, tmp_path, kind):
+    """F1: a snapshot copied to another workspace brings the record of what it left out."""
     large(work / "left")
     (work / "a").write_text("1")
     first = opened().save()
@@ -266,8 +266,8 @@ def test_f1_the_record_goes_along_to_another_workspace(opened, work, tmp_path, k
     assert other.plan_restore(adopted.id).missing == (("left", "left out of the snapshot (larger than 1,000 bytes)"),)
 
 
-def test_f1_the_record_is_deleted_with_its_last_snapshot(workspace, work, tmp_path):
-    """F1: the record takes no space when no snapshot has it any more."""
+def test_f1_the_record_is_deleted_with_the_last_snapshot_using_it(workspace, work, tmp_path):
+    """F1: a record of excluded paths is deleted with the last snapshot that uses it."""
     large(work / "left")
     first = workspace.save()
     (work / "left").unlink()
@@ -279,8 +279,8 @@ def test_f1_the_record_is_deleted_with_its_last_snapshot(workspace, work, tmp_pa
     db.close()
 
 
-def test_f1_a_restore_of_some_paths_names_only_those(workspace, work):
-    """F1: a restore of some paths protects what was left out there, and names nothing else."""
+def test_f1_a_partial_restore_reports_only_its_paths(workspace, work):
+    """F1: a restore of some paths reports what was left out below them, and nothing else."""
     for name in ("d/left", "left"):
         large(work / name)
     (work / "d/a").write_text("1")
@@ -304,8 +304,8 @@ TYPES = {
 
 @pytest.mark.parametrize("after", TYPES)
 @pytest.mark.parametrize("before", TYPES)
-def test_a_change_of_type_is_a_change(workspace, work, before, after):
-    """Types: `changed()`, plan and diff name a path whose type changed, and the restore gives it its type back."""
+def test_a_changed_file_type_is_detected_and_restored(workspace, work, before, after):
+    """Types: `changed()`, plan and diff name a path whose type changed, and the restore reverts the type."""
     if before == after:
         return
     TYPES[before](work / "it")
@@ -330,8 +330,8 @@ def test_a_change_of_type_is_a_change(workspace, work, before, after):
         assert done.missing or done.left
 
 
-def test_a_root_that_became_a_link_is_refused(workspace, work, tmp_path):
-    """Root: a link that took the place of the open workspace, or of a directory above, is not followed."""
+def test_a_workspace_root_replaced_by_a_link_is_refused(workspace, work, tmp_path):
+    """Root: a symbolic link in the place of the open workspace is not followed."""
     (work / "a").write_text("1")
     first = workspace.save()
     (work / "a").write_text("2")
@@ -353,8 +353,8 @@ def test_a_root_that_became_a_link_is_refused(workspace, work, tmp_path):
     assert workspace.restore(first.id).restored == ("a",)
 
 
-def test_paths_below_a_link_are_those_of_the_workspace(workspace, work, tmp_path):
-    """Paths: `restore(paths=["src/main.py"])` where `src` became a link replaces the link, and writes through none."""
+def test_a_restore_below_a_link_replaces_the_link(workspace, work, tmp_path):
+    """Paths: `restore(paths=["src/main.py"])` replaces a link `src` and does not write through it."""
     for name in ("src/main.py", "src/other.py", "lib/main.py"):
         (work / name).parent.mkdir(exist_ok=True)
         (work / name).write_text(name)
@@ -378,8 +378,8 @@ def test_paths_below_a_link_are_those_of_the_workspace(workspace, work, tmp_path
         (work / "src").unlink()
 
 
-def test_a_save_of_a_path_below_a_link_sees_where_it_leads(workspace, work):
-    """Paths: `save(paths=["src/main.py"])`, where `src` is a link, holds the file that was written through it."""
+def test_a_save_below_a_link_captures_the_target_of_the_link(workspace, work):
+    """Paths: `save(paths=["src/main.py"])` captures the file that was written through the link `src`."""
     (work / "lib").mkdir()
     (work / "lib/main.py").write_text("1")
     (work / "src").symlink_to("lib")
@@ -395,8 +395,8 @@ WILD = "a\x1b[31m\n\u202e.txt"
 TAME = r"a\x1b[31m\n\u202e.txt"
 
 
-def test_names_of_files_are_escaped_in_every_text(workspace, work):
-    """Names: controls and marks of direction in the name of a file reach no terminal; the values keep the true name."""
+def test_file_names_are_escaped_in_every_text(workspace, work):
+    """Names: texts escape control and direction characters of file names; the values keep the true name."""
     (work / WILD).write_text("1")
     first = workspace.save(WILD)
     (work / WILD).write_text("2")
@@ -415,8 +415,8 @@ def test_names_of_files_are_escaped_in_every_text(workspace, work):
         assert all(c.isprintable() or c == "\n" for c in text), text
 
 
-def test_a_socket_and_a_device_are_named_by_their_kind(workspace, work):
-    """F1: special files are left out with the kind as the reason."""
+def test_a_socket_is_left_out_with_its_kind_as_the_reason(workspace, work):
+    """F1: a socket is left out with the kind as the reason."""
     with socket.socket(socket.AF_UNIX) as made:
         before = os.getcwd()
         os.chdir(work)
@@ -429,8 +429,8 @@ def test_a_socket_and_a_device_are_named_by_their_kind(workspace, work):
 
 
 @pytest.mark.parametrize("paths", [[""], ["a\0b"], ["\ud800"], [1], b"a", Path("a")])
-def test_what_is_no_path_is_refused(workspace, work, paths):
-    """Paths: what no file can be called, or is no list of paths, is refused and nothing is touched."""
+def test_an_invalid_path_is_refused(workspace, work, paths):
+    """Paths: an invalid file name or list of paths is refused, and no file changes."""
     (work / "a").write_text("1")
     first = workspace.save()
     (work / "a").write_text("2")

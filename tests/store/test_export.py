@@ -48,8 +48,8 @@ def lived(repo, shop=None, name="s"):
     return retry
 
 
-def test_b8_a_session_is_the_same_in_another_database_and_back(repo, other):
-    """B8: from SQLite or PostgreSQL to another database and back, nothing that people can see is lost."""
+def test_b8_a_session_survives_a_round_trip_through_another_database(repo, other):
+    """B8: a session that goes from SQLite or PostgreSQL to another database and back loses nothing visible."""
     lived(repo)
     there = carried(repo, "s", other)
     back = carried(other, "s", repo)
@@ -64,8 +64,8 @@ def test_b8_a_session_is_the_same_in_another_database_and_back(repo, other):
 
 
 @pytest.mark.long
-def test_b8_an_export_of_an_import_is_the_same_export(repo, other):
-    """B8: but for ids and times of writing, a file that went through another database says the same."""
+def test_b8_an_export_of_an_import_has_the_same_record_kinds(repo, other):
+    """B8: the export of an import has the same sequence of record kinds as the original export."""
     lived(repo)
     carried(repo, "s", other)
     one, two = written(repo, "s"), written(other, "s")
@@ -73,8 +73,8 @@ def test_b8_an_export_of_an_import_is_the_same_export(repo, other):
     assert kinds[0] == kinds[1]
 
 
-def test_b8_two_imports_of_one_file_are_two_sessions(repo, tmp_path):
-    """B8: each has ids, threads and a name of its own, and lives its own life."""
+def test_b8_two_imports_of_one_file_create_two_sessions(repo, tmp_path):
+    """B8: two imports of one file have separate names and threads, and continue independently."""
     lived(repo)
     file = tmp_path / "s.jsonl"
     repo.session("s").export(file)
@@ -88,8 +88,8 @@ def test_b8_two_imports_of_one_file_are_two_sessions(repo, tmp_path):
 
 
 @pytest.mark.parametrize("piped", [False, True])
-def test_b8_long_work_says_how_far_it_is(repo, tmp_path, monkeypatch, piped):
-    """B8: export and import tell how many bytes are done, of how many; both end where all is done."""
+def test_b8_export_and_import_report_their_progress(repo, tmp_path, monkeypatch, piped):
+    """B8: export and import report the bytes done and the total, and end when all are done."""
     monkeypatch.setattr("agentgit.store.transfer.lines.STEP", 100)
     repo.wrap(tool_node_graph(obedient(), World().tools()), "s").run("add chair")
     file = tmp_path / "s.jsonl"
@@ -103,8 +103,8 @@ def test_b8_long_work_says_how_far_it_is(repo, tmp_path, monkeypatch, piped):
     assert into == sorted(into)
 
 
-def test_b8_a_name_that_is_taken_is_refused(repo):
-    """B8: a name that a person asks for is that name or nothing."""
+def test_b8_importing_under_a_taken_name_is_refused(repo):
+    """B8: an import uses exactly the requested name, or is refused if the name is taken or empty."""
     lived(repo)
     with pytest.raises(Conflict, match="another name"):
         carried(repo, "s", repo, "s")
@@ -113,8 +113,8 @@ def test_b8_a_name_that_is_taken_is_refused(repo):
     assert carried(repo, "s", repo, "copy").session.session_name == "copy"
 
 
-def test_b8_a_branch_is_a_session_with_its_whole_path(repo, other):
-    """B8: conversation, state, checkpoints and track along the path are those of the branch."""
+def test_b8_an_exported_branch_becomes_a_session_with_its_path(repo, other):
+    """B8: an imported branch has the conversation, state, checkpoints and track along its path."""
     lived(repo)
     made = carried(repo, "s", other, branch="main-2")
     assert (made.of, made.place) == ("branch", "main-2")
@@ -132,8 +132,8 @@ def test_b8_a_branch_is_a_session_with_its_whole_path(repo, other):
     assert [c.args for c in other.session("s").tool_track(branch="elsewhere")] == [{"text": "hello"}, {"text": "it"}]
 
 
-def test_b8_a_checkpoint_is_a_session_up_to_there(repo, other):
-    """B8: nothing that was said later is in it, and it goes on from there."""
+def test_b8_an_exported_checkpoint_becomes_a_session_up_to_it(repo, other):
+    """B8: an imported checkpoint has nothing that was said later, and can be continued."""
     lived(repo)
     place = repo.session("s").get_checkpoint("main#2")
     made = carried(repo, place, other)
@@ -149,16 +149,16 @@ def test_b8_a_checkpoint_is_a_session_up_to_there(repo, other):
     assert len(list(agent.get_state_history())) > 5
 
 
-def test_b8_an_empty_session_is_carried(repo, other):
-    """B8: a session in which nothing was said yet is a session."""
+def test_b8_an_empty_session_is_exported_and_imported(repo, other):
+    """B8: a session without any message is exported and imported."""
     repo.session("s", create=True)
     made = carried(repo, "s", other)
     assert (made.branches, made.checkpoints, made.values) == (1, 0, 0)
     assert everything(repo, "s") == everything(other, "s")
 
 
-def test_b8_what_is_not_plain_is_carried(repo, other):
-    """B8: large values in parts, U+0000 and lone surrogates, huge integers, times and sets come over as they are."""
+def test_b8_unusual_values_are_exported_and_imported(repo, other):
+    """B8: large values in parts, U+0000, lone surrogates, huge integers, bytes and sets are imported unchanged."""
     plain = {"large": "x" * 700_000, "odd": f"\0 {chr(0xD800)} 🪑", "huge": 2**80}
     state = {"large": "x" * 700_000, "odd": "\0 🪑", "set": {1, 2}, "bytes": b"\xff\0" * 300_000}
     graph = GRAPHS["functional"](scripted("fine"), [])
@@ -175,8 +175,8 @@ def test_b8_what_is_not_plain_is_carried(repo, other):
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_b8_every_kind_of_graph_goes_on_after_an_import(repo, other, kind):
-    """B8: also with subgraphs, tasks and agents; whole, a branch alone, and from a checkpoint."""
+def test_b8_every_kind_of_graph_continues_after_an_import(repo, other, kind):
+    """B8: every kind of graph continues in the import of a session, of a branch and of a checkpoint."""
     shop = World()
 
     def wrapped(repository, name, branch=None):
@@ -202,8 +202,8 @@ def test_b8_every_kind_of_graph_goes_on_after_an_import(repo, other, kind):
 # -- what was done elsewhere
 
 
-def test_w4_nothing_that_was_imported_is_reversed(repo, other):
-    """W4: a rollback of the import reverses what was done here, and says of the rest that its world is not here."""
+def test_w4_a_rollback_does_not_reverse_imported_calls(repo, other):
+    """W4: a rollback reverses calls made after the import, and keeps imported ones, made in another world."""
     shop = World()
     lived(repo, shop)
     carried(repo, "s", other)
@@ -220,8 +220,8 @@ def test_w4_nothing_that_was_imported_is_reversed(repo, other):
     assert len(back.report.kept) == len(plan.steps) - 1
 
 
-def test_w4_no_world_diverges_because_of_an_import(repo, other):
-    """W4: every branch of an import runs, and a switch that brings the world along makes nothing again."""
+def test_w4_an_import_does_not_make_the_world_diverge(repo, other):
+    """W4: every imported branch can run, and a switch with sync="world" repeats no imported call."""
     lived(repo)
     carried(repo, "s", other)
     here = World()
@@ -233,8 +233,8 @@ def test_w4_no_world_diverges_because_of_an_import(repo, other):
     assert [name for name, _ in here.log] == ["look", "look"]
 
 
-def test_w4_an_import_is_not_looked_for_in_the_world_of_this_program(repo, other):
-    """W4: what nobody knows stays unknown: a `verify` that looks here would see another world."""
+def test_w4_an_imported_unknown_call_is_not_verified(repo, other):
+    """W4: an imported unknown call stays unknown: `verify` would check another world, and is not called."""
 
     def boom(item: str) -> str:
         raise KeyboardInterrupt
@@ -259,8 +259,8 @@ def test_w4_an_import_is_not_looked_for_in_the_world_of_this_program(repo, other
 
 
 @pytest.mark.long
-def test_w4_what_was_consumed_stays_consumed_through_export_and_import(repo, other):
-    """W4: a ticket that works once is not used again in the import, whole, as a branch, or from before its use."""
+def test_w4_a_consumed_ticket_is_not_used_again_after_an_import(repo, other):
+    """W4: a consumed ticket is not used again in the import of a session, a branch or an earlier checkpoint."""
     bank = Bank()
     graph = tool_node_graph(says(ask("use", ticket="A"), "used"), bank.tools())
     repo.wrap(graph, "s", effects=bank.effects()).run("use it")
@@ -288,7 +288,7 @@ def test_w4_what_was_consumed_stays_consumed_through_export_and_import(repo, oth
 
 
 def test_w4_a_payment_is_not_made_twice_after_an_import(repo, other):
-    """W4: the fence of a branch that a rollback made holds in the import of the session, of a branch and of a point."""
+    """W4: the fence of a branch made by a rollback holds in imports of the session, a branch and a checkpoint."""
     bank = Bank()
     pay = {"to": "Ann", "amount": 5}
     repo.wrap(
@@ -320,8 +320,8 @@ def asking(shop):
 
 
 @pytest.mark.parametrize("cut", ["whole", "branch", "point"])
-def test_b8_a_question_that_waits_is_answered_after_the_import(repo, other, cut):
-    """B8: a person answers where the session is now, and what the same message has done already is not done again."""
+def test_b8_a_pending_interrupt_is_answered_after_the_import(repo, other, cut):
+    """B8: an interrupt can be answered after the import, and finished calls of its message do not run again."""
     shop = World()
     agent = repo.wrap(asking(shop), "s", effects=shop.effects())
     agent.invoke({"messages": [("user", "chair and lamp")]})
@@ -336,8 +336,8 @@ def test_b8_a_question_that_waits_is_answered_after_the_import(repo, other, cut)
     assert [(c.tool_name, c.status) for c in there.tool_track()] == [("add", "done"), ("add_if_approved", "done")]
 
 
-def test_b8_an_exploration_is_carried(repo, other):
-    """B8: its branches, what came of each, and its scores."""
+def test_b8_an_exploration_is_exported_and_imported(repo, other):
+    """B8: an imported exploration has the same branches, outcomes and scores."""
     shop = World()
     agent = repo.wrap(agent_graph(obedient(), shop.tools()), "s", effects={"look": "read_only", **shop.effects()})
     agent.explore(["look", "hi"], choices=2, score=lambda leaf: 0.5)
@@ -350,8 +350,8 @@ def test_b8_an_exploration_is_carried(repo, other):
 
 
 @pytest.mark.parametrize("cut", ["branch", "point"])
-def test_b8_one_way_of_an_exploration_is_carried_alone(repo, other, cut):
-    """B8: the branch that it was explored from is not in the export, and so it is no exploration any more."""
+def test_b8_one_explored_branch_is_imported_without_the_exploration(repo, other, cut):
+    """B8: an explored branch exported alone is no exploration, since the branch it was explored from is missing."""
     shop = World()
     agent = repo.wrap(agent_graph(obedient(), shop.tools()), "s", effects={"look": "read_only", **shop.effects()})
     leaf = agent.explore(["look", "hi"], choices=2, score=lambda leaf: 0.5).branches[-1]
@@ -362,8 +362,8 @@ def test_b8_one_way_of_an_exploration_is_carried_alone(repo, other, cut):
 
 
 @pytest.mark.parametrize("cut", ["whole", "branch", "point"])
-def test_b8_a_value_that_is_spread_over_steps_is_carried(repo, other, cut):
-    """B8: with LangGraph's DeltaChannel the conversation and the state are the same, on forks of forks too."""
+def test_b8_delta_channel_values_are_exported_and_imported(repo, other, cut):
+    """B8: with LangGraph's DeltaChannel, conversation and state survive an import, also on forks of forks."""
     agent = repo.wrap(chat(delta(3), full=4), "s")
     for n in range(4):
         agent.invoke(said(f"hi {n}", f"m{n}"))
@@ -383,8 +383,8 @@ def test_b8_a_value_that_is_spread_over_steps_is_carried(repo, other, cut):
 
 
 @pytest.mark.parametrize("own_thread", [False, True])
-def test_b8_a_subgraph_goes_on_where_it_was(repo, other, own_thread):
-    """B8: a question inside of a subgraph is answered after the import of a fork of a fork, with and without memory."""
+def test_b8_a_subgraph_interrupt_is_answered_after_the_import(repo, other, own_thread):
+    """B8: an interrupt in a subgraph is answered in an imported fork of a fork, with and without memory."""
     shop = World()
 
     def graph():
@@ -407,8 +407,8 @@ def test_b8_a_subgraph_goes_on_where_it_was(repo, other, own_thread):
         assert there.history()[-1]["content"] == "so"
 
 
-def test_b8_an_export_in_the_middle_of_a_turn_is_of_that_moment(repo, other):
-    """B8: what runs at that moment is unknown where it is read: nobody there will ever know how it ended."""
+def test_b8_a_call_running_during_an_export_is_imported_as_unknown(repo, other):
+    """B8: an export during a turn captures that moment, and the running call is unknown in the import."""
     files = []
 
     @tool
@@ -428,8 +428,8 @@ def test_b8_an_export_in_the_middle_of_a_turn_is_of_that_moment(repo, other):
 # -- what cannot be exported
 
 
-def test_b8_a_rollback_that_is_half_done_is_finished_first(repo):
-    """B8: nobody could finish it where the file is read."""
+def test_b8_a_session_with_an_incomplete_rollback_is_not_exported(repo):
+    """B8: exporting a session with an incomplete rollback raises Conflict and names `repo.resume`."""
     shop = World()
     agent = repo.wrap(tool_node_graph(obedient(), shop.tools()), "s", effects=shop.effects())
     agent.run("add chair")
@@ -441,8 +441,8 @@ def test_b8_a_rollback_that_is_half_done_is_finished_first(repo):
     assert written(repo, "s", branch="main")
 
 
-def test_b8_what_is_not_there_is_told(repo, tmp_path):
-    """B8: a session, a branch, a folder or a file that is not there is a typed error, and no file is left behind."""
+def test_b8_exporting_or_importing_something_missing_raises_an_error(repo, tmp_path):
+    """B8: a missing session, branch, folder or file raises a typed error, and no file is left behind."""
     with pytest.raises(NotFound):
         repo.session("nobody").export(tmp_path / "x")
     lived(repo)
@@ -457,8 +457,8 @@ def test_b8_what_is_not_there_is_told(repo, tmp_path):
     assert list(tmp_path.glob("x*")) == []
 
 
-def test_b8_a_pipe_with_a_name_is_read(repo, other, tmp_path):
-    """B8: `agentgit import <(gunzip -c s.jsonl.gz)`: what cannot be read twice is kept aside first."""
+def test_b8_an_import_reads_a_named_pipe(repo, other, tmp_path):
+    """B8: `agentgit import <(gunzip -c s.jsonl.gz)` works: an import can read a named pipe."""
     lived(repo)
     data = written(repo, "s")
     os.mkfifo(tmp_path / "pipe")
@@ -470,8 +470,8 @@ def test_b8_a_pipe_with_a_name_is_read(repo, other, tmp_path):
 
 
 @pytest.mark.long
-def test_b8_an_export_grows_with_what_was_said(repo):
-    """B8: a list says only what it adds: twice as many turns make a file that is twice as long, on forks too."""
+def test_b8_an_export_grows_linearly_with_the_conversation(repo):
+    """B8: a list stores only what it adds: twice as many turns write about twice as many items, also with forks."""
     agent = repo.wrap(tool_node_graph(obedient(), World().tools()), "s")
     listed = []
     for _ in range(2):
@@ -483,8 +483,8 @@ def test_b8_an_export_grows_with_what_was_said(repo):
     assert listed[1] < 2.5 * listed[0]
 
 
-def test_b8_an_import_belongs_to_whoever_makes_it(repo, database):
-    """B8: what is somebody else's is not found, and a file from him becomes one's own."""
+def test_b8_an_import_belongs_to_the_importing_user(repo, database):
+    """B8: a user cannot export another user's session, and owns what is imported from that user's file."""
     lived(repo)
     place = repo.session("s").get_checkpoint("main#1")
     with agentgit.open(database.url, user="ann") as ann:
@@ -498,8 +498,8 @@ def test_b8_an_import_belongs_to_whoever_makes_it(repo, database):
 
 
 @pytest.mark.long
-def test_b8_many_imports_at_once_are_many_sessions(repo):
-    """B8: each gets a name and ids of its own, however they meet."""
+def test_b8_concurrent_imports_create_separate_sessions(repo):
+    """B8: concurrent imports of one file create sessions with separate names and equal contents."""
     lived(repo)
     file = written(repo, "s")
     with ThreadPoolExecutor(4) as pool:
@@ -527,8 +527,8 @@ steps = st.lists(
 @pytest.mark.long
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(life=steps)
-def test_b8_every_life_is_the_same_after_a_round_trip(life, sqlite_template, tmp_path_factory):
-    """B8: over random trees of turns, rollbacks, forks and switches; each branch alone has its path too."""
+def test_b8_random_sessions_survive_export_and_import(life, sqlite_template, tmp_path_factory):
+    """B8: random trees of turns, rollbacks, forks and switches are imported unchanged, whole and in parts."""
     folder: Path = tmp_path_factory.mktemp("life")
     shutil.copy(sqlite_template, folder / "a.db")
     with agentgit.open(folder / "a.db") as repo, agentgit.open(":memory:") as other:
@@ -570,8 +570,8 @@ def test_b8_every_life_is_the_same_after_a_round_trip(life, sqlite_template, tmp
 
 
 @pytest.mark.parametrize("branch", [None, "main"])
-def test_b8_w9_tags_are_carried(repo, other, branch):
-    """B8, W9: an import has the tags of the checkpoints that it has, also one that is called as a made-up branch is."""
+def test_b8_w9_tags_are_exported_and_imported(repo, other, branch):
+    """B8, W9: an import has the tags of its checkpoints, also one named like a generated branch."""
     lived(repo)
     repo.session("s").tag("main#2", "elsewhere", description="the first")
     repo.session("s").tag("main#2", "v1")

@@ -69,8 +69,8 @@ def refused(target, data, *said, error=(Corrupt, InvalidInput)):
     return found.value
 
 
-def test_b8_the_export_itself_is_fine(source, export, target):
-    """B8: what the other tests damage can be imported."""
+def test_b8_the_unmodified_export_is_imported(source, export, target):
+    """B8: the export that the other tests damage can be imported."""
     target.import_(BytesIO(export))
     assert everything(target, "s") == everything(source, "s")
     kinds = {json.loads(line)["record"] for line in export.splitlines()}
@@ -78,8 +78,8 @@ def test_b8_the_export_itself_is_fine(source, export, target):
 
 
 @pytest.mark.long
-def test_b8_every_line_that_is_changed_missing_doubled_or_moved_is_found(export, target):
-    """B8: the failure names the line, or the first one after what is missing."""
+def test_b8_every_changed_missing_doubled_or_moved_line_is_refused(export, target):
+    """B8: an export in which any line is changed, missing, doubled or moved is refused."""
     whole = export.splitlines(keepends=True)
     for n, line in enumerate(whole):
         middle = len(line) // 2
@@ -92,8 +92,8 @@ def test_b8_every_line_that_is_changed_missing_doubled_or_moved_is_found(export,
 
 
 @pytest.mark.long
-def test_b8_a_file_that_is_cut_off_anywhere_is_found(target):
-    """B8: at every byte of a small file, and what is added behind its end too."""
+def test_b8_an_export_truncated_at_any_byte_is_refused(target):
+    """B8: a small export cut off at any byte is refused, and so is one with anything after its end."""
     with agentgit.open(":memory:") as repo:
         repo.session("s", create=True)
         whole = written(repo, "s")
@@ -103,22 +103,22 @@ def test_b8_a_file_that_is_cut_off_anywhere_is_found(target):
     refused(target, whole + whole, "Line 5 ")
 
 
-def test_b8_a_file_that_is_cut_off_between_lines_says_so(export, target):
-    """B8: all lines are good, and its end is missing."""
+def test_b8_an_export_truncated_between_lines_is_reported_as_truncated(export, target):
+    """B8: an export of valid lines without its end is refused as truncated, with its last line."""
     whole = export.splitlines(keepends=True)
     for n in (1, 2, len(whole) // 2, len(whole) - 1):
         refused(target, b"".join(whole[:n]), f"ends with line {n}", "truncated", error=Corrupt)
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"{}\n", b"notes\n", b"\x89PNG\r\n\x1a\n", b"PK\3\4", b"\x80\4K\1."])
-def test_b8_what_is_no_export_is_refused(target, data):
-    """B8: an empty file, notes, a picture, an archive, a pickle."""
+def test_b8_a_file_that_is_not_an_export_is_refused(target, data):
+    """B8: an empty file, notes, a picture, an archive and a pickle are refused as not an export."""
     refused(target, data, "not an agentgit export", error=InvalidInput)
 
 
 @pytest.mark.parametrize("other", [0, 2, "1", None])
-def test_b8_an_export_of_another_format_says_what_to_do(export, target, other):
-    """B8: a file of another format is refused: export it again, or upgrade the library."""
+def test_b8_an_export_in_another_format_is_refused_with_advice(export, target, other):
+    """B8: a file in another format is refused with advice to export it again or to upgrade the library."""
     refused(
         target,
         forged(export, lambda found: found[0].update(format=other)),
@@ -163,8 +163,8 @@ def put(found, line, way, odd):
 
 
 @pytest.mark.long
-def test_b8_no_value_of_any_field_breaks_anything(export):
-    """B8: a field that is forged is refused with its line; or it is harmless, and the session can be looked at."""
+def test_b8_a_forged_field_is_refused_or_harmless(export):
+    """B8: an export with a forged field is refused, or the imported session can be read."""
     with agentgit.open(":memory:") as target:
         for n, (line, way) in enumerate(records_of_each_kind(export)):
             for odd in ODD[n % 6 :: 6]:
@@ -182,8 +182,8 @@ NOISE = shake_256(b"long").hexdigest(5000)
 
 @pytest.mark.long
 @pytest.mark.parametrize("odd", ["\0", "\ud800", NOISE], ids=["nul", "surrogate", "long"])
-def test_b8_text_that_a_database_refuses_is_no_failure_of_the_database(repo, export, odd):
-    """B8: on PostgreSQL too, odd text is stored as it is, or refused with its line."""
+def test_b8_unusual_text_causes_no_database_error_in_an_import(repo, export, odd):
+    """B8: an export with unusual text is refused, or the imported session can be read, on PostgreSQL too."""
     for line, way in records_of_each_kind(export):
         if len(way) > 1:
             continue
@@ -338,8 +338,8 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_b8_what_contradicts_itself_is_refused_though_its_hashes_are_right(export, target, lie):
-    """B8: ids that are doubled, references that are broken, statuses that do not exist, hashes that lie."""
+def test_b8_an_inconsistent_export_with_valid_line_hashes_is_refused(export, target, lie):
+    """B8: duplicate ids, broken references, unknown statuses and wrong contents are refused with their line."""
     how, said = LIES[lie]
     found = refused(target, forged(export, how), r"^Line \d+ of the export", said, error=Corrupt)
     assert found.row.startswith("line ")
@@ -361,14 +361,14 @@ def value(kind, data):
         ("json+py", b"[" * 100_000 + b"]" * 100_000), ("json", b"[" * 100_000 + b"]" * 100_000),
     ],
 )  # fmt: skip
-def test_b8_a_value_that_nobody_could_read_is_refused(export, target, kind, data):
-    """B8: pickles, broken JSON, messages that are none, nests without end; nothing of it is ever run."""
+def test_b8_an_unreadable_value_is_refused(export, target, kind, data):
+    """B8: pickles, broken JSON, invalid messages and deep nesting are refused with their line."""
     hostile = forged(export, lambda found: found.insert(found.index(of(found, "value")[0]), value(kind, data)))
     refused(target, hostile, r"^Line \d+ of the export", error=Corrupt)
 
 
 def test_b8_deep_json_is_refused(export, target):
-    """B8: what is nested without end does not end in a RecursionError."""
+    """B8: deeply nested JSON is refused without a RecursionError."""
     for depth in (300, 900, 5_000, 100_000):
         deep = export.splitlines(keepends=True)
         body = deep[1].partition(b',"hash"')[0] + b',"x":' + b"[" * depth + b"]" * depth
@@ -378,8 +378,8 @@ def test_b8_deep_json_is_refused(export, target):
         refused(target, first + body + lines._tail(chain), "Line 2 ", error=Corrupt)
 
 
-def test_b8_a_line_without_end_is_not_read_whole(export, target, monkeypatch):
-    """B8: a line of a gigabyte is refused after its first part."""
+def test_b8_an_endless_line_is_not_read_completely(export, target, monkeypatch):
+    """B8: a line longer than the limit is refused after its first part is read."""
 
     class Endless(BytesIO):
         longest = 0
@@ -399,8 +399,8 @@ def test_b8_a_line_without_end_is_not_read_whole(export, target, monkeypatch):
 
 
 @pytest.mark.long
-def test_b8_a_value_in_parts_must_be_whole(target):
-    """B8: parts that are missing, doubled, or come without their value are found."""
+def test_b8_an_incomplete_value_in_parts_is_refused(target):
+    """B8: parts that are missing, doubled, too many, or without their value are refused."""
     with agentgit.open(":memory:") as repo:
         graph = agent_graph(scripted("x" * 600_000), [])
         repo.wrap(graph, "s").run("hi")
@@ -411,8 +411,8 @@ def test_b8_a_value_in_parts_must_be_whole(target):
     refused(target, huge, "cannot have", error=Corrupt)
 
 
-def test_b8_an_import_that_dies_leaves_nothing(export, tmp_path, monkeypatch):
-    """B8: all is stored in one transaction; killed in the middle, nothing is there."""
+def test_b8_an_interrupted_import_leaves_no_rows(export, tmp_path, monkeypatch):
+    """B8: an import stores everything in one transaction, so an interrupted one leaves no rows."""
     with agentgit.open(tmp_path / "a.db") as target:
         before = rows(target)
         plain = import_._Tables.flush
@@ -427,8 +427,8 @@ def test_b8_an_import_that_dies_leaves_nothing(export, tmp_path, monkeypatch):
         assert rows(target) == before
 
 
-def test_b8_a_file_that_changes_while_it_is_read_leaves_nothing(export, target):
-    """B8: what is stored was checked in the same breath."""
+def test_b8_a_file_changed_during_its_import_is_refused(export, target):
+    """B8: an import of a file that changes after its check is refused and stores nothing."""
     with agentgit.open(":memory:") as repo:
         repo.session("s", create=True)
         other = written(repo, "s")
@@ -452,8 +452,8 @@ def test_b8_a_file_that_changes_while_it_is_read_leaves_nothing(export, target):
     assert rows(target) == before
 
 
-def test_b8_what_goes_on_from_great_numbers_goes_on(repo, export):
-    """B8: on PostgreSQL too, a session whose numbers are as great as is taken has room for the next turns."""
+def test_b8_a_session_with_the_largest_numbers_can_continue(repo, export):
+    """B8: an imported session with the largest accepted numbers can run another turn, on PostgreSQL too."""
 
     def great(found):
         change("checkpoint", at=-1, number=MOST)(found)
@@ -470,8 +470,8 @@ def test_b8_what_goes_on_from_great_numbers_goes_on(repo, export):
 
 
 @pytest.mark.parametrize("where", ["a list", "a record", "a state"])
-def test_b8_a_value_that_is_named_very_often_is_a_bomb(export, target, monkeypatch, where):
-    """B8: what would unpack to far more than the file carries is refused; each value is there only once."""
+def test_b8_a_value_referenced_too_often_is_refused(export, target, monkeypatch, where):
+    """B8: a list, record or state that would unpack to far more than the file contains is refused."""
     monkeypatch.setattr(import_check, "MUCH", 200_000)
     large = value("json", json.dumps("x" * 100_000).encode())
     key = bytes.fromhex(large["id"])
@@ -514,8 +514,8 @@ def called(text):
     return text
 
 
-def test_b8_what_is_not_sealed_is_not_taken_for_sealed(target, tmp_path):
-    """B8: a forged value that goes around the cipher is not read by the serializer below it, which calls anything."""
+def test_b8_an_unsealed_value_never_reaches_the_inner_serializer(target, tmp_path):
+    """B8: with an encrypting serializer, a forged unsealed value is Corrupt, and its code is not called."""
     hostile = b"msgpack\0" + ormsgpack.packb(ormsgpack.Ext(0, ormsgpack.packb((__name__, "called", "forged"))))
 
     def graph(saver):
@@ -533,8 +533,8 @@ def test_b8_what_is_not_sealed_is_not_taken_for_sealed(target, tmp_path):
     assert CALLED == []
 
 
-def test_b8_a_sealed_pickle_is_refused(export, target):
-    """B8: no pickle comes in, also not as what a serializer of somebody's own may have written."""
+def test_b8_a_pickle_of_a_custom_serializer_is_refused(export, target):
+    """B8: a pickle is refused, even as the value of a custom serializer."""
     hostile = value("serde", b"pickle\0" + pickle.dumps(print))
     refused(
         target, forged(export, lambda found: found.insert(found.index(of(found, "value")[0]), hostile)), "pickle",

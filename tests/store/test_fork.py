@@ -90,8 +90,8 @@ def test_d1_a_fork_copies_one_checkpoint_and_no_value(saver):
     assert graph.get_state(on("copy")).values == graph.get_state(on("main")).values
 
 
-def test_a_fork_goes_on_and_leaves_its_source_alone(saver):
-    """Two threads share no fate: continuing one leaves every row of the other as it was."""
+def test_a_fork_continues_and_leaves_its_source_unchanged(saver):
+    """Continuing one of two forked threads leaves every row of the other unchanged."""
     graph, _ = asking(saver)
     graph.invoke({"log": []}, on("main"))
     fork(saver, "main", head(saver, "main").checkpoint_id, "copy")
@@ -104,7 +104,7 @@ def test_a_fork_goes_on_and_leaves_its_source_alone(saver):
 
 
 def test_a_pending_question_is_pending_in_the_fork(saver):
-    """An interrupt that waits is asked again in the fork under the same id, and what ran before is not run again."""
+    """A fork asks a pending interrupt again under the same id, and finished nodes do not run again."""
     graph, calls = asking(saver)
     graph.invoke({"log": []}, on("main"))
     fork(saver, "main", head(saver, "main").checkpoint_id, "copy")
@@ -116,8 +116,8 @@ def test_a_pending_question_is_pending_in_the_fork(saver):
     assert calls == ["ask"]
 
 
-def test_an_answered_question_is_open_again_in_a_fork_from_before(saver):
-    """A fork from the pause asks again although the source was answered, and takes the new answer."""
+def test_an_answered_question_is_open_in_a_fork_from_the_pause(saver):
+    """A fork from the pause asks again although the source was answered, and accepts a new answer."""
     graph, _ = asking(saver)
     graph.invoke({"log": []}, on("main"))
     paused = head(saver, "main").checkpoint_id
@@ -128,8 +128,8 @@ def test_an_answered_question_is_open_again_in_a_fork_from_before(saver):
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_the_answers_before_a_second_question_are_kept(saver, finished):
-    """A task that was answered once and asks again goes on with its second question, with the first answer given."""
+def test_answers_before_a_second_question_are_kept_in_a_fork(saver, finished):
+    """A task with one answered and one open question continues in the fork with its second question."""
     graph, _ = asking(saver, second="B?")
     graph.invoke({"log": []}, on("main"))
     graph.invoke(Command(resume="a"), on("main"))
@@ -175,7 +175,7 @@ def parallel(saver, *, fails=()):
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_a_finished_parallel_task_is_not_run_again(saver, finished):
+def test_a_finished_parallel_task_does_not_run_again_in_a_fork(saver, finished):
     """Of two parallel tasks, the one that finished before the pause keeps its output in the fork."""
     graph, calls = parallel(saver)
     graph.invoke({"log": []}, on("main"))
@@ -189,8 +189,8 @@ def test_a_finished_parallel_task_is_not_run_again(saver, finished):
     assert calls == ["ask"]
 
 
-def test_a_failed_task_is_run_again_and_a_finished_one_is_not(saver):
-    """Of two parallel tasks one failed: a fork runs only that one, also when the source has succeeded since."""
+def test_a_fork_reruns_a_failed_task_but_not_a_finished_one(saver):
+    """A fork reruns only the failed one of two parallel tasks, even if the source has succeeded since."""
     fails = [RuntimeError("no")]
     graph, calls = parallel(saver, fails=fails)
     with pytest.raises(RuntimeError):
@@ -207,8 +207,8 @@ def test_a_failed_task_is_run_again_and_a_finished_one_is_not(saver):
         assert calls == ["ask"]
 
 
-def test_a_failure_that_was_overcome_is_a_failure_in_a_fork_from_there(saver):
-    """A step that failed and was run again is forked as it failed: what the failed task wrote later is not there."""
+def test_a_fork_from_a_failed_step_excludes_the_later_retry(saver):
+    """A fork from a failed step lacks what the task wrote when the source retried it."""
     calls = []
 
     def work(state):
@@ -233,8 +233,8 @@ def test_a_failure_that_was_overcome_is_a_failure_in_a_fork_from_there(saver):
     assert calls.count("work") == 1
 
 
-def test_an_answer_that_led_to_a_failure_can_be_given_anew(saver):
-    """An answer was given and its task failed: the fork asks again instead of failing with the old answer."""
+def test_an_answer_that_led_to_a_failure_can_be_replaced_in_a_fork(saver):
+    """A fork asks again after a failed answer instead of failing with the old answer."""
 
     def ask(state):
         answer = interrupt("A?")
@@ -252,8 +252,8 @@ def test_an_answer_that_led_to_a_failure_can_be_given_anew(saver):
     assert graph.invoke(Command(resume="good"), on("copy"))["log"] == ["good"]
 
 
-def test_what_came_after_a_breakpoint_is_not_in_a_fork_from_it(saver):
-    """A fork from before a node runs the node, although the source ran it after the breakpoint or was edited there."""
+def test_a_fork_from_a_breakpoint_excludes_later_changes(saver):
+    """A fork from before a node runs the node, although the source was edited at the breakpoint."""
     graph, calls = asking(saver, first="A?")
     graph.invoke({"log": []}, on("main"), interrupt_before=["before"])
     paused = head(saver, "main").checkpoint_id
@@ -264,8 +264,8 @@ def test_what_came_after_a_breakpoint_is_not_in_a_fork_from_it(saver):
     assert calls == ["before", "ask"]
 
 
-def test_an_update_sent_with_an_answer_belongs_to_what_comes_after(saver):
-    """`Command(resume, update)` writes on the paused checkpoint; a fork from the pause has nothing of it."""
+def test_an_update_sent_with_an_answer_is_not_in_a_fork_from_the_pause(saver):
+    """`Command(resume, update)` writes on the paused checkpoint, but a fork from the pause lacks the update."""
     graph, _ = asking(saver)
     graph.invoke({"log": []}, on("main"))
     paused = head(saver, "main").checkpoint_id
@@ -299,8 +299,8 @@ def nested(saver, *, memory):
 
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("finished", [False, True])
-def test_a_subgraph_goes_on_where_it_paused(saver, memory, finished):
-    """A subgraph that asks goes on in the fork after its question; its earlier node is not run again."""
+def test_a_subgraph_continues_where_it_paused(saver, memory, finished):
+    """A paused subgraph continues in the fork after its question, and its earlier node does not run again."""
     graph, calls = nested(saver, memory=memory)
     graph.invoke({"log": []}, on("main"))
     paused = head(saver, "main").checkpoint_id
@@ -312,7 +312,7 @@ def test_a_subgraph_goes_on_where_it_paused(saver, memory, finished):
     assert calls == ["ask"]
 
 
-def test_a_subgraph_with_memory_remembers_what_it_knew_then(saver):
+def test_a_subgraph_with_memory_forks_with_its_memory_at_that_point(saver):
     """A subgraph with memory knows in the fork what it knew at that point of the source, and nothing later."""
     graph, _ = nested(saver, memory=True)
     points = []
@@ -331,8 +331,8 @@ def test_a_subgraph_with_memory_remembers_what_it_knew_then(saver):
     assert graph.invoke(Command(resume="x"), on("deeper"))["log"] == ["turn 0", "answer 0", "turn 2", "x"]
 
 
-def test_the_functional_api_keeps_its_finished_tasks(saver):
-    """An entrypoint that asks after a task goes on in the fork without running the task again."""
+def test_the_functional_api_keeps_finished_tasks_in_a_fork(saver):
+    """An entrypoint that asks after a task continues in the fork without running the task again."""
     calls = []
 
     @task
@@ -352,8 +352,8 @@ def test_the_functional_api_keeps_its_finished_tasks(saver):
     assert calls == [1]
 
 
-def test_a_fork_of_nothing_or_into_something_is_refused(saver):
-    """Bad input: an unknown checkpoint is NotFound, a thread that exists is a Conflict, and nothing is changed."""
+def test_a_fork_of_an_unknown_checkpoint_or_to_a_used_thread_is_refused(saver):
+    """Bad input: an unknown checkpoint is NotFound, an existing thread is a Conflict, and nothing is changed."""
     graph, _ = asking(saver)
     graph.invoke({"log": []}, on("main"))
     graph.invoke({"log": []}, on("other"))

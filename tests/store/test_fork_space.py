@@ -176,14 +176,14 @@ def options(examples):
 )
 @options(6)
 @given(acts)
-def test_what_is_left_reads_as_it_did(database, acts):
-    """Whatever was forked, copied, pruned, deleted and collected: each thread that is left is as it was."""
+def test_remaining_threads_are_unchanged(database, acts):
+    """After any forks, copies, prunes, deletions and collections, each remaining thread is unchanged."""
     check(database, acts)
 
 
 @pytest.mark.long
 @options(25)
 @given(acts)
-def test_what_is_left_reads_as_it_did_for_long(database, acts):
-    """The same, tried for longer."""
+def test_remaining_threads_are_unchanged_over_more_examples(database, acts):
+    """The same with more random examples."""
     check(database, acts)

@@ -66,8 +66,8 @@ def of(repo, level):
     return repo.maintenance.fsck(level=level).findings
 
 
-def test_w13_where_nothing_is_damaged_nothing_is_found(lived):
-    """W13: what the damages are done to is sound, though its rows were copied."""
+def test_w13_an_undamaged_database_has_no_findings(lived):
+    """W13: the database that the other tests damage has no findings."""
     assert of(lived, 3) == ()
 
 
@@ -165,8 +165,8 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_w13_every_damage_is_found_and_named(lived, name):
-    """W13: damage is found at its level and at those above, the row is named, and it is said what to do."""
+def test_w13_every_kind_of_damage_is_found_and_named(lived, name):
+    """W13: each damage is found at its level and above, with its row and with what to do."""
     level, statement, table, said = DAMAGES[name]
     damage(lived, statement)
     for deep in range(level, 4):
@@ -177,8 +177,8 @@ def test_w13_every_damage_is_found_and_named(lived, name):
         assert not [one for one in of(lived, level - 1) if one.row.startswith(table) and said in one.what]
 
 
-def test_w13_lists_that_lead_in_a_circle_are_found(lived):
-    """W13: lists that continue each other and never end are found, and the check ends."""
+def test_w13_circular_lists_are_found(lived):
+    """W13: lists that continue each other in a circle are found, and the check ends."""
     rows = lived.context.read(
         lambda c: (
             c.execute(text("SELECT hash FROM blob WHERE type = 'list' AND size > 2 ORDER BY size")).scalars().all()
@@ -192,8 +192,8 @@ def test_w13_lists_that_lead_in_a_circle_are_found(lived):
     assert any("have no first one" in found.what for found in of(lived, 2))
 
 
-def test_w13_a_torn_file_is_a_finding(tmp_path):
-    """W13: where SQLite itself cannot read its file, the check says so instead of failing with a driver's error."""
+def test_w13_an_unreadable_sqlite_file_is_a_finding(tmp_path):
+    """W13: fsck reports a file that SQLite cannot read as a finding instead of failing with a driver's error."""
     path = tmp_path / "torn.db"
     world = World()
     with agentgit.open(path) as repo:
@@ -212,8 +212,8 @@ def test_w13_a_torn_file_is_a_finding(tmp_path):
     assert not found.is_sound
 
 
-def test_w13_thousands_of_findings_are_counted(lived, monkeypatch):
-    """W13: a database where everything is damaged is told of in bounded space."""
+def test_w13_findings_above_the_limit_are_only_counted(lived, monkeypatch):
+    """W13: fsck lists a limited number of findings and counts the others."""
     monkeypatch.setattr(check, "MOST", 20)
     damage(lived, "UPDATE blob SET data = :junk", "UPDATE graph_checkpoint SET channels = :junk",
            "UPDATE graph_write SET value = :junk")  # fmt: skip
@@ -224,8 +224,8 @@ def test_w13_thousands_of_findings_are_counted(lived, monkeypatch):
 
 
 @pytest.mark.long
-def test_w13_a_check_beside_running_turns_finds_nothing(repo):
-    """W13: a check sees one moment, so what turns write meanwhile is no finding; it says how far it is."""
+def test_w13_a_check_during_running_turns_finds_nothing(repo):
+    """W13: a check sees one moment, so concurrent turns cause no findings, and it reports its progress."""
     world, over, seen = World(), threading.Event(), []
 
     def live():
@@ -246,8 +246,8 @@ def test_w13_a_check_beside_running_turns_finds_nothing(repo):
     assert seen[-1] == (done.objects, done.objects)
 
 
-def test_w13_a_check_changes_nothing_and_reads_from_no_cache(lived):
-    """W13: what this process has read before is read again, and a damage that came since is found."""
+def test_w13_a_check_does_not_read_from_the_cache(lived):
+    """W13: fsck finds damage to values that this process has read before, and repeats its findings."""
     lived.session("s").branch().conversation_history  # noqa: B018  # it is read
     damage(lived, "UPDATE blob SET data = :junk WHERE {message}")
     first = of(lived, 2)
@@ -285,15 +285,15 @@ def test_w13_a_check_changes_nothing_and_reads_from_no_cache(lived):
     ],
     ids=str,
 )  # fmt: skip
-def test_w1_w13_rows_that_tell_different_things_are_found_without_hashing(lived, statement, row, said):
-    """W1, W13: what decides which calls are reversed is held against what else tells of it, at the first level."""
+def test_w1_w13_contradicting_rows_are_found_at_the_first_level(lived, statement, row, said):
+    """W1, W13: rows that contradict each other, such as a call and the world log, are found at the first level."""
     lived.session("s").search("add")
     damage(lived, statement)
     assert [one for one in of(lived, 1) if one.row.startswith(row) and said in one.what], of(lived, 1)
 
 
-def test_w13_steps_of_an_operation_that_name_no_call_are_found(lived):
-    """W13: what an operation that is to be resumed would do next is checked, too."""
+def test_w13_operation_steps_that_refer_to_a_missing_call_are_found(lived):
+    """W13: fsck finds a missing call in the planned steps of an operation."""
     rows = lived.context.read(lambda c: c.execute(text("SELECT id, request FROM operation")).all())
     change = text("UPDATE operation SET request = :data WHERE id = :id")
     for id, request in rows:
@@ -313,8 +313,8 @@ def test_w13_steps_of_an_operation_that_name_no_call_are_found(lived):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # PostgreSQL lets nothing in that is no time
-def test_w13_a_time_that_is_none_is_found(lived, statement):
-    """W13: SQLite keeps times as text; what is no time there is found, in every table."""
+def test_w13_an_invalid_time_is_found(lived, statement):
+    """W13: fsck finds a text that is not a time in the time columns of SQLite tables."""
     damage(lived, statement)
     assert any("is not a time" in one.what for one in of(lived, 2))
 
@@ -334,8 +334,8 @@ CHECKED = {
 
 @pytest.mark.parametrize("name", CHECKED)
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # the rows are the same, and it takes as long again
-def test_w13_no_flipped_bit_is_missed_where_something_else_tells_of_it(lived, name):
-    """W13: one bit that is otherwise in a hash, a word, a count or a reference is found, in the newest row of each."""
+def test_w13_a_flipped_bit_in_a_redundant_column_is_found(lived, name):
+    """W13: one flipped bit in a hash, a word, a count or a reference is found, in the newest row of each table."""
     table = METADATA.tables[name]
     rows = lived.context.read(
         lambda c: c.execute(select(literal_column("rowid"), *table.c).order_by(text("1 DESC"))).all()

@@ -46,8 +46,8 @@ def contents(repo, session="s"):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_w13_steps_between_checkpoints_go_and_every_checkpoint_stays_as_it_was(repo, kind):
-    """W13: after a collection each checkpoint holds what it held, and can be forked and gone on from as before."""
+def test_w13_a_collection_deletes_steps_and_keeps_checkpoints(repo, kind):
+    """W13: after a collection each checkpoint holds what it held, and can be forked and continued."""
     world = World()
     agent = wrap(repo, world, kind)
     for n in range(4):
@@ -79,8 +79,8 @@ def test_w13_steps_between_checkpoints_go_and_every_checkpoint_stays_as_it_was(r
 
 
 @pytest.mark.long
-def test_p7_the_disk_space_of_what_went_comes_back(repo):
-    """P7: a session that was thinned out takes less space, and the collection tells how much less."""
+def test_p7_a_collection_frees_disk_space(repo):
+    """P7: a collection of a thinned-out session shrinks the SQLite file and reports the size before and after."""
     agent = wrap(repo, auto_checkpoint="turn")
     for n in range(30):
         agent.run(f"add {n}-{os.urandom(2000).hex()}")
@@ -94,8 +94,8 @@ def test_p7_the_disk_space_of_what_went_comes_back(repo):
     assert repo.maintenance.fsck(level=3).is_sound
 
 
-def test_w13_a_database_in_memory_is_there_after_a_collection():
-    """W13: its one connection is the database, and is not closed to give space back."""
+def test_w13_an_in_memory_database_survives_a_collection():
+    """W13: a collection does not close the only connection of an in-memory database."""
     with agentgit.open(":memory:") as repo:
         agent = repo.wrap(tool_node_graph(obedient(), World().tools()), "s")
         agent.run("hi")
@@ -104,8 +104,8 @@ def test_w13_a_database_in_memory_is_there_after_a_collection():
         assert len(agent.history()) == 2
 
 
-def test_b4_a_collection_thins_out_by_age_whom_nobody_uses(repo):
-    """B4: a session that sleeps is thinned out by the next collection, whichever admin runs it."""
+def test_b4_a_collection_thins_out_an_idle_session(repo):
+    """B4: a collection by any admin thins out an idle session, and its dry run reports the same."""
     wrap(repo).run("hm")
     wrap(repo).run("hm")
     repo.session("s").retention.set(Retention(compress_after=2, keep_last=1))
@@ -118,8 +118,8 @@ def test_b4_a_collection_thins_out_by_age_whom_nobody_uses(repo):
     assert len(repo.session("s").checkpoints()) == 2
 
 
-def test_w13_keeping_the_steps_keeps_the_history_of_the_graph(repo):
-    """W13: with steps=False LangGraph's own history is as it was."""
+def test_w13_gc_with_steps_disabled_keeps_the_graph_history(repo):
+    """W13: `gc(steps=False)` leaves LangGraph's history unchanged."""
     agent = wrap(repo)
     for n in range(4):
         agent.run(f"add i{n}")
@@ -128,8 +128,8 @@ def test_w13_keeping_the_steps_keeps_the_history_of_the_graph(repo):
     assert [state.config for state in agent.get_state_history()] == before
 
 
-def test_w13_a_thread_that_is_no_branch_keeps_all_its_steps(repo):
-    """W13: what a saver keeps of threads that belong to no session is none of the repository's business."""
+def test_w13_a_collection_keeps_all_steps_of_saver_threads(repo):
+    """W13: a collection deletes no steps of threads that belong to no session."""
     saver = agentgit.SQLModelSaver(backend.database(repo))
     graph = tool_node_graph(scripted("a", "b", "c"), [], checkpointer=saver)
     config = {"configurable": {"thread_id": "t"}}
@@ -142,7 +142,7 @@ def test_w13_a_thread_that_is_no_branch_keeps_all_its_steps(repo):
 
 @pytest.mark.long
 def test_w13_a_subgraph_with_memory_remembers_after_a_collection(repo):
-    """W13: what a subgraph knew at a checkpoint is there in a fork made after the steps went."""
+    """W13: a fork made after a collection has the subgraph's memory of its checkpoint."""
     world = World()
     agent = repo.wrap(nested_graph(obedient(), world.tools(), own_thread=True), "s", effects=world.effects())
     for n in range(5):
@@ -158,8 +158,8 @@ def test_w13_a_subgraph_with_memory_remembers_after_a_collection(repo):
     assert repo.maintenance.fsck(level=3).is_sound
 
 
-def test_w13_a_question_that_waits_is_still_asked_after_a_collection(repo):
-    """W13: a turn that waits for a person goes on after a collection."""
+def test_w13_an_interrupted_turn_resumes_after_a_collection(repo):
+    """W13: a turn that waits for a person can be resumed after a collection."""
     from langgraph.types import Command
 
     world = World()
@@ -174,8 +174,8 @@ def test_w13_a_question_that_waits_is_still_asked_after_a_collection(repo):
     assert repo.maintenance.fsck(level=3).is_sound
 
 
-def test_w13_a_branch_that_somebody_runs_is_left_alone(repo):
-    """W13: a collection beside a running turn takes none of its steps, and the turn ends well."""
+def test_w13_a_collection_skips_a_running_branch(repo):
+    """W13: a collection deletes no steps of a branch that another process runs."""
     agent = wrap(repo)
     for _ in range(3):
         agent.run("hm")
@@ -186,8 +186,8 @@ def test_w13_a_branch_that_somebody_runs_is_left_alone(repo):
 
 
 @pytest.mark.long
-def test_w13_collections_beside_turns_of_many_threads(repo):
-    """W13: turns, rollbacks, thinning and collections at once end well, and the database is whole."""
+def test_w13_collections_run_concurrently_with_turns(repo):
+    """W13: concurrent turns, rollbacks, thinning and collections succeed, and the database stays sound."""
     repo.session(repo.session("s0", create=True)).retention.set(Retention(compress_after=6, keep_last=3))
     failed = []
 
@@ -221,8 +221,8 @@ with agentgit.open(sys.argv[1]) as repo:
 
 
 @pytest.mark.parametrize("where", ["_delete_values", "_write_in_full"])
-def test_w13_a_collection_that_is_killed_changes_nothing_of_what_is_kept(repo, where):
-    """W13: a collection is all or nothing; after a kill in its middle everything is there, and the next one ends."""
+def test_w13_a_killed_collection_changes_nothing(repo, where):
+    """W13: a collection killed in the middle changes nothing, and the next one succeeds."""
     agent = wrap(repo)
     for n in range(4):
         agent.run(f"add i{n}")
@@ -237,7 +237,7 @@ def test_w13_a_collection_that_is_killed_changes_nothing_of_what_is_kept(repo, w
 
 
 def test_w13_a_damaged_list_stops_a_collection(repo):
-    """W13: where nobody knows what a list holds, nothing is deleted."""
+    """W13: a collection that cannot read a list raises Corrupt and deletes no graph checkpoint."""
     from sqlalchemy import text
 
     agent = wrap(repo)
@@ -255,8 +255,8 @@ def test_w13_a_damaged_list_stops_a_collection(repo):
 # -- files
 
 
-def test_w13_snapshots_of_files_that_no_checkpoint_has_are_let_go(repo, tmp_path):
-    """W13: files' snapshots of checkpoints that went are let go, and the dry run says how many."""
+def test_w13_unused_file_snapshots_are_released(repo, tmp_path):
+    """W13: a collection releases the file snapshots of deleted checkpoints, and the dry run counts them."""
     folder = tmp_path / "work"
     folder.mkdir()
     workspace = Workspace(folder, tmp_path / "store")
@@ -282,8 +282,8 @@ STEPS = st.lists(st.tuples(st.sampled_from(["", "", "sub", "task:1"]), st.intege
 
 
 @given(STEPS, st.sets(st.integers(0, 40)), st.sets(st.integers(0, 40)))
-def test_w13_what_is_named_and_what_it_needs_stays(made, named, asking):
-    """W13: named steps and all since the last settled one stay, with subgraphs and what those last remembered."""
+def test_w13_named_steps_and_their_dependencies_are_kept(made, named, asking):
+    """W13: named steps and all after the last settled one are kept, with subgraphs and their latest memory."""
     steps, newest = [], {}
     for seq, (ns, pick) in enumerate(made):
         roots = [step.checkpoint_id for step in steps if step.ns == ""]
@@ -310,16 +310,16 @@ def test_w13_what_is_named_and_what_it_needs_stays(made, named, asking):
         assert last is None or ("", last) in kept
 
 
-def test_bad_input_a_level_that_is_none(repo):
-    """Bad input: a level of the check that does not exist is refused."""
+def test_bad_input_an_unknown_check_level_is_refused(repo):
+    """Bad input: an fsck level that does not exist is refused."""
     for level in (0, 4, True, "2", None, 2.5):
         with pytest.raises(InvalidInput, match="level must be"):
             repo.maintenance.fsck(level=level)
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_w13_a_collection_says_how_far_it_is(repo, dry_run):
-    """W13: it tells how much is done and of how much, from the first session to the last value, and never goes back."""
+def test_w13_a_collection_reports_its_progress(repo, dry_run):
+    """W13: a collection reports work done and a constant total, never goes back, and ends with all done."""
     agent = wrap(repo)
     for n in range(3):
         agent.run(f"add i{n}")

@@ -95,8 +95,8 @@ def stored(repo):
 @pytest.mark.long
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(deeds=DEEDS)
-def test_w13_a_collection_keeps_what_can_be_reached_and_nothing_else(sqlite_template, tmp_path_factory, deeds):
-    """W13: after any story, what checkpoints and branches hold is as before, and of the values just that is left."""
+def test_w13_a_collection_keeps_exactly_the_reachable_values(sqlite_template, tmp_path_factory, deeds):
+    """W13: after random operations, a collection keeps checkpoints and branches unchanged and no other values."""
     with agentgit.open(shutil.copy(sqlite_template, tmp_path_factory.mktemp("story"))) as repo:
         agent = repo.wrap(chat(), "s")
         agent.run("begin")

@@ -25,8 +25,8 @@ def saver(database):
 # -- checkpoints
 
 
-def test_a_value_that_did_not_change_is_taken_from_the_parent(saver):
-    """What `new_versions` does not name is neither encoded nor stored again, and is read back."""
+def test_an_unchanged_value_is_taken_from_the_parent(saver):
+    """A channel that `new_versions` does not name is not stored again, and is read from the parent."""
     first = put(saver, "t", {"a": "1", "b": object.__name__})
     before = count(saver.database, BLOB)
     parent = first["configurable"]["checkpoint_id"]
@@ -36,20 +36,20 @@ def test_a_value_that_did_not_change_is_taken_from_the_parent(saver):
 
 
 @pytest.mark.parametrize("parent", [None, "gone"])
-def test_without_the_parent_everything_is_stored(saver, parent):
-    """A checkpoint whose parent is not there is complete all the same."""
+def test_a_checkpoint_without_a_stored_parent_is_complete(saver, parent):
+    """A checkpoint whose parent is missing stores all of its values."""
     assert values(saver, put(saver, "t", {"a": 1, "b": [2]}, parent=parent, changed=[])) == {"a": 1, "b": [2]}
 
 
-def test_a_version_that_the_parent_does_not_have_is_stored(saver):
-    """A channel whose version differs from the parent's is stored although `new_versions` forgot it."""
+def test_a_version_that_the_parent_lacks_is_stored(saver):
+    """A channel whose version differs from the parent's is stored, even if `new_versions` omits it."""
     first = put(saver, "t", {"a": 1})
     second = put(saver, "t", {"a": 2}, parent=first["configurable"]["checkpoint_id"], changed=[], version=2)
     assert values(saver, second) == {"a": 2}
 
 
-def test_putting_again_replaces_and_keeps_the_order(saver):
-    """The same checkpoint id put twice is one checkpoint, with the second values, at its old place."""
+def test_a_repeated_put_replaces_the_checkpoint_in_place(saver):
+    """Putting the same checkpoint id twice replaces the values and keeps the position."""
     first = put(saver, "t", {"a": 1}, id="1")
     put(saver, "t", {"a": 2}, id="2")
     assert put(saver, "t", {"a": 3}, id="1") == first
@@ -58,8 +58,8 @@ def test_putting_again_replaces_and_keeps_the_order(saver):
     assert len(list(saver.list(on("t")))) == 2
 
 
-def test_the_newest_is_the_last_that_came(saver):
-    """A host whose clock is behind loses no turn: newest is what came last, in `get_tuple`, `list` and `head`."""
+def test_the_newest_checkpoint_is_the_last_one_stored(saver):
+    """The checkpoint stored last is the newest in `get_tuple`, `list` and `head`, whatever its id."""
     for id in ("5", "9", "3"):
         put(saver, "t", {"id": id}, id=id)
     assert saver.get_tuple(on("t")).checkpoint["id"] == "3"
@@ -71,16 +71,16 @@ def test_the_newest_is_the_last_that_came(saver):
         assert saver.store.head(connection, "t").checkpoint_id == "3"
 
 
-def test_siblings_keep_their_own_values(saver):
-    """Two checkpoints made from the same one never see each other's values, though their versions are equal."""
+def test_sibling_checkpoints_keep_separate_values(saver):
+    """Two checkpoints of the same parent never see each other's values, even with equal versions."""
     root = put(saver, "t", {"a": 0})["configurable"]["checkpoint_id"]
     one, two = (put(saver, "t", {"a": value}, parent=root, version=2) for value in ("one", "two"))
     three = put(saver, "t", {"a": "one", "b": 1}, parent=one["configurable"]["checkpoint_id"], changed=["b"], version=2)
     assert [values(saver, config)["a"] for config in (one, two, three)] == ["one", "two", "one"]
 
 
-def test_versions_only_rise():
-    """Each version is greater than the one before and unlike its siblings, also on a thread of another saver."""
+def test_versions_always_increase():
+    """Each version is greater than the one before and differs between siblings, also on another saver's thread."""
     with SQLModelSaver.from_conn_string(":memory:") as saver:
         version, foreign = None, InMemorySaver().get_next_version(None, None)
         for _ in range(50):
@@ -91,8 +91,8 @@ def test_versions_only_rise():
             version, foreign = saver.get_next_version(version, None), saver.get_next_version(foreign, None)
 
 
-def test_writes_are_kept_by_task_and_index(saver):
-    """Storing a write again changes nothing, a special one replaces, and they come in the order of path and index."""
+def test_writes_are_stored_by_task_and_index(saver):
+    """A repeated write is ignored, a special one replaces, and writes are ordered by path and index."""
     config = put(saver, "t", {})
     saver.put_writes(config, [("a", 1), ("b", 2)], "task2", "~p, 2")
     saver.put_writes(config, [("a", "other")], "task2", "~p, 2")
@@ -108,8 +108,8 @@ def test_writes_are_kept_by_task_and_index(saver):
 
 
 @pytest.mark.parametrize("name", ["'; DROP TABLE checkpoint; --", 'a"b', "a\\u0000", "\x00", "\ud800", "%_", "ü" * 300])
-def test_hostile_names_are_only_names(saver, name):
-    """A thread, namespace, channel, task path or metadata key may be any text, and is bound, never pasted."""
+def test_hostile_names_are_stored_as_plain_text(saver, name):
+    """A thread, namespace, channel, task path or metadata key may be any text."""
     config = put(saver, name, {name: name}, ns=name, meta={name: 1})
     saver.put_writes(config, [(name, name)], "task", name)
     put(saver, "other", {"a": 1}, ns="x")
@@ -128,8 +128,8 @@ def test_hostile_names_are_only_names(saver, name):
     )
 
 
-def test_list_filters_by_all_of_the_metadata(saver):
-    """Filters join, compare values of any kind exactly, and find nothing that is missing."""
+def test_list_filters_by_metadata(saver):
+    """Filters are combined, compare values of any kind exactly, and do not match missing keys."""
     for step in range(4):
         put(saver, "t", {}, meta={"step": step, "tags": ["a", step], "mine": {"deep": step % 2 == 0}})
     assert [found.metadata["step"] for found in saver.list(None, filter={"mine": {"deep": True}})] == [2, 0]
@@ -139,8 +139,8 @@ def test_list_filters_by_all_of_the_metadata(saver):
     assert list(saver.list(None, filter={"step": "1"})) == []
 
 
-def test_list_pages_through_many(saver):
-    """More than a page comes whole, in order, once each, with filter and limit across pages."""
+def test_list_returns_more_than_one_page(saver):
+    """`list` returns more than a page in order and once each, with filter and limit across pages."""
     for n in range(150):
         put(saver, f"t{n % 2}", {}, id=f"{n:03}", meta={"third": n % 3})
     assert [found.checkpoint["id"] for found in saver.list(None)] == [f"{n:03}" for n in reversed(range(150))]
@@ -150,8 +150,8 @@ def test_list_pages_through_many(saver):
     assert list(saver.list(None, limit=0)) == []
 
 
-def test_a_list_may_be_left_and_written_during(saver):
-    """Going through a list holds no lock: the saver writes meanwhile."""
+def test_the_saver_can_write_during_an_unfinished_list(saver):
+    """Iterating over `list` holds no lock, so the saver can write, and the iteration may stop early."""
     for n in range(3):
         put(saver, "t", {"n": n})
     for found in saver.list(on("t")):
@@ -163,8 +163,8 @@ def test_a_list_may_be_left_and_written_during(saver):
 # -- what it costs
 
 
-def test_storage_is_linear(saver):
-    """A conversation of twice the length takes about twice the room, and each message is stored once."""
+def test_storage_grows_linearly_with_the_conversation(saver):
+    """A conversation of twice the length takes about twice the space, and no message is stored repeatedly."""
     talk, sizes, parent = [], [], None
     for n in range(400):
         talk.append(HumanMessage(f"message {n} " + "x" * 200, id=str(n)))
@@ -178,7 +178,7 @@ def test_storage_is_linear(saver):
 
 
 def test_equal_states_have_equal_hashes(saver):
-    """The state hash depends on what people see and on nothing else: not on the thread, the order or the way there."""
+    """The state hash depends only on the visible state, not on the thread, the order or the history."""
     talk = [HumanMessage("hi", id="1"), AIMessage("yes", id="2")]
     first = put(saver, "a", {"messages": talk[:1], "x": 1})["configurable"]["checkpoint_id"]
     put(saver, "a", {"messages": talk, "x": 1, "branch:to:n": None}, parent=first, changed=["messages"], version=1)
@@ -193,8 +193,8 @@ def test_equal_states_have_equal_hashes(saver):
 # -- reading without LangGraph
 
 
-def test_state_and_messages_are_read_apart(saver):
-    """`read_state` gives JSON-like values without the messages and LangGraph's channels; `messages` only the last."""
+def test_state_and_messages_are_read_separately(saver):
+    """`read_state` separates JSON-like values from messages, and `messages` can return only the last ones."""
     talk = [HumanMessage("hi", id="1"), AIMessage("yes", id="2")]
     config = put(saver, "t", {"messages": talk, "cart": Cart(["a"]), "empty": [], "__start__": 1, "branch:to:x": None})
     id = config["configurable"]["checkpoint_id"]
@@ -208,8 +208,8 @@ def test_state_and_messages_are_read_apart(saver):
     assert [message["type"] for message in messages] == ["human", "ai"]
 
 
-def test_the_conversation_is_found_under_another_name(saver):
-    """Where no channel is called `messages`, the first list of messages is the conversation; no list is, if none is."""
+def test_the_conversation_is_found_in_another_channel(saver):
+    """Without messages in `messages`, the first list of messages is the conversation; without any, it is empty."""
     for thread, held in (("a", {"x": [1], "talk": [HumanMessage("hi")]}), ("b", {"messages": ["text"], "log": []})):
         put(saver, thread, held)
     with saver.database.reading() as connection:
@@ -219,8 +219,8 @@ def test_the_conversation_is_found_under_another_name(saver):
         assert saver.store.read_state(connection, "b", b.checkpoint_id) == ({"messages": ["text"], "log": []}, [])
 
 
-def test_damage_is_found_when_it_is_read(saver):
-    """A value or a row that was changed behind the library's back is Corrupt, and the error names it."""
+def test_a_damaged_value_or_row_is_corrupt_when_read(saver):
+    """Reading a value or a row that was changed outside the library raises Corrupt and names it."""
     config = put(saver, "t", {"a": "some text"})
     fresh = SQLModelSaver(saver.database)
     saver.database.write(lambda connection: connection.execute(update(BLOB).values(data=b'"other"')))
@@ -233,8 +233,8 @@ def test_damage_is_found_when_it_is_read(saver):
     assert caught.value.row == "graph_checkpoint t//" + config["configurable"]["checkpoint_id"]
 
 
-def test_delete_for_runs_takes_writes_along(saver):
-    """Deleting a run takes its checkpoints and their writes in every thread, and nothing else."""
+def test_delete_for_runs_also_deletes_writes(saver):
+    """Deleting a run deletes its checkpoints and their writes in every thread, and nothing else."""
     for thread in ("a", "b"):
         for run in ("r1", "r2"):
             saver.put_writes(put(saver, thread, {"run": run}, meta={"run_id": run}), [("x", 1)], "task")
@@ -243,8 +243,8 @@ def test_delete_for_runs_takes_writes_along(saver):
     assert count(saver.database, GRAPH_WRITE) == 2
 
 
-def test_the_store_reads_the_end_of_a_spread_conversation(repo):
-    """`messages(last=…)` gives the newest ones, at any graph checkpoint."""
+def test_the_store_reads_the_last_messages_of_a_delta_channel(repo):
+    """`messages_at` with a limit returns the newest messages at a graph checkpoint."""
     agent = repo.wrap(chat(delta(100)), "s")
     agent.invoke(said("q", "h"))
     with backend.reading(repo) as connection:

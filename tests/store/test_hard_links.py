@@ -22,8 +22,8 @@ def look(path):
     return path.read_text(), found.st_mode & 0o7777, found.st_ino
 
 
-def test_f2_a_mode_outside_of_the_workspace_stays(workspace, work, tmp_path):
-    """F2: a restore that gives a file another mode does not give it to the same file's name outside."""
+def test_f2_a_restored_mode_does_not_change_an_outside_link(workspace, work, tmp_path):
+    """F2: restoring the mode of a file does not change that of a hard link outside the workspace."""
     (work / "secret").write_text("key")
     (work / "secret").chmod(0o644)
     shared = workspace.save()
@@ -36,8 +36,8 @@ def test_f2_a_mode_outside_of_the_workspace_stays(workspace, work, tmp_path):
 
 
 @pytest.mark.parametrize("edit", ["write", "mode", "delete"])
-def test_f2_no_change_reaches_a_name_outside(workspace, work, tmp_path, edit):
-    """F2: contents, mode and existence of a file outside stay whatever is restored at its name in the workspace."""
+def test_f2_a_restore_never_changes_an_outside_link(workspace, work, tmp_path, edit):
+    """F2: a restore leaves contents, mode and existence of a hard link outside the workspace unchanged."""
     (work / "a").write_text("one")
     first = workspace.save()
     if edit == "delete":
@@ -53,8 +53,8 @@ def test_f2_no_change_reaches_a_name_outside(workspace, work, tmp_path, edit):
         assert look(tmp_path / "outside") == was
 
 
-def test_f2_linked_files_come_back_each_with_its_own_mode(workspace, work):
-    """F2: two files that a tool has linked are again two, with their modes; the next restore finds nothing to do."""
+def test_f2_hard_linked_files_are_restored_with_separate_modes(workspace, work):
+    """F2: two files that a tool hard-linked are restored with separate modes, and a second restore does nothing."""
     (work / "a").write_text("same")
     (work / "a").chmod(0o600)
     (work / "b").write_text("same")
@@ -69,8 +69,8 @@ def test_f2_linked_files_come_back_each_with_its_own_mode(workspace, work):
     assert str(workspace.plan_restore(first.id)) == str(workspace.restore(first.id)) == "nothing to restore"
 
 
-def test_f2_links_with_contents_come_back_too(workspace, work):
-    """F2: what a tool wrote through one of three names goes from all of them, whichever were linked before."""
+def test_f2_contents_written_through_hard_links_are_restored(workspace, work):
+    """F2: contents that a tool wrote through hard links are restored at all of their names, in both directions."""
     (work / "a").write_text("one")
     os.link(work / "a", work / "b")
     (work / "c").write_text("other")
@@ -85,8 +85,8 @@ def test_f2_links_with_contents_come_back_too(workspace, work):
         assert workspace.changed() == ()
 
 
-def test_f2_some_paths_only_leave_the_other_names(workspace, work):
-    """F2: a restore of one of two linked files changes that one."""
+def test_f2_a_partial_restore_leaves_other_links_unchanged(workspace, work):
+    """F2: a restore of one of two hard-linked files changes only that one."""
     (work / "a").write_text("one")
     os.link(work / "a", work / "b")
     first = workspace.save()
@@ -96,8 +96,8 @@ def test_f2_some_paths_only_leave_the_other_names(workspace, work):
     assert workspace.changed() == ()
 
 
-def test_f2_a_rollback_does_not_blame_somebody_else_for_a_link(repo, tmp_path, monkeypatch):
-    """F2: after a rollback of what a tool linked, no file counts as changed by somebody else."""
+def test_f2_a_hard_link_made_by_a_tool_is_no_conflict_in_a_rollback(repo, tmp_path, monkeypatch):
+    """F2: after a rollback of a tool's hard link, no file counts as changed by somebody else."""
     monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))
     desk = Desk(tmp_path / "work")
     agent = repo.wrap(desk.graph(), "s", effects=desk.world.effects(), check_effects=False, workspace=desk.root)
@@ -116,8 +116,8 @@ def test_f2_a_rollback_does_not_blame_somebody_else_for_a_link(repo, tmp_path, m
     assert agentgit.Workspace(desk.root).changed() == ()
 
 
-def test_f2_the_undo_stack_replaces_the_one_name(work, tmp_path):
-    """F2: an undo and a redo of one file leave its other names as they are, inside and outside of the workspace."""
+def test_f2_the_undo_stack_leaves_other_links_unchanged(work, tmp_path):
+    """F2: undo and redo of one file leave other links to it unchanged, inside and outside the workspace."""
     (work / "a").write_text("one")
     (work / "a").chmod(0o644)
     stack = UndoStack(work, tmp_path / "store")
@@ -132,8 +132,8 @@ def test_f2_the_undo_stack_replaces_the_one_name(work, tmp_path):
     assert look(work / "a")[:2] == ("one", 0o644)
 
 
-def test_f2_snapshots_of_the_directory_engine_are_never_links_into_the_workspace(work, tmp_path):
-    """F2: copies share contents with each other only, so that a write to one snapshot's neighbour reaches no file."""
+def test_f2_directory_snapshots_share_no_inode_with_the_workspace(work, tmp_path):
+    """F2: no stored copy of the directory engine is a hard link to a file of the workspace."""
     workspace = Workspace(work, tmp_path / "store", environment="directory")
     (work / "a").write_text("one")
     os.link(work / "a", work / "b")

@@ -29,8 +29,8 @@ def people(repo):
     return made
 
 
-def test_d5_nobody_calls_a_session_like_another_ones(repo, people):
-    """D5: `eve/plan` is eve's session plan and never one that another user calls so, also if that is shared."""
+def test_d5_a_qualified_name_finds_only_that_users_session(repo, people):
+    """D5: `eve/plan` is eve's session plan, never a session that another user named so, even if it is shared."""
     _, bob, cy = people.values()
     cy.session("eve/plan", create=True)  # before there is an eve
     eve = repo.as_user(repo.users.add("eve"))
@@ -44,8 +44,8 @@ def test_d5_nobody_calls_a_session_like_another_ones(repo, people):
     assert bob.session("eve/plan").info.owner_name == "eve"
 
 
-def test_d5_who_leaves_takes_nobody_along(people):
-    """D5: a member who leaves a session ends no link and no right of others; only its owner does."""
+def test_d5_leaving_a_session_changes_no_rights_of_others(people):
+    """D5: leaving a session revokes no link and none of the rights of others."""
     ada, bob, cy = people.values()
     link = ada.session("s").sharing.create_link()
     for one in (bob, cy):
@@ -55,8 +55,8 @@ def test_d5_who_leaves_takes_nobody_along(people):
     assert ada.session("s").sharing.links()[0].revoked_at is None
 
 
-def test_d5_a_key_that_reads_joins_and_leaves_nothing(repo, people):
-    """D5: a handle with the scope `read` or `fork` changes no right of its user: it takes no link, leaves nothing."""
+def test_d5_a_read_or_fork_key_cannot_join_or_leave_sessions(repo, people):
+    """D5: a handle with the scope `read` or `fork` can neither accept a link nor leave a session."""
     ada, bob, _ = people.values()
     ada.session("s").sharing.share("bob")
     link = ada.session("s").sharing.create_link("editor")
@@ -71,16 +71,16 @@ def test_d5_a_key_that_reads_joins_and_leaves_nothing(repo, people):
     assert bob.session("ada/s").info.role == "viewer"
 
 
-def test_a_right_that_ends_at_once_is_given_and_ends(people):
-    """Bad input: a right of a microsecond is one, though it is over before it is told."""
+def test_a_share_may_expire_after_one_microsecond(people):
+    """Bad input: a share that expires after one microsecond is accepted and expires."""
     ada, bob, _ = people.values()
     member = ada.session("s").sharing.share("bob", expires_in=timedelta(microseconds=1))
     assert (member.user_name, member.role, member.link_id) == ("bob", "viewer", None)
     assert bob.sessions() == []
 
 
-def test_a_number_that_is_no_id_names_nothing(repo, people):
-    """Bad input: whatever is named by a number that no database takes is a typed failure."""
+def test_an_invalid_numeric_id_is_not_found(repo, people):
+    """Bad input: a negative or too large id raises NotFound in every verb that takes one."""
     ada = people["ada"]
     asked = [
         ada.session,
@@ -104,8 +104,8 @@ def test_a_number_that_is_no_id_names_nothing(repo, people):
             ask(number)
 
 
-def test_what_is_no_count_is_refused(repo, people):
-    """Bad input: how many, that is none, is a typed failure; so are a place in the trail and a name that are none."""
+def test_an_invalid_limit_is_refused(repo, people):
+    """Bad input: an invalid limit, trail position or name filter raises InvalidInput."""
     ada = people["ada"]
     asked = (ada.sessions, lambda n: ada.events.newest(session="s", limit=n), lambda n: repo.events.audit(limit=n))
     for ask, wrong in product(asked, (HUGE, 0, -1, "all", True, 1.5)):
@@ -133,8 +133,8 @@ def statements(repo):
     events.remove(backend.database(repo).engine, "before_cursor_execute", tell)
 
 
-def test_d5_a_good_key_costs_reads_only(repo, people, statements):
-    """D5: a request with a key that holds writes nothing, also where failures of its address are counted."""
+def test_d5_authenticating_with_a_valid_key_only_reads(repo, people, statements):
+    """D5: after the first use, authenticating with a valid key and a source address writes nothing."""
     made = repo.keys.create("k", user="bob")
     repo.authenticate(made.secret, source="10.0.0.1")  # its first use is written down
     del statements[:]
@@ -143,8 +143,8 @@ def test_d5_a_good_key_costs_reads_only(repo, people, statements):
     assert len(statements) < 8
 
 
-def test_d5_a_clock_that_went_back_shuts_nobody_out(repo, people, monkeypatch):
-    """D5: a pause that is longer than any was set by another clock, and is none."""
+def test_d5_a_clock_set_back_does_not_extend_a_login_pause(repo, people, monkeypatch):
+    """D5: a login pause longer than any that is ever set was set by another clock, and is ignored."""
     monkeypatch.setattr(
         login_attempts, "FIRST_PAUSE", timedelta(minutes=2)
     )  # the test may take longer than the true one
@@ -160,8 +160,8 @@ def test_d5_a_clock_that_went_back_shuts_nobody_out(repo, people, monkeypatch):
     assert not isinstance(refused.value, TooManyAttempts)
 
 
-def test_d5_a_password_that_changes_while_it_is_looked_at_lets_nobody_in(repo, people, monkeypatch):
-    """D5: a login with the old password, which a new one overtakes, is refused."""
+def test_d5_a_password_change_during_a_login_refuses_the_login(repo, people, monkeypatch):
+    """D5: a login with the old password is refused if the password changes during the check."""
     repo.users.set_password("bob", "correct horse")
 
     def slow(password, stored):
@@ -173,8 +173,8 @@ def test_d5_a_password_that_changes_while_it_is_looked_at_lets_nobody_in(repo, p
         repo.login("bob", "correct horse")
 
 
-def test_d5_a_password_is_hashed_anew_when_more_work_is_usual(repo, people, monkeypatch):
-    """D5: who logs in with a password that was hashed with less work gets it hashed with today's, and once."""
+def test_d5_a_login_upgrades_a_weak_password_hash_once(repo, people, monkeypatch):
+    """D5: a login replaces a password hash with weaker parameters by a current one, once."""
     weak, strong = (PasswordHash((Argon2Hasher(time_cost=n, memory_cost=8, parallelism=1),)) for n in (1, 2))
     monkeypatch.setattr(*points.PASSWORD_HASHER.place, lambda: weak)
     repo.users.set_password("bob", "correct horse")
@@ -194,8 +194,8 @@ def test_d5_a_password_is_hashed_anew_when_more_work_is_usual(repo, people, monk
     credentials._of_nobody.cache_clear()
 
 
-def test_d5_who_acts_for_others_does_so_no_longer_than_they_may(repo, people):
-    """D5: what an admin's key has opened by `as_user` ends with the key, also where it was opened through another."""
+def test_d5_as_user_handles_end_with_the_key_of_the_admin(repo, people):
+    """D5: handles opened by `as_user`, also through another handle, end when the admin's key is revoked."""
     repo.users.add("olga", is_admin=True)
     made = repo.keys.create("k", "admin", user="olga")
     acting = repo.authenticate(made.secret).as_user("olga").as_user("ada")
@@ -205,8 +205,8 @@ def test_d5_who_acts_for_others_does_so_no_longer_than_they_may(repo, people):
         acting.sessions()
 
 
-def test_w13_rights_that_hang_in_the_air_are_found(repo, people):
-    """W13: keys, links and members of what is not there, or with words that mean nothing, are named at level 1."""
+def test_w13_dangling_keys_links_and_members_are_found(repo, people):
+    """W13: level 1 names keys, links, members and webhooks with missing references or unknown words."""
     ada = people["ada"]
     key, link = repo.keys.create("k", user="cy").key, ada.session("s").sharing.create_link()
     people["bob"].accept(link.token)
@@ -232,8 +232,8 @@ def test_w13_rights_that_hang_in_the_air_are_found(repo, people):
     }
 
 
-def test_d5_what_was_erased_is_not_there_for_who_still_holds_it(repo):
-    """D5: after erasing, agents and values of before find nothing, write nothing, and say so in words of ours."""
+def test_d5_open_handles_of_an_erased_session_raise_not_found(repo):
+    """D5: after erasing a session, its open agents and values raise NotFound and write nothing."""
     world = World()
 
     def wrap():
@@ -273,8 +273,8 @@ def test_d5_what_was_erased_is_not_there_for_who_still_holds_it(repo):
     assert repo.session("s", create=True).id != session.id
 
 
-def test_d5_a_refusal_that_an_erasing_overtakes_leaves_the_trail_whole(repo, people, monkeypatch, caplog):
-    """D5: what is told of a session after it was erased would be a trail without it: it is not written."""
+def test_d5_a_refusal_in_an_erased_session_is_not_written_to_the_trail(repo, people, monkeypatch, caplog):
+    """D5: a refusal is not written to the trail if its session was erased first, and the trail stays sound."""
     ada, bob, _ = people.values()
     ada.session("s").sharing.share("bob")
     tell = Database._tell
@@ -295,8 +295,8 @@ HOSTILE = ["\0", "\ud800", "x" * 100_000, "\u202es", "a/b", "ada/", "/s", "@", "
 
 
 @pytest.mark.long
-def test_hostile_names_are_refused_or_kept_as_they_are(repo, people):
-    """Bad input: no name breaks a verb: it is refused with a typed failure, or it is that name and finds itself."""
+def test_hostile_names_are_refused_or_stored_unchanged(repo, people):
+    """Bad input: a hostile name is refused with a typed error, or is stored and found unchanged."""
     ada, bob = people["ada"], people["bob"]
     asked = (
         bob.session,

@@ -30,8 +30,8 @@ def saver(postgres_url):
     database.close()
 
 
-async def test_an_idle_connection_that_was_closed_is_replaced(saver, monkeypatch):
-    """After a pause nobody notices that the server was restarted, in sync and async calls."""
+async def test_a_closed_idle_connection_is_replaced(saver, monkeypatch):
+    """Sync and async calls succeed after the server closed an idle connection."""
     await saver.aget_tuple(on("idle"))
     close_others(saver.database.url)
     monkeypatch.setattr(*points.IDLE_SECONDS.place, 0.0)
@@ -39,8 +39,8 @@ async def test_an_idle_connection_that_was_closed_is_replaced(saver, monkeypatch
     assert (await saver.aget_tuple(on("idle"))).checkpoint["channel_values"] == {"a": 1}
 
 
-def test_a_connection_that_breaks_in_use_is_not_used_again(saver, monkeypatch):
-    """A call on a connection that was just used and then closed fails with what to do; the next one works."""
+def test_a_recently_used_broken_connection_is_not_reused(saver, monkeypatch):
+    """A call on a recently used connection that was closed raises Unavailable, and the next call works."""
     monkeypatch.setattr(*points.IDLE_SECONDS.place, 3600.0)  # whatever "just" is on this machine
     close_others(saver.database.url)
     with pytest.raises(Unavailable):

@@ -27,8 +27,8 @@ def sparse(path, ends: bytes, size: int = SIZE) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["git", "directory"])
-def test_a_large_file_takes_little_memory(tmp_path, kind):
-    """Large files: save, diff, plan, restore and copying to another workspace take less than 40 MB for 100 MB."""
+def test_a_large_file_needs_little_memory(tmp_path, kind):
+    """Large files: save, diff, plan and restore of a file of 100 MB take less than 40 MB of memory."""
     work = tmp_path / "work"
     work.mkdir()
     workspace = Workspace(work, tmp_path / "store", environment=kind, max_file_size=2 * SIZE)
@@ -68,7 +68,7 @@ GIT = """
 
 
 @pytest.mark.long
-def test_git_takes_little_memory_too(tmp_path):
+def test_git_needs_little_memory_for_a_large_file(tmp_path):
     """Large files: git streams a file of 300 MB into its store and out of it."""
     (tmp_path / "work").mkdir()
     sparse(tmp_path / "work" / "big", b"one", 300_000_000)
@@ -78,8 +78,8 @@ def test_git_takes_little_memory_too(tmp_path):
 
 @pytest.mark.parametrize("size", [IN_MEMORY - 1, IN_MEMORY, IN_MEMORY + 1, IN_MEMORY + (1 << 20)])
 @pytest.mark.parametrize("kind", ["git", "directory"])
-def test_sizes_around_the_limit_of_memory_come_back(tmp_path, kind, size):
-    """Large files: contents around the size from which they are not held in memory come back byte for byte."""
+def test_files_around_the_in_memory_limit_are_restored(tmp_path, kind, size):
+    """Large files: contents around the size limit for holding them in memory are restored byte for byte."""
     work = tmp_path / "work"
     work.mkdir()
     workspace = Workspace(work, tmp_path / "store", environment=kind)
@@ -96,8 +96,8 @@ def test_sizes_around_the_limit_of_memory_come_back(tmp_path, kind, size):
     assert workspace.changed() == ()
 
 
-def test_a_file_of_the_old_limit_is_held_by_default(tmp_path):
-    """Limit: a file of 50 MB, such as a database, is in a snapshot without any option; one of 101 MB is left out."""
+def test_a_file_of_50_mb_is_captured_by_default(tmp_path):
+    """Limit: a snapshot captures a file of 50 MB without any option, and leaves out one of 101 MB."""
     work = tmp_path / "work"
     work.mkdir()
     for name, size in (("shop.db", 50_000_000), ("model.bin", 101_000_000)):

@@ -81,8 +81,8 @@ def ends(repo, table=BRANCH):
 
 
 @on_postgresql
-def test_d5_a_run_of_another_machine_is_taken_back_when_its_lease_has_ended(repo, world):
-    """D5: before that it is a Conflict, after it the next one goes on, and nobody had to say recover."""
+def test_d5_a_run_on_another_machine_is_taken_over_when_its_lease_ends(repo, world):
+    """D5: a branch that another machine runs is a Conflict; once its lease has ended, the next turn takes over."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     with faults.on_another_machine(), backend.at_work(repo) as owner:
@@ -100,8 +100,8 @@ def test_d5_a_run_of_another_machine_is_taken_back_when_its_lease_has_ended(repo
 
 
 @on_postgresql
-def test_d5_a_turn_whose_lease_ended_saves_nothing_more(repo, world):
-    """D5: another one took its branch and ran; the late one gets a Conflict, and only tells how its call ended."""
+def test_d5_a_turn_with_an_expired_lease_saves_no_more_steps(repo, world):
+    """D5: a turn whose branch was taken over raises Conflict, and records only how its call ended."""
     agent = wrapped(repo, world)
     agent.run("add chair")
 
@@ -125,8 +125,8 @@ def test_d5_a_turn_whose_lease_ended_saves_nothing_more(repo, world):
 
 
 @on_postgresql
-def test_d5_a_turn_that_was_taken_back_saves_no_step_though_nobody_moved_its_thread(repo):
-    """D5: each step asks for its branch in the statement that stores it, also one that looks at nothing else."""
+def test_d5_a_recovered_turn_saves_no_step_in_its_unchanged_thread(repo):
+    """D5: a turn whose branch was recovered saves no further step, although its thread is unchanged."""
 
     def says(state):
         if len(state["messages"]) > 2:
@@ -146,8 +146,8 @@ def test_d5_a_turn_that_was_taken_back_saves_no_step_though_nobody_moved_its_thr
 
 
 @on_postgresql
-def test_d5_a_rollback_whose_lease_ended_publishes_nothing(repo, world):
-    """D5: another process took it over while it was in an undo; the late one moves no branch and claims no reversal."""
+def test_d5_a_rollback_with_an_expired_lease_publishes_nothing(repo, world):
+    """D5: a rollback taken over during an undo moves no branch and claims no reversal."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     agent.checkpoint("before")
@@ -171,8 +171,8 @@ def test_d5_a_rollback_whose_lease_ended_publishes_nothing(repo, world):
 
 
 @on_postgresql
-def test_d5_the_lease_of_a_run_is_renewed_and_not_that_of_one_taken_over(repo, world):
-    """D5: one renewal is for all that this process runs, and for nothing that is no longer its own."""
+def test_d5_only_leases_held_by_this_process_are_renewed(repo, world):
+    """D5: a renewal extends the leases of this process, and not that of a branch that was taken over."""
     agent = wrapped(repo, world)
     seen = []
 
@@ -193,8 +193,8 @@ def test_d5_the_lease_of_a_run_is_renewed_and_not_that_of_one_taken_over(repo, w
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_d5_a_file_has_no_leases(repo, world):
-    """D5: on SQLite nothing is renewed and no thread runs for it."""
+def test_d5_sqlite_has_no_leases(repo, world):
+    """D5: on SQLite no lease is set, and none is renewed."""
     agent = wrapped(repo, world)
     seen = []
     world.then = lambda: seen.extend(ends(repo))
@@ -202,8 +202,8 @@ def test_d5_a_file_has_no_leases(repo, world):
     assert (seen, backend.database(repo).leases) == ([None], None)
 
 
-def test_d5_a_lease_is_renewed_until_its_work_ends_also_after_a_failure(monkeypatch):
-    """D5: the thread renews again and again, goes on when the database was away, and ends when nothing is held."""
+def test_d5_a_lease_is_renewed_until_its_work_ends_despite_failures(monkeypatch):
+    """D5: the thread renews repeatedly, continues after database failures, and ends when nothing is held."""
     monkeypatch.setattr(*points.SECONDS_PER_LEASE.place, 3000)
     renewed, failures = threading.Semaphore(0), [Unavailable("away"), RuntimeError("nobody expected this")]
 
@@ -229,6 +229,6 @@ def test_d5_a_lease_is_renewed_until_its_work_ends_also_after_a_failure(monkeypa
 
 @pytest.mark.parametrize("seconds", [0, 2.9, -1, float("nan")])
 def test_d5_a_lease_too_short_to_be_renewed_is_refused(seconds):
-    """D5: a lease shorter than an ordinary pause would let living runs be taken over."""
+    """D5: a lease shorter than an ordinary pause is refused, as living runs would be taken over."""
     with pytest.raises(InvalidInput, match="lease_seconds"):
         process.Leases(lambda tenant_id, work: None, seconds)

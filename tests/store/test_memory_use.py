@@ -37,8 +37,8 @@ class Peak:
 
 
 @pytest.mark.long
-async def test_listing_takes_memory_for_one_conversation_at_a_time(saver):
-    """Listing 1,000 checkpoints takes about the memory of listing 200: that of a few conversations."""
+async def test_listing_needs_memory_for_only_a_few_conversations(saver):
+    """Listing 1,000 checkpoints takes about as much memory as listing 200: that of a few conversations."""
     with Peak() as one:
         saver.get_tuple(on("t"))
     peaks = []

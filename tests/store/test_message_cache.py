@@ -23,7 +23,7 @@ def codec():
 
 
 def test_a_long_conversation_is_encoded_once(codec):
-    """Appending one message encodes one message, also after the conversation was read anew."""
+    """Appending one message encodes only that message, even if the other messages are new equal objects."""
     talk = [HumanMessage(f"message {n}", id=str(n)) for n in range(200)]
     codec.encode(talk)
     again = [HumanMessage(f"message {n}", id=str(n)) for n in range(200)]
@@ -46,8 +46,8 @@ EDITS = {
 
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
-def test_a_message_that_was_edited_in_place_is_noticed(codec, edit):
-    """However a message is edited in place, what is stored next is what it is then."""
+def test_a_message_edited_in_place_is_encoded_again(codec, edit):
+    """After any edit in place, a message is encoded with its new contents."""
 
     def message():
         return AIMessage(
@@ -64,8 +64,8 @@ def test_a_message_that_was_edited_in_place_is_noticed(codec, edit):
     assert codec.encode([message()]).body == before
 
 
-def test_kinds_of_messages_are_told_apart(codec):
-    """Messages of different classes with the same fields do not become one."""
+def test_message_classes_with_equal_fields_are_distinguished(codec):
+    """Messages of different classes with the same fields are encoded differently."""
 
     class Mine(HumanMessage):
         """A subclass, which plain JSON could not give back."""
@@ -76,16 +76,16 @@ def test_kinds_of_messages_are_told_apart(codec):
     assert codec.encode([*same, Mine("x", id="1")]).body[2] not in found
 
 
-def test_what_is_not_plain_is_encoded_every_time(codec):
-    """Marshal writes an array like the bytes that it holds, so what JSON cannot hold is never taken for known."""
+def test_messages_with_non_json_values_are_encoded_every_time(codec):
+    """A message with values that JSON cannot hold is never cached: marshal writes bytes and bytearray alike."""
     one, other = (ToolMessage("x", tool_call_id="c", id="1", artifact=kind(b"ab")) for kind in (bytes, bytearray))
     for message in (one, other, one):
         assert codec.encode([message]).body == Codec(codec.serde).encode([message]).body
     assert codec.encoded == 3
 
 
-def test_a_cache_keeps_what_is_used_again():
-    """What was looked up since the last change of generations survives the next one."""
+def test_the_cache_keeps_entries_that_are_used_again():
+    """An entry looked up since the last change of generations survives the next one."""
     recent = Recent(80, len)
     for n in range(40):
         recent.add([(bytes([n]), "x" * 10)])

@@ -66,7 +66,7 @@ def in_the_way(work):
 
 
 def test_f3_a_named_pipe_is_moved_aside_to_another_file_system(workspace, work, other_file_system):
-    """F3: a directory with a named pipe is moved aside, the pipe made anew and never read; the restore is done."""
+    """F3: a directory with a named pipe is moved aside, the pipe is recreated and never read; the restore is done."""
     change = in_the_way(work)
     first, was = workspace.save(), picture(work)
     change()
@@ -80,8 +80,8 @@ def test_f3_a_named_pipe_is_moved_aside_to_another_file_system(workspace, work, 
     assert stat.S_ISFIFO(os.lstat(places["a/inner/pipe"]).st_mode)
 
 
-def test_f3_what_cannot_be_moved_is_named_and_left_and_all_else_is_restored(workspace, work, other_file_system):
-    """F3: a socket in the way is named with its path; the directory is as it was, and other files are restored."""
+def test_f3_an_unmovable_path_is_named_and_the_rest_is_restored(workspace, work, other_file_system):
+    """F3: a socket in the way is named, its directory stays unchanged, and other files are restored."""
     change = in_the_way(work)
     first = workspace.save()
     change()
@@ -97,8 +97,8 @@ def test_f3_what_cannot_be_moved_is_named_and_left_and_all_else_is_restored(work
     assert (work / "a").read_text() == "file"
 
 
-def test_f3_what_somebody_writes_while_it_is_copied_is_not_lost(workspace, work, other_file_system, monkeypatch):
-    """F4: a file that is copied to another file system has no name there meanwhile; who writes, writes a new one."""
+def test_f3_a_file_written_during_a_move_aside_is_not_lost(workspace, work, other_file_system, monkeypatch):
+    """F4: a file written while its predecessor is copied to another file system is kept as a conflict."""
     change = in_the_way(work)
     first = workspace.save()
     change()
@@ -118,8 +118,8 @@ def test_f3_what_somebody_writes_while_it_is_copied_is_not_lost(workspace, work,
 
 
 @pytest.mark.parametrize("refused", ["put", "delete", "folder", "mode"])
-def test_f3_a_path_that_fails_stops_no_other(workspace, work, monkeypatch, refused):
-    """F3: all others are restored, the failure names the path and the reason, and a second restore does the rest."""
+def test_f3_a_failing_path_does_not_stop_other_paths(workspace, work, monkeypatch, refused):
+    """F3: all other paths are restored, the error names the failing one, and a second restore completes it."""
     for name in "abc":
         (work / name).write_text("one")
     (work / "folder").mkdir(0o700)
@@ -146,8 +146,8 @@ def test_f3_a_path_that_fails_stops_no_other(workspace, work, monkeypatch, refus
     assert picture(work) == was
 
 
-def test_f3_several_failures_are_told_in_one(workspace, work):
-    """F3: when many paths fail, the failure counts them and names the first ones with their reasons."""
+def test_f3_several_failures_are_reported_in_one_error(workspace, work):
+    """F3: if many paths fail, one error counts them and names the first ones with their reasons."""
     for number in range(9):
         (work / str(number)).write_text("one")
     first = workspace.save()
@@ -159,7 +159,7 @@ def test_f3_several_failures_are_told_in_one(workspace, work):
     assert sorted(path.read_text() for path in work.iterdir()) == ["one"] + ["two"] * 8
 
 
-def test_f3_damaged_contents_of_one_file_stop_no_other(work, tmp_path):
+def test_f3_a_file_with_damaged_contents_does_not_stop_other_files(work, tmp_path):
     """F3: a file whose stored contents are damaged is named, and all others are restored."""
     workspace = Workspace(work, tmp_path / "store", environment="directory")
     for name in "abc":
@@ -176,8 +176,8 @@ def test_f3_damaged_contents_of_one_file_stop_no_other(work, tmp_path):
 
 
 @pytest.mark.parametrize("call", ["open", "lstat"])
-def test_f3_a_file_that_cannot_be_read_is_left_out_of_a_save_and_named(workspace, work, monkeypatch, call):
-    """F3: whatever the system says against one file, the save holds the others, and names this one with the reason."""
+def test_f3_a_save_leaves_out_and_names_an_unreadable_file(workspace, work, monkeypatch, call):
+    """F3: a save captures all other files and names the unreadable one with the reason of the system."""
     for name in ("a", "odd", "z"):
         (work / name).write_text("one")
     with monkeypatch.context() as patch:
@@ -188,8 +188,8 @@ def test_f3_a_file_that_cannot_be_read_is_left_out_of_a_save_and_named(workspace
     assert saved.files_changed == 2
 
 
-def test_f3_a_directory_that_cannot_be_listed_is_left_out_of_a_save_and_named(workspace, work, monkeypatch):
-    """F3: the same for a directory."""
+def test_f3_a_save_leaves_out_and_names_an_unlistable_directory(workspace, work, monkeypatch):
+    """F3: a save captures all other files and names a directory that cannot be listed, with the reason."""
     (work / "a").write_text("one")
     (work / "odd").mkdir()
     with monkeypatch.context() as patch:
@@ -198,8 +198,8 @@ def test_f3_a_directory_that_cannot_be_listed_is_left_out_of_a_save_and_named(wo
         assert dict(workspace.skipped())["odd"] == os.strerror(errno.EIO)
 
 
-def test_f3_a_file_that_fails_stops_no_other_of_an_undo(work, tmp_path):
-    """F3: an undo of several files does what it can, names what failed, and the next undo does the rest."""
+def test_f3_a_failing_file_does_not_stop_an_undo_of_other_files(work, tmp_path):
+    """F3: an undo of several files reverts what it can and names the failure; the next undo completes it."""
     for name in "abc":
         (work / name).write_text("one")
     with closing(UndoStack(work, tmp_path / "store")) as stack:
@@ -213,8 +213,8 @@ def test_f3_a_file_that_fails_stops_no_other_of_an_undo(work, tmp_path):
         assert [(work / name).read_text() for name in "abc"] == ["one"] * 3
 
 
-def test_f3_a_mount_point_that_cannot_go_stops_no_restore(workspace, work, monkeypatch):
-    """F3: a directory on which something is mounted stays, and the restore is done."""
+def test_f3_a_mount_point_does_not_stop_a_restore(workspace, work, monkeypatch):
+    """F3: a directory that is a mount point is kept, and the restore is done."""
     first = workspace.save()
     (work / "m").mkdir(0o700)
     (work / "m" / "a").write_text("a")
@@ -225,8 +225,8 @@ def test_f3_a_mount_point_that_cannot_go_stops_no_restore(workspace, work, monke
     assert (work / "m").is_dir()
 
 
-def test_f3_a_save_that_git_cannot_write_tells_why(work, tmp_path, monkeypatch):
-    """F3: the reason of git is told, and not what git does after it."""
+def test_f3_a_save_that_git_cannot_write_reports_the_reason(work, tmp_path, monkeypatch):
+    """F3: a save that git cannot write reports the error of git."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "git").write_text(
         f"""#!/bin/sh

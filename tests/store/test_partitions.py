@@ -30,8 +30,8 @@ def divided(empty_server):
 
 
 @pytest.mark.long
-def test_d5_a_divided_database_has_all_and_works(divided):
-    """D5: every row is there, keys, references, indexes and policies are as migrations make them, and work goes on."""
+def test_d5_a_partitioned_database_keeps_its_data_and_works(divided):
+    """D5: a partitioned database has every row and the schema of the migrations, and sessions continue in it."""
     database, before = divided
     after = rows_of(database, {table.name: set(table.c.keys()) for table in METADATA.sorted_tables})
     assert {name: sorted(map(repr, rows)) for name, rows in after.items()} == {
@@ -51,8 +51,8 @@ def test_d5_a_divided_database_has_all_and_works(divided):
 
 
 @pytest.mark.long
-def test_d5_a_divided_database_keeps_its_walls(divided):
-    """D5: what was granted stays granted, tenants stay apart, no part can be read or edited past its table."""
+def test_d5_a_partitioned_database_keeps_row_level_security(divided):
+    """D5: grants and tenant isolation survive partitioning; no partition is read or edited past its table."""
     database, _ = divided
     with agentgit.open(database.url) as repo:
         role = f"agentgit_parts_{repo.context.store.tenant_id}"
@@ -71,8 +71,8 @@ def test_d5_a_divided_database_keeps_its_walls(divided):
 
 
 @pytest.mark.long
-def test_d5_a_divided_database_is_migrated_like_any_other(divided, second):
-    """D5: migrations go down and up on divided tables, and what they make anew is divided by asking again."""
+def test_d5_a_partitioned_database_can_be_migrated(divided, second):
+    """D5: migrations go down and up on partitioned tables, and recreated tables can be partitioned again."""
     database, _ = divided
     for revision in ("0001", "base"):
         schema.upgrade(database)
@@ -83,7 +83,7 @@ def test_d5_a_divided_database_is_migrated_like_any_other(divided, second):
     assert {table.name for table in database.write(tables_of)} > set(METADATA.tables)
 
 
-def test_what_cannot_be_divided_is_refused(database):
-    """Bad input: SQLite, and a count that cannot be meant."""
+def test_invalid_partitioning_is_refused(database):
+    """Bad input: partitioning a SQLite database, or into one partition, is refused."""
     with pytest.raises(InvalidInput, match="SQLite" if database.is_sqlite else "partitions"):
         partitioning.partition(database, 1)

@@ -59,8 +59,8 @@ def as_nobody(script: str, place: Path, kind: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_module_cache_that_nobody_may_write_is_saved_and_restored(place, kind):
-    """Owner: 0555 directories with 0444 files are removed, made again and changed, and have their modes after."""
+def test_a_read_only_module_cache_is_saved_and_restored(place, kind):
+    """Owner: 0555 directories with 0444 files are restored after changes, with their modes."""
     as_nobody(
         """
         for name in ("mod/pkg/a.go", "mod/pkg/b.go", "mod/c.go"):
@@ -94,8 +94,8 @@ def test_a_module_cache_that_nobody_may_write_is_saved_and_restored(place, kind)
     )  # fmt: skip
 
 
-def test_what_its_owner_cannot_read_is_saved_and_restored(place, kind):
-    """Owner: files of mode 0000 and directories that cannot be listed or searched are captured; their modes stay."""
+def test_files_that_their_owner_cannot_read_are_saved_and_restored(place, kind):
+    """Owner: 0000 files and directories that cannot be listed or searched are captured, and their modes stay."""
     as_nobody(
         """
         for name, mode in (("secret", 0), ("d/in", 0o644), ("e/in", 0o200), ("f/g/in", 0o400), ("write", 0o200)):
@@ -139,8 +139,8 @@ def test_what_its_owner_cannot_read_is_saved_and_restored(place, kind):
     )  # fmt: skip
 
 
-def test_what_belongs_to_somebody_else_is_named_and_stops_nothing(place, kind):
-    """Owner: what may neither be read nor be opened up is left out with its reason; all else is saved and restored."""
+def test_unreadable_files_of_another_user_are_left_out_and_named(place, kind):
+    """Owner: another user's unreadable files are left out with a reason; all else is saved and restored."""
     if os.geteuid() != 0:
         return
     work = place / "work"
@@ -167,8 +167,8 @@ def test_what_belongs_to_somebody_else_is_named_and_stops_nothing(place, kind):
     )  # fmt: skip
 
 
-def test_a_directory_that_was_closed_since_by_somebody_else_is_a_conflict(place, kind):
-    """Owner: what a snapshot has in a directory that cannot be entered any more is named; the rest comes back."""
+def test_a_directory_closed_by_another_user_is_a_conflict(place, kind):
+    """Owner: files in a directory that became inaccessible are reported as conflicts; the rest is restored."""
     if os.geteuid() != 0:
         return
     as_nobody(
@@ -208,8 +208,8 @@ DYING = """
 """
 
 
-def test_a_mode_that_a_killed_process_changed_is_put_back(place, kind):
-    """Owner: killed between giving itself a permission and taking it back, the next use puts the mode back."""
+def test_a_mode_changed_by_a_killed_process_is_restored(place, kind):
+    """Owner: if a process is killed during a temporary change of a mode, the next use restores the mode."""
     as_nobody(
         """
         (work / "d").mkdir()
@@ -232,8 +232,8 @@ def test_a_mode_that_a_killed_process_changed_is_put_back(place, kind):
     )  # fmt: skip
 
 
-def test_a_file_with_another_name_is_not_opened_up(place, kind):
-    """Owner: a file that cannot be read and has another name, maybe outside, keeps its mode and is left out."""
+def test_an_unreadable_hard_linked_file_keeps_its_mode(place, kind):
+    """Owner: an unreadable file with another hard link, maybe outside, keeps its mode and is left out."""
     as_nobody(
         """
         (work / "f").write_text("1")
@@ -248,8 +248,8 @@ def test_a_file_with_another_name_is_not_opened_up(place, kind):
     )  # fmt: skip
 
 
-def test_f3_what_its_owner_has_closed_is_moved_aside_to_another_file_system(place, kind):
-    """F3: 0555 directories and 0000 files that are left out and in the way are moved, with their modes."""
+def test_f3_inaccessible_files_are_moved_aside_to_another_file_system(place, kind):
+    """F3: excluded read-only directories and 0000 files that are in the way are moved with their modes."""
     as_nobody(
         """
         from agentgit.workspace.disk import move_aside

@@ -66,8 +66,8 @@ def meet(repo):
     return meet
 
 
-def test_d5_facts_of_a_branch_that_are_noted_at_once_are_all_kept(repo, meet):
-    """D5: two transactions that add to the metadata of a branch lose neither fact, and count each turn."""
+def test_d5_concurrent_updates_of_branch_metadata_are_all_kept(repo, meet):
+    """D5: two concurrent transactions that change the metadata of a branch lose no key, and count both turns."""
     repo.session("s", create=True)
     branch, sessions = repo.session("s").branch().id, repo.context.store.sessions
     meet(lambda c: sessions.note(c, branch, {"a": 1}), lambda c: sessions.note(c, branch, {"b": 2}))
@@ -76,8 +76,8 @@ def test_d5_facts_of_a_branch_that_are_noted_at_once_are_all_kept(repo, meet):
         assert as_object(sessions.branch(connection, branch).meta) == {"a": 1, "b": 2, "turns": 2}
 
 
-def test_d5_checkpoints_that_are_made_at_once_are_numbered_and_the_head_is_the_last(repo, world, meet):
-    """D5: of two that are made at once none is lost, and the head is the one with the greater number."""
+def test_d5_the_head_is_the_last_of_two_concurrent_checkpoints(repo, world, meet):
+    """D5: of two concurrent checkpoints none is lost, and the head is the later one."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     store, branch = repo.context.store, agent.branch.id
@@ -98,8 +98,8 @@ def test_d5_checkpoints_that_are_made_at_once_are_numbered_and_the_head_is_the_l
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_w5_what_happens_while_a_turn_looks_at_the_world_is_not_taken_for_seen(repo, world, monkeypatch):
-    """W5: a call of another branch that ends just then stops this branch at its next effect."""
+def test_w5_an_effect_during_the_world_check_is_not_missed(repo, world, monkeypatch):
+    """W5: a call of another branch that ends during the check of the world stops this branch's next effect."""
     agent = wrapped(repo, world)
     agent.run("look")
     other = agent.fork(name="other")
@@ -141,8 +141,8 @@ def test_w5_what_happens_while_a_turn_looks_at_the_world_is_not_taken_for_seen(r
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_d2_a_switch_during_a_publication_is_not_lost(repo, world):
-    """D2: who leads the session elsewhere while a rollback is published waits for it, and has the last word."""
+def test_d2_a_switch_during_the_publication_of_a_rollback_is_kept(repo, world):
+    """D2: a switch during the publication of a rollback waits for it and then takes effect."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     agent.checkpoint("before")
@@ -162,8 +162,8 @@ def test_d2_a_switch_during_a_publication_is_not_lost(repo, world):
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_w1_a_rollback_that_is_being_published_is_not_called_half_done(repo, world):
-    """W1: who takes it back by force at that moment waits, and finds it done."""
+def test_w1_a_forced_recover_waits_for_the_publication_of_a_rollback(repo, world):
+    """W1: a forced recover during the publication of a rollback waits, and finds the rollback done."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     agent.checkpoint("before")

@@ -35,8 +35,8 @@ def agent(repo):
 # -- references
 
 
-def test_every_form_of_reference_finds_its_place(repo, agent):
-    """D1: a Checkpoint, its id, its name, branch, branch#n, branch~n, HEAD and HEAD~n all name a place."""
+def test_every_form_of_reference_finds_its_checkpoint(repo, agent):
+    """D1: a Checkpoint, its id, its name, branch, branch#n, branch~n, HEAD and HEAD~n all find a checkpoint."""
     points = agent.checkpoints()
     assert [p.metadata["reference"] for p in points] == [f"main#{n}" for n in range(1, 6)]
     for ref, place in [
@@ -56,8 +56,8 @@ def test_every_form_of_reference_finds_its_place(repo, agent):
         assert repo.session("s").get_checkpoint(ref).id == points[place].id, ref
 
 
-def test_head_counts_along_the_path_across_branches(repo, agent):
-    """D1: HEAD~n walks over the branch point into the parent, and a branch begins where it left."""
+def test_head_references_count_across_the_branch_point(repo, agent):
+    """D1: HEAD~n walks over the branch point into the parent branch."""
     retry = agent.rollback("before payment")
     retry.run("other")
     path = [p.metadata["reference"] for p in retry.checkpoints()]
@@ -68,8 +68,8 @@ def test_head_counts_along_the_path_across_branches(repo, agent):
     assert agent.plan_rollback("main-2#2").target == "main-2#2"
 
 
-def test_names_may_repeat_and_mean_the_newest_on_the_path(repo, agent):
-    """D1: of several checkpoints of one name, the newest on the path is meant; only elsewhere, it is ambiguous."""
+def test_a_repeated_name_means_the_newest_on_the_path(repo, agent):
+    """D1: a repeated name means the newest checkpoint on the path, and is ambiguous if none is on the path."""
     newer = agent.checkpoint("before payment")
     assert repo.session("s").get_checkpoint("before payment").id == newer.id
     first = agent.fork("main#1", name="first")
@@ -80,8 +80,8 @@ def test_names_may_repeat_and_mean_the_newest_on_the_path(repo, agent):
     assert first.plan_rollback("only there").target == "only there (main#7)"
 
 
-def test_a_name_means_the_place_that_a_branch_left_from(repo, agent):
-    """D1, C3: after going back to the newer of two checkpoints of one name, that name still means the newer one."""
+def test_a_repeated_name_finds_the_branch_point_after_a_rollback(repo, agent):
+    """D1, C3: after a rollback to the newer of two checkpoints of one name, the name still means that one."""
     newer = agent.checkpoint("before payment")
     agent.run("three")
     retry = agent.rollback("before payment")
@@ -89,15 +89,15 @@ def test_a_name_means_the_place_that_a_branch_left_from(repo, agent):
     assert repo.session("s").get_checkpoint("before payment", branch=retry.fork().branch).id == newer.id
 
 
-def test_names_that_look_like_places_are_still_names(repo, agent):
-    """D1: a checkpoint that somebody called `v1#2` or `7` is found by that name first."""
+def test_names_that_look_like_references_are_found_as_names(repo, agent):
+    """D1: a checkpoint named `v1#2` or `7` is found by that name first."""
     for name in ("v1#2", "a~b", "7", "ünï çode 😀"):
         made = agent.checkpoint(name)
         assert repo.session("s").get_checkpoint(name).id == made.id
 
 
-def test_unknown_ambiguous_and_foreign_references_are_told_apart(repo, agent):
-    """Bad input: each is a typed error that says what is near, and nothing is done."""
+def test_unknown_and_foreign_references_raise_different_errors(repo, agent):
+    """Bad input: an unknown, foreign or invalid reference raises a typed error with a hint and changes nothing."""
     other = chat(repo, "other")
     foreign = other.checkpoint("theirs")
     for ref, error, why in [
@@ -121,8 +121,8 @@ def test_unknown_ambiguous_and_foreign_references_are_told_apart(repo, agent):
 
 
 @given(st.text(max_size=30))
-def test_any_text_is_a_reference_or_a_typed_error(text):
-    """D1: taking a reference apart never fails in another way, and keeps what was written."""
+def test_any_text_parses_as_a_reference_or_raises_invalid_input(text):
+    """D1: parsing a reference fails only for an empty text, and keeps the text."""
     try:
         reference = references.parse(text)
     except InvalidInput:
@@ -134,8 +134,8 @@ def test_any_text_is_a_reference_or_a_typed_error(text):
 
 
 @given(st.text(max_size=30))
-def test_a_branch_name_that_is_allowed_can_be_referred_to(text):
-    """D1: whatever a branch may be called, `name#1` and `name~1` are read as places on it."""
+def test_every_allowed_branch_name_can_be_referenced(text):
+    """D1: `name#1` and `name~2` are parsed as places on the branch, for every allowed branch name."""
     try:
         name = references.branch_name(text)
     except InvalidInput:
@@ -147,8 +147,8 @@ def test_a_branch_name_that_is_allowed_can_be_referred_to(text):
 # -- sessions, branches, values
 
 
-def test_sessions_are_listed_the_last_moved_first(repo):
-    """D1: the session that somebody worked on last comes first, and is the default everywhere."""
+def test_sessions_are_listed_by_last_activity(repo):
+    """D1: the session that was used last is listed first and is the default session."""
     one, two = chat(repo, "one"), chat(repo, "two")
     one.run("a")
     two.run("a")
@@ -160,14 +160,14 @@ def test_sessions_are_listed_the_last_moved_first(repo):
         repo.session("ono")
 
 
-def test_nothing_yet_says_how_to_begin(repo):
-    """Bad input: an empty database says what to do."""
+def test_an_empty_database_says_how_to_begin(repo):
+    """Bad input: asking an empty database for its session raises an error that says what to do."""
     with pytest.raises(NotFound, match="wrap"):
         repo.session()
     assert repo.sessions() == []
 
 
-def test_values_tell_what_people_and_other_code_read(repo, agent):
+def test_session_and_branch_values_have_the_documented_fields(repo, agent):
     """D1: ExternalSession and InternalSession have the fields that DESIGN names."""
     retry = agent.rollback("before payment", name="retry")
     session, branch = repo.session("s"), repo.session("s").branch()
@@ -202,8 +202,8 @@ def test_users_do_not_see_each_others_sessions(database):
         assert chat(bob, "secret").history() == []
 
 
-def test_data_of_a_checkpoint_is_any_json(repo):
-    """D1: data kept with a checkpoint comes back as it was."""
+def test_checkpoint_data_may_be_any_json(repo):
+    """D1: data stored with a checkpoint is read back unchanged."""
     agent = chat(repo)
     data = {"list": [1, None, "x\0\ud800"], "nested": {"a": 1.5}}
     agent.checkpoint("x", data=data)
@@ -211,7 +211,7 @@ def test_data_of_a_checkpoint_is_any_json(repo):
 
 
 def test_a_checkpoint_is_deleted_unless_it_is_needed(repo, agent):
-    """A7: heads, branch points and targets of rollbacks stay; other checkpoints may go, and the conversation stays."""
+    """A7: heads and branch points cannot be deleted; other checkpoints can, and the conversation stays."""
     agent.fork("main#2")
     for needed in ("main#2", "HEAD"):
         with pytest.raises(agentgit.Conflict, match=r"cannot be deleted: (branch|it is the head)"):
@@ -229,8 +229,8 @@ def test_a_checkpoint_is_deleted_unless_it_is_needed(repo, agent):
 # -- databases
 
 
-def test_environment_and_default_paths(tmp_path, monkeypatch):
-    """D1: without an argument, $AGENTGIT_DATABASE_URL is opened, else ./agentgit.db."""
+def test_open_uses_the_environment_variable_or_the_default_path(tmp_path, monkeypatch):
+    """D1: without an argument, `open` uses $AGENTGIT_DATABASE_URL, or else ./agentgit.db."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("AGENTGIT_DATABASE_URL", raising=False)
     agentgit.open().close()
@@ -243,22 +243,22 @@ def test_environment_and_default_paths(tmp_path, monkeypatch):
     assert not (tmp_path / "none.db").exists()
 
 
-def test_a_server_without_tables_says_which_command_to_run(postgres_url):
-    """Bad input: on a server nothing is created behind the administrator's back."""
+def test_a_server_without_tables_names_the_upgrade_command(postgres_url):
+    """Bad input: opening a server database without tables is refused with the command that creates them."""
     with pytest.raises(SchemaMismatch, match="agentgit db upgrade"):
         agentgit.open(postgres_url.set(database="postgres"))
 
 
-def test_a_server_out_of_reach_says_so():
-    """Bad input: a wrong port is Unavailable, and a password is never shown."""
+def test_an_unreachable_server_is_unavailable():
+    """Bad input: a wrong port raises Unavailable, and the error does not show the password."""
     with pytest.raises(Unavailable) as caught:
         agentgit.open("postgresql+psycopg://me:secret@127.0.0.1:1/x?connect_timeout=1")
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
-def test_a_read_only_file_can_be_read_and_says_why_it_cannot_be_written(tmp_path):
-    """Bad input: looking works; running says what right is missing, and nothing is half done."""
+def test_a_run_on_a_read_only_file_names_the_missing_permission(tmp_path):
+    """Bad input: a run on a read-only database file raises Unavailable and names the missing write permission."""
     path = tmp_path / "x.db"
     with agentgit.open(path) as repo:
         chat(repo).run("hi")
@@ -271,8 +271,8 @@ def test_a_read_only_file_can_be_read_and_says_why_it_cannot_be_written(tmp_path
         tmp_path.chmod(stat.S_IRWXU)
 
 
-def test_a_database_opened_read_only_is_read(tmp_path):
-    """Bad input: a read-only database can be looked at; a write says that it cannot be written."""
+def test_a_database_opened_read_only_can_be_read(tmp_path):
+    """Bad input: a database opened read-only can be read, and a write raises Unavailable."""
     path = tmp_path / "x.db"
     with agentgit.open(path) as repo:
         chat(repo).run("hi")
@@ -284,8 +284,8 @@ def test_a_database_opened_read_only_is_read(tmp_path):
         assert len(agent.history()) == 2
 
 
-def test_a_locked_file_waits_and_then_says_so(tmp_path, monkeypatch):
-    """Bad input: a database that another program holds locked is Unavailable after the wait, and nothing is lost."""
+def test_a_locked_file_is_unavailable_after_a_wait(tmp_path, monkeypatch):
+    """Bad input: a database locked by another program is Unavailable after a wait, and works once it is unlocked."""
     monkeypatch.setattr("agentgit.store.sql.sqlite.BUSY_SECONDS", 0.05)
     path = tmp_path / "x.db"
     with agentgit.open(path) as repo:
@@ -299,8 +299,8 @@ def test_a_locked_file_waits_and_then_says_so(tmp_path, monkeypatch):
         assert agent.run("again") == "answer 1"
 
 
-def test_corrupt_bytes_are_found_and_named(tmp_path):
-    """Bad input: a value that does not match its hash is Corrupt, with the row."""
+def test_a_corrupt_value_is_named_when_it_is_read(tmp_path):
+    """Bad input: reading a value that does not match its hash raises Corrupt and names the row."""
     path = tmp_path / "x.db"
     with agentgit.open(path) as repo:
         chat(repo).run("hello there")
@@ -312,8 +312,8 @@ def test_corrupt_bytes_are_found_and_named(tmp_path):
     assert caught.value.row.startswith("blob ")
 
 
-def test_memory_databases_work_whole(tmp_path):
-    """D1: `:memory:` is a database like any other, from many threads too."""
+def test_an_in_memory_database_supports_turns_and_rollbacks(tmp_path):
+    """D1: turns with tool calls and a rollback work in a `:memory:` database."""
     world = World()
     with agentgit.open(":memory:") as repo:
         replies = (call("add", item="a"), "ok", call("add", item="b"), "ok")
@@ -325,8 +325,8 @@ def test_memory_databases_work_whole(tmp_path):
 
 
 @pytest.mark.long
-def test_many_threads_on_many_sessions_lose_nothing(repo):
-    """D1: eight sessions at once on one database: no locked error reaches anybody, no turn is lost."""
+def test_concurrent_threads_on_many_sessions_lose_no_turns(repo):
+    """D1: eight concurrent sessions on one database raise no error and lose no turn."""
     failures: list[BaseException] = []
 
     def work(name: str) -> None:
@@ -347,8 +347,8 @@ def test_many_threads_on_many_sessions_lose_nothing(repo):
         assert len(repo.session(f"s{n}").branch().conversation_history) == 10
 
 
-def test_many_agents_on_one_branch_never_mix_their_turns(repo):
-    """D1: when several race for one branch, each turn either runs whole or is refused with Conflict."""
+def test_concurrent_agents_on_one_branch_never_mix_their_turns(repo):
+    """D1: of several agents that race for one branch, one runs completely and the others raise Conflict."""
     agents = [chat(repo) for _ in range(6)]
     outcomes: list[str] = []
 
@@ -369,8 +369,8 @@ def test_many_agents_on_one_branch_never_mix_their_turns(repo):
     assert len(repo.session("s").branch().conversation_history) == 2
 
 
-def test_somebody_elses_file_is_not_changed_by_a_byte(tmp_path):
-    """Bad input: refusing a foreign database leaves its bytes as they were."""
+def test_a_refused_foreign_database_stays_unchanged(tmp_path):
+    """Bad input: refusing a foreign database leaves its bytes unchanged."""
     path = tmp_path / "theirs.db"
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE invoice (id INTEGER)")
@@ -384,7 +384,7 @@ def test_somebody_elses_file_is_not_changed_by_a_byte(tmp_path):
 
 
 def test_w10_the_path_of_a_branch_is_read_without_its_siblings(repo):
-    """W10: many branches of a session do not make a turn on one of them slower; its path is that of its ancestors."""
+    """W10: the path of a branch is read from its ancestors alone, however many siblings there are."""
     world, line = World(), ["main"]
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")

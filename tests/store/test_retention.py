@@ -65,15 +65,15 @@ def kept(points, retention):
 # -- the rule
 
 
-def test_b4_past_fifty_the_first_the_last_twenty_and_the_newest_of_each_name_stay():
-    """B4: with the defaults fifty checkpoints stay as they are, and of fifty-one the essential ones do."""
+def test_b4_the_default_retention_thins_out_above_fifty_checkpoints():
+    """B4: by default 50 checkpoints stay; of 51, the first, the last 20 and the newest of each name do."""
     points = [KeptPoint(id=n, name="n" if n in (5, 9) else None, created_at=NOW) for n in range(51)]
     assert kept(points[:50], Retention()) == points[:50]
     assert [point.id for point in kept(points, Retention())] == [0, 9, *range(31, 51)]
 
 
-def test_p7_the_oldest_go_when_the_limit_is_passed():
-    """P7: of a hundred and one checkpoints the oldest goes, automatic ones before named ones and the first at last."""
+def test_p7_the_oldest_checkpoints_go_above_the_limit():
+    """P7: above the limit the oldest checkpoint goes: automatic ones before named ones, and the first one last."""
     points = [KeptPoint(id=n, is_auto=n not in (1, 2), name="x" * n or None, created_at=NOW) for n in range(101)]
     [gone] = [one for one in judge(points, Retention(compress_after=None), NOW) if one.goes]
     assert (gone.point.id, gone.why) == (3, "there are more than 100")
@@ -81,8 +81,8 @@ def test_p7_the_oldest_go_when_the_limit_is_passed():
     assert [point.id for point in kept(points, three)] == [0, 2, 100]
 
 
-def test_older_ones_than_the_age_go_but_the_first_and_the_last():
-    """B4: an age limit takes what is older, and leaves the first and the newest ones of a session that slept."""
+def test_an_age_limit_keeps_the_first_and_the_newest_checkpoints():
+    """B4: an age limit removes older checkpoints, and keeps the first and the newest ones."""
     points = [KeptPoint(id=n, name="x", created_at=NOW - timedelta(days=100 - n)) for n in range(10)]
     aged = Retention(compress_after=None, max_checkpoints=None, keep_last=3, max_age=timedelta(days=95))
     assert [point.id for point in kept(points, aged)] == [0, 5, 6, 7, 8, 9]
@@ -91,16 +91,16 @@ def test_older_ones_than_the_age_go_but_the_first_and_the_last():
 
 
 @given(POINTS, RETENTIONS)
-def test_b4_what_is_needed_and_the_newest_never_go(points, retention):
-    """B4: whatever the limits say, what something needs stays, and so do the newest ones."""
+def test_b4_needed_and_newest_checkpoints_always_stay(points, retention):
+    """B4: whatever the limits are, needed checkpoints stay, and so do the newest ones."""
     last = min(retention.keep_last, retention.max_checkpoints or retention.keep_last)
     spared = {point.id for point in points if point.needed} | {point.id for point in points[-last:]}
     assert spared <= {point.id for point in kept(points, retention)}
 
 
 @given(POINTS, RETENTIONS)
-def test_p7_no_more_stay_than_the_limit_says(points, retention):
-    """P7: more than the limit stay only if they are needed or the newest ones."""
+def test_p7_only_needed_or_newest_checkpoints_exceed_the_limit(points, retention):
+    """P7: more checkpoints than the limit stay only if all of them are needed or among the newest."""
     stay = kept(points, retention)
     most = retention.max_checkpoints
     if most is not None and len(stay) > most:
@@ -108,8 +108,8 @@ def test_p7_no_more_stay_than_the_limit_says(points, retention):
         assert all(point.needed or point.id in newest for point in stay)
 
 
-def test_b4_the_oldest_go_while_the_session_takes_too_much():
-    """B4: just so many go that the limit is kept, automatic ones first, then named ones, and the first at last."""
+def test_b4_the_oldest_checkpoints_go_until_the_size_limit_is_met():
+    """B4: just enough checkpoints go to meet the size limit: automatic, then named, and the first one last."""
     points = [KeptPoint(id=n, is_auto=n not in (1, 2), name="x" * n or None, created_at=NOW) for n in range(9)]
 
     def small(most):
@@ -123,8 +123,8 @@ def test_b4_the_oldest_go_while_the_session_takes_too_much():
 
 
 @given(POINTS, RETENTIONS)
-def test_b4_a_session_is_too_large_only_if_nothing_else_may_go(points, retention):
-    """B4: what is over the limit of bytes is needed, or among the newest."""
+def test_b4_only_needed_or_newest_checkpoints_exceed_the_size_limit(points, retention):
+    """B4: a session stays above its size limit only if all remaining checkpoints are needed or the newest."""
     stay = kept(points, retention)
     if retention.max_bytes is not None and ten_each(stay)(()) > retention.max_bytes:
         last = min(retention.keep_last, retention.max_checkpoints or retention.keep_last)
@@ -133,8 +133,8 @@ def test_b4_a_session_is_too_large_only_if_nothing_else_may_go(points, retention
 
 
 @given(POINTS, RETENTIONS, st.randoms())
-def test_b4_thinning_again_takes_nothing_more(points, retention, chance):
-    """B4: each checkpoint gets a verdict with its reason, the order does not matter, and doing it twice is as once."""
+def test_b4_thinning_is_idempotent(points, retention, chance):
+    """B4: each checkpoint has a verdict with a reason, order does not matter, and a second pass removes nothing."""
     judged = judge(points, retention, NOW, ten_each(points))
     assert [one.point for one in judged] == points
     assert all(one.why for one in judged)
@@ -146,8 +146,8 @@ def test_b4_thinning_again_takes_nothing_more(points, retention, chance):
 
 
 @given(RETENTIONS)
-def test_a_retention_is_read_again_as_it_was(retention):
-    """B4: what is stored with a session is what was said."""
+def test_a_retention_survives_serialization(retention):
+    """B4: `from_dict` restores what `to_dict` wrote."""
     assert Retention.from_dict(retention.to_dict()) == retention
     assert str(retention)
 
@@ -161,8 +161,8 @@ def test_a_retention_is_read_again_as_it_was(retention):
     ],
     ids=str,
 )  # fmt: skip
-def test_bad_input_a_limit_that_is_none(bad):
-    """Bad input: what is no limit is refused where it is written."""
+def test_bad_input_an_invalid_limit_is_refused(bad):
+    """Bad input: a Retention with an invalid limit is refused."""
     with pytest.raises(InvalidInput):
         Retention(**bad)
 
@@ -170,8 +170,8 @@ def test_bad_input_a_limit_that_is_none(bad):
 @pytest.mark.parametrize(
     "bad", [{"max": 3}, {"max_age": "long"}, {"max_age": 1e300}, {"max_age": float("nan")}], ids=str
 )
-def test_bad_input_a_stored_retention_that_is_none(bad):
-    """Bad input: what was not written by `to_dict` is refused, and no other error comes out."""
+def test_bad_input_an_invalid_stored_retention_is_refused(bad):
+    """Bad input: a dict that `to_dict` did not write is refused, and no other error is raised."""
     with pytest.raises((InvalidInput, ValueError)):
         Retention.from_dict(bad)
 
@@ -206,8 +206,8 @@ def references(repo):
 
 
 @pytest.mark.long
-def test_b4_a_session_is_thinned_out_by_itself_when_a_turn_ends(repo):
-    """B4: a session keeps everything until somebody says otherwise; then it thins itself out as turns end."""
+def test_b4_a_session_is_thinned_out_automatically_as_turns_end(repo):
+    """B4: a session keeps everything until a retention is set; then it is thinned out as turns end."""
     agent = wrap(repo)
     for _ in range(6):
         agent.run("hm")
@@ -227,8 +227,8 @@ def test_b4_a_session_is_thinned_out_by_itself_when_a_turn_ends(repo):
     assert len(agent.history()) == 64
 
 
-def test_b4_what_is_kept_is_stored_with_the_session(repo):
-    """B4: another handle on the database thins the session out too."""
+def test_b4_the_retention_is_stored_with_the_session(repo):
+    """B4: another handle on the database thins out the session, too."""
     wrap(repo).run("hm")
     repo.session("s").retention.set(Retention(compress_after=2, keep_last=1))
     with agentgit.open(backend.url(repo)) as other:
@@ -238,8 +238,8 @@ def test_b4_what_is_kept_is_stored_with_the_session(repo):
 
 
 @pytest.mark.long
-def test_b4_branch_points_heads_and_what_a_rollback_went_to_stay(repo):
-    """B4: every branch still has its beginning, its branch point and its head, and each can be gone back to."""
+def test_b4_branch_points_heads_and_first_checkpoints_stay(repo):
+    """B4: thinning keeps each branch's first checkpoint, branch point and head, as targets of a rollback."""
     world = World()
     agent = wrap(repo, world)
     for n in range(4):
@@ -264,8 +264,8 @@ def test_b4_branch_points_heads_and_what_a_rollback_went_to_stay(repo):
     assert repo.maintenance.fsck(level=3).is_sound
 
 
-def test_b4_w9_a_checkpoint_with_a_tag_stays(repo):
-    """B4, W9: a tag keeps its checkpoint, and thinning says so; without the tag it goes."""
+def test_b4_w9_a_tagged_checkpoint_stays(repo):
+    """B4, W9: thinning keeps a tagged checkpoint and names the tag; without the tag it removes the checkpoint."""
     agent = wrap(repo)
     for _ in range(4):
         agent.run("hm")
@@ -278,8 +278,8 @@ def test_b4_w9_a_checkpoint_with_a_tag_stays(repo):
     assert "main#3" not in references(repo)
 
 
-def test_b4_the_way_back_before_an_unresolved_effect_stays(repo):
-    """B4: while nobody knows whether a call happened, the checkpoint before it is not thinned away."""
+def test_b4_the_checkpoint_before_an_unresolved_effect_stays(repo):
+    """B4: thinning keeps the last checkpoint before a call whose outcome is not resolved."""
     agent = wrap(repo)
     for n in range(5):
         agent.run(f"add i{n}")
@@ -295,8 +295,8 @@ def test_b4_the_way_back_before_an_unresolved_effect_stays(repo):
         assert "main#4" not in few
 
 
-def test_b4_a_checkpoint_that_waits_for_an_answer_stays(repo):
-    """B4: where a person was asked something and has not answered, the checkpoint can still ask."""
+def test_b4_a_checkpoint_with_a_pending_interrupt_stays(repo):
+    """B4: thinning keeps a checkpoint that waits for a person's answer."""
     world = World()
     graph = tool_node_graph(scripted(call("add_if_approved", item="x"), "ok"), world.tools())
     agent = repo.wrap(graph, "s", effects=world.effects())
@@ -312,8 +312,8 @@ def test_b4_a_checkpoint_that_waits_for_an_answer_stays(repo):
     assert why[asked] == "it waits for a person's answer"
 
 
-def test_b5_clear_says_how_many_went(repo):
-    """B5: clear deletes all checkpoints that nothing needs, named ones too, tells how many, and the history stays."""
+def test_b5_clear_returns_the_number_of_deleted_checkpoints(repo):
+    """B5: clear deletes all unneeded checkpoints, also named ones, returns their number, and keeps the history."""
     agent = wrap(repo)
     for n in range(5):
         agent.run(f"add i{n}")
@@ -327,8 +327,8 @@ def test_b5_clear_says_how_many_went(repo):
     assert len(agent.tool_track()) == 5
 
 
-def test_p7_a_named_checkpoint_goes_only_after_the_automatic_ones(repo):
-    """P7, A6: automatic and named checkpoints have each their own retention under one limit."""
+def test_p7_automatic_checkpoints_go_before_named_ones(repo):
+    """P7, A6: under one limit, automatic checkpoints go before named ones."""
     agent = wrap(repo)
     for n in range(4):
         agent.run("hm")
@@ -338,8 +338,8 @@ def test_p7_a_named_checkpoint_goes_only_after_the_automatic_ones(repo):
     assert references(repo) == ["main#1", "main#3", "main#6", "main#9", "main#12"]
 
 
-def test_b4_a_session_that_takes_too_much_of_the_database_is_thinned_out(repo):
-    """B4: the dry run says what would go and how large the session would be, and after a collection it is just that."""
+def test_b4_a_session_above_its_size_limit_is_thinned_out(repo):
+    """B4: the dry run predicts the deleted checkpoints and the size of the session after a collection."""
     agent = repo.wrap(forgetful(), "s")
     repo.wrap(forgetful(), "t").invoke({"text": "x" * 5000})
     for n in range(12):
@@ -361,8 +361,8 @@ def test_b4_a_session_that_takes_too_much_of_the_database_is_thinned_out(repo):
     assert repo.maintenance.fsck(level=3).is_sound
 
 
-def test_b4_what_tools_said_counts_as_it_does_in_the_figures(repo):
-    """B4, W13: calls stay and count; what was kept with a checkpoint goes with it, and is counted as gone."""
+def test_b4_the_predicted_size_counts_calls_and_checkpoint_data(repo):
+    """B4, W13: calls stay and count; data of a deleted checkpoint goes with it, and the predicted size is exact."""
     world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     for n in range(6):
@@ -379,8 +379,8 @@ def test_b4_what_tools_said_counts_as_it_does_in_the_figures(repo):
     assert repo.session("s").stats(storage=True).storage.own == tried.bytes_after
 
 
-def test_b4_a_limit_that_cannot_be_kept_is_told(repo):
-    """B4: what is needed and the newest stay, however large the session is, and the dry run says so."""
+def test_b4_an_unreachable_size_limit_is_reported(repo):
+    """B4: needed and newest checkpoints stay at any size, and the dry run reports that the limit is exceeded."""
     agent = repo.wrap(forgetful(), "s")
     for n in range(4):
         agent.invoke({"text": noise(n, 4000)})
@@ -396,8 +396,8 @@ def test_b4_a_limit_that_cannot_be_kept_is_told(repo):
     assert repo.session("s").stats(storage=True).storage.own == tried.bytes_after
 
 
-def test_b4_a_collection_holds_sessions_to_their_size_and_turns_do_not(repo):
-    """B4: to measure takes longer than a turn should; `gc` does it, and its dry run tells how many would go."""
+def test_b4_gc_enforces_the_size_limit_and_turns_do_not(repo):
+    """B4: `gc`, not a turn, enforces the size limit, and its dry run returns how many checkpoints would go."""
     agent = repo.wrap(forgetful(), "s")
     repo.session("s").retention.set(Retention(keep_last=1, max_bytes=1000))
     for n in range(4):
@@ -409,8 +409,8 @@ def test_b4_a_collection_holds_sessions_to_their_size_and_turns_do_not(repo):
     assert agent.get_state().values["text"] == noise(3, 2000)
 
 
-def test_bad_input_nothing_is_said_about_what_to_keep(repo):
-    """Bad input: thinning without a retention says what to do, and changes nothing."""
+def test_bad_input_thinning_without_a_retention_is_refused(repo):
+    """Bad input: thinning without a retention says that everything is kept, and changes nothing."""
     wrap(repo).run("hm")
     with pytest.raises(InvalidInput, match="keeps everything"):
         repo.session("s").retention.apply()
@@ -421,8 +421,8 @@ def test_bad_input_nothing_is_said_about_what_to_keep(repo):
     assert len(references(repo)) == 2
 
 
-def test_a_checkpoint_that_went_meanwhile_cannot_be_gone_back_to(repo, monkeypatch):
-    """Bad input: who holds a checkpoint that was thinned away is told so, and no half branch is left behind."""
+def test_a_rollback_to_a_deleted_checkpoint_is_refused(repo, monkeypatch):
+    """Bad input: a rollback or a fork to a thinned-out checkpoint raises NotFound and leaves no branch."""
     agent = wrap(repo)
     for _ in range(4):
         agent.run("hm")
@@ -439,8 +439,8 @@ def test_a_checkpoint_that_went_meanwhile_cannot_be_gone_back_to(repo, monkeypat
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)  # SQLite has one writer at a time
-def test_w13_another_writer_makes_a_branch_while_a_session_is_thinned_out(repo):
-    """W13: a fork that waits for a thinning sees what is left; the branch never points at what is gone."""
+def test_w13_a_fork_during_thinning_never_uses_a_deleted_checkpoint(repo):
+    """W13: a fork that waits for thinning raises NotFound if its checkpoint is deleted, and no branch points at it."""
     agent = wrap(repo)
     for _ in range(4):
         agent.run("hm")

@@ -58,8 +58,8 @@ def merged(repo):
     return ours
 
 
-def test_b4_w7_after_thinning_a_merge_brings_nothing_twice(repo, merged):
-    """B4, W7: the last merge and what was merged stay, so the next merge goes on from there."""
+def test_b4_w7_a_merge_after_thinning_repeats_nothing(repo, merged):
+    """B4, W7: thinning keeps the last merge and its source, so the next merge continues from there."""
     thinned = repo.session("s").retention.apply(FEW)
     why = {one.point.name or one.point.reference: one.why for one in thinned.kept}
     assert why["merge"] == "it is a merge, and the next merge continues from it"
@@ -69,8 +69,8 @@ def test_b4_w7_after_thinning_a_merge_brings_nothing_twice(repo, merged):
 
 
 @pytest.mark.long
-def test_b5_w7_clearing_and_deleting_leave_a_merge(repo, merged):
-    """B5, W7: who clears a session or deletes a checkpoint by hand does not make the next merge wrong either."""
+def test_b5_w7_clearing_and_deleting_keep_the_last_merge(repo, merged):
+    """B5, W7: clearing and deleting keep the checkpoints of the last merge, so the next merge repeats nothing."""
     for needed, why in (("merge", "it is a merge"), ("theirs#3", "was merged from it")):
         with pytest.raises(agentgit.Conflict, match=why):
             repo.session("s").delete_checkpoint(needed)
@@ -80,8 +80,8 @@ def test_b5_w7_clearing_and_deleting_leave_a_merge(repo, merged):
     assert merged.state["cart"] == ["chair", "sofa", "lamp 0", "lamp 1", "lamp 2"]
 
 
-def test_w7_b8_an_imported_session_merges_from_where_it_was_merged_last(repo, merged):
-    """W7, B8: a merge is a merge after export and import, too; the next one brings nothing twice."""
+def test_w7_b8_an_imported_session_merges_from_its_last_merge(repo, merged):
+    """W7, B8: after export and import, the next merge continues from the last one and repeats nothing."""
     file = io.BytesIO()
     repo.session("s").export(file)
     file.seek(0)
@@ -91,8 +91,8 @@ def test_w7_b8_an_imported_session_merges_from_where_it_was_merged_last(repo, me
     assert copy.state["cart"] == ["chair", "sofa", "lamp 0", "lamp 1", "lamp 2"]
 
 
-def test_b4_no_hand_deletes_the_way_back_before_an_unresolved_effect(repo):
-    """B4: also a person, or an agent with its tools, keeps the way back before an effect that is not resolved."""
+def test_b4_the_checkpoint_before_an_unresolved_effect_is_not_deletable(repo):
+    """B4: deleting and cleaning up keep the last checkpoint before an unresolved effect."""
     agent = working(repo)
     for n in range(3):
         agent.run(f"add i{n}")
@@ -105,15 +105,15 @@ def test_b4_no_hand_deletes_the_way_back_before_an_unresolved_effect(repo):
     assert [point.metadata["reference"] for point in repo.session("s").checkpoints()] == ["main#3", "main#6"]
 
 
-def test_a7_no_checkpoint_goes_while_there_are_no_more_than_are_to_be_kept(repo):
-    """A7: cleaning up with room to spare deletes nothing."""
+def test_a7_a_cleanup_below_the_limit_deletes_nothing(repo):
+    """A7: a cleanup deletes nothing while there are fewer checkpoints than it keeps."""
     working(repo).run("hm")
     assert repo.session("s").cleanup_auto_checkpoints(keep=3) == 0
     assert len(repo.session("s").checkpoints()) == 2
 
 
-def test_b4_an_age_costs_a_turn_nothing_while_nothing_is_too_old(repo, monkeypatch):
-    """B4: a session with an age limit looks at its checkpoints only when one of them has become too old."""
+def test_b4_an_age_limit_reads_no_checkpoints_until_one_is_too_old(repo, monkeypatch):
+    """B4: a turn of a session with an age limit reads its checkpoints only when one of them is too old."""
     agent = working(repo)
     for _ in range(3):
         agent.run("hm")
@@ -136,8 +136,8 @@ def test_b4_an_age_costs_a_turn_nothing_while_nothing_is_too_old(repo, monkeypat
     assert len(looked) == 1
 
 
-def test_b4_w10_what_an_exploration_found_is_found_after_thinning(repo):
-    """B4, W10: where an explored branch ended stays, though the branch went on; so it tells the same as before."""
+def test_b4_w10_an_exploration_is_unchanged_after_thinning(repo):
+    """B4, W10: thinning keeps the end of an explored branch, so the exploration reads the same."""
     agent = working(repo)
     agent.run("hm")
     explored = agent.explore(["hm"], 2)
@@ -153,8 +153,8 @@ def test_b4_w10_what_an_exploration_found_is_found_after_thinning(repo):
 
 
 @pytest.mark.long
-def test_b4_w11_a_session_that_began_as_a_template_needs_the_template_no_more(repo):
-    """B4, W11: what began as a checkpoint of another session goes on when that is gone."""
+def test_b4_w11_a_session_continues_after_its_template_is_cleared(repo):
+    """B4, W11: a session created from a template continues after the checkpoints of the template are cleared."""
     agent = working(repo)
     agent.run("add i0")
     agent.checkpoint("ready")
@@ -171,8 +171,8 @@ def test_b4_w11_a_session_that_began_as_a_template_needs_the_template_no_more(re
     assert repo.maintenance.fsck(level=3).is_sound
 
 
-def test_b4_b8_what_was_thinned_out_can_be_exported(repo):
-    """B4, B8: a session and each branch of it can be exported and read again after thinning and collecting."""
+def test_b4_b8_a_thinned_out_session_can_be_exported(repo):
+    """B4, B8: a session and each of its branches can be exported and imported after clearing and collecting."""
     agent = working(repo)
     for n in range(4):
         agent.run(f"add i{n}")
@@ -195,8 +195,8 @@ def test_b4_b8_what_was_thinned_out_can_be_exported(repo):
 
 
 @pytest.mark.parametrize("branches", [1, 3])
-def test_w1_p4_a_rollback_that_stopped_half_way_is_finished_after_a_collection(repo, tmp_path, branches):
-    """W1, P4: what is still to be done about effects and files can be done after everything else was thinned out."""
+def test_w1_p4_an_incomplete_rollback_is_resumed_after_a_collection(repo, tmp_path, branches):
+    """W1, P4: an incomplete rollback of effects and files can be resumed after thinning and a collection."""
     (folder := tmp_path / "work").mkdir()
     world = World()
     with Workspace(folder, tmp_path / "store") as workspace:

@@ -43,8 +43,8 @@ def of_last_turn(postgres_url, sent, said):
 
 
 @pytest.mark.parametrize(("said", "most", "statements"), [("hello", 13, 53), ("add chair", 27, 84)])
-def test_d5_a_turn_asks_the_server_seldom(postgres_url, sent, said, most, statements):
-    """D5: a turn needs few ways to the server, and few statements; one with a tool call some more."""
+def test_d5_a_turn_needs_few_round_trips_to_the_server(postgres_url, sent, said, most, statements):
+    """D5: a turn needs few round trips and few statements, and a turn with a tool call some more."""
     ways = of_last_turn(postgres_url, sent, said)
     # LangGraph saves a task's writes in another thread than their checkpoint. Those that come before it cost one way
     # and three statements more.
@@ -54,8 +54,8 @@ def test_d5_a_turn_asks_the_server_seldom(postgres_url, sent, said, most, statem
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_d5_a_failed_pipeline_says_its_own_failure_and_logs_nothing(postgres_url, caplog, is_async):
-    """D5: of statements that go together the first that fails is told, nothing is kept, and the next ones work."""
+def test_d5_a_failed_pipeline_reports_its_error_and_logs_nothing(postgres_url, caplog, is_async):
+    """D5: a failed pipeline reports the error of its statement, stores nothing, and the next pipeline works."""
     taken, count = CompiledStatement(insert(TENANT)), select(func.count()).select_from(TENANT)
 
     def add(connection, *ids):
@@ -82,8 +82,8 @@ def test_d5_a_failed_pipeline_says_its_own_failure_and_logs_nothing(postgres_url
     assert caplog.records == []
 
 
-def test_d5_what_was_foreseen_is_given_once(postgres_url):
-    """D5: an answer that was asked for early is given to the first who asks; the next one sees what changed since."""
+def test_d5_a_prefetched_answer_is_used_once(postgres_url):
+    """D5: a prefetched answer is returned to the first query, and the next query sees later changes."""
     count = CompiledStatement(select(func.count().label("n")).select_from(TENANT))
     taken = CompiledStatement(insert(TENANT))
     row = {"id": 7, "name": "7", "created_at": datetime.now(UTC), "tokens_revoked_at": None}

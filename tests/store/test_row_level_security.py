@@ -11,7 +11,7 @@ import backend
 import pytest
 from scripted import World, call, scripted, tool_node_graph
 from sqlalchemy import delete, func, insert, select, text, update
-from test_access import test_d5_the_role_is_enough as d5_the_role_is_enough
+from test_access import test_d5_each_verb_works_with_exactly_the_role_it_needs as d5_the_role_is_enough
 from test_access import world
 from test_tenant_isolation import filled
 from typer.testing import CliRunner
@@ -86,8 +86,8 @@ def works(repo, session):
     assert len(repo.session(session).branches()) == 2
 
 
-def test_d5_every_table_has_a_wall(owner):
-    """D5: who adds a table must say in a migration who sees its rows; the wall holds for owners of tables, too."""
+def test_d5_every_table_has_forced_row_level_security(owner):
+    """D5: every table has a policy and row-level security, which is forced for the owners of tables, too."""
     walled = text(
         "SELECT relname FROM pg_class JOIN pg_policy ON polrelid = pg_class.oid "
         "WHERE relrowsecurity AND relforcerowsecurity AND relnamespace = to_regnamespace(current_schema())"
@@ -96,8 +96,8 @@ def test_d5_every_table_has_a_wall(owner):
         assert set(connection.execute(walled).scalars()) == set(METADATA.tables)
 
 
-def test_d5_the_tables_whose_rows_are_kept_apart_by_user_are_those_that_the_page_names(owner):
-    """D5, D6: the policies ask for the user where docs/security.md says so, and of each other table for the tenant."""
+def test_d5_the_policies_match_the_security_page(owner):
+    """D5, D6: each table is restricted by user or only by tenant, as docs/security.md says."""
     policies = text("SELECT tablename, qual FROM pg_policies WHERE schemaname = current_schema()")
     with owner.reading() as connection:
         found = {row.tablename: row.qual for row in connection.execute(policies)}
@@ -141,8 +141,8 @@ def others(world, owner):
 
 
 @pytest.mark.long
-def test_d5_a_query_that_asks_for_nobody_finds_only_its_own_tenant(others, owner):
-    """D5: without a condition a query finds the rows of its tenant, before anybody is told those of nobody."""
+def test_d5_an_unfiltered_query_finds_only_rows_of_its_tenant(others, owner):
+    """D5: an unfiltered query finds the rows of its tenant, and none without a tenant."""
     before, there = others
     mine = seen(backend.database(there))
     assert mine == {name: count - before[name] for name, count in seen(owner).items()}
@@ -153,8 +153,8 @@ def test_d5_a_query_that_asks_for_nobody_finds_only_its_own_tenant(others, owner
 
 
 @pytest.mark.long
-def test_d5_a_statement_that_asks_for_nobody_changes_nothing_of_another_tenant(others, owner, world):
-    """D5: what updates or deletes without a condition leaves the other tenant as it is; nothing can be put into it."""
+def test_d5_an_unfiltered_statement_never_changes_another_tenant(others, owner, world):
+    """D5: an unfiltered delete spares another tenant, and no row can be inserted or moved into it."""
     before, there = others
     database, theirs = backend.database(there), world.repo.context.store.tenant_id
     mine, trail = seen(database), {"audit_event", "erasure"}  # which can only grow, whoever asks
@@ -180,8 +180,8 @@ def test_d5_a_statement_that_asks_for_nobody_changes_nothing_of_another_tenant(o
 
 
 @pytest.mark.long
-def test_d5_a_user_finds_own_sessions_and_shared_ones_also_without_a_condition(world):
-    """D5: of what belongs to sessions a stranger finds nothing, a member all of it until the membership ends."""
+def test_d5_an_unfiltered_query_finds_only_own_and_shared_sessions(world):
+    """D5: an unfiltered query finds session rows for the owner and current members, and none for a stranger."""
     everything = seen(backend.database(world.repo))
     of_sessions = {name for name in OF_SESSIONS if everything[name]}
     assert of_sessions >= OF_SESSIONS - {"workspace_snapshot"}
@@ -207,8 +207,8 @@ def test_d5_a_user_finds_own_sessions_and_shared_ones_also_without_a_condition(w
 
 
 @pytest.mark.long
-def test_d5_the_trail_of_a_session_is_seen_by_who_sees_the_session(world):
-    """D5: of the trail a stranger finds what belongs to no session, and own events."""
+def test_d5_only_members_see_the_trail_of_a_session(world):
+    """D5: a stranger sees only events of no session, and a member also those of the shared session."""
     query = select(METADATA.tables["audit_event"])
     with world.handles["eve"].context.store.database.reading() as connection:
         rows = connection.execute(query).all()
@@ -218,8 +218,8 @@ def test_d5_the_trail_of_a_session_is_seen_by_who_sees_the_session(world):
 
 
 @pytest.mark.parametrize("ends", ["taken", "over"])
-def test_d5_a_turn_that_has_begun_is_brought_to_its_end_behind_the_wall(database, ends):
-    """D5: what tools do after their user has lost the right is recorded; then nothing is seen and nothing begins."""
+def test_d5_a_running_turn_finishes_after_its_user_loses_access(database, ends):
+    """D5: calls of a turn whose user loses access are recorded; then the user sees and starts nothing more."""
     with agentgit.open(database.url) as repo:
         ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
         ada.session("s", create=True)
@@ -255,8 +255,8 @@ def test_d5_a_turn_that_has_begun_is_brought_to_its_end_behind_the_wall(database
         ada.wrap(graph, "s", effects=effects).run("go on")
 
 
-def test_d5_a_rollback_that_has_begun_is_brought_to_its_end_behind_the_wall(database):
-    """D5: what undo functions do after their user has lost the right is recorded, and the rollback is done."""
+def test_d5_a_running_rollback_finishes_after_its_user_loses_access(database):
+    """D5: reversals of a rollback whose user loses access are recorded, and the rollback is done."""
     with agentgit.open(database.url) as repo:
         ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
         ada.session("s", create=True)
@@ -283,8 +283,8 @@ def test_d5_a_rollback_that_has_begun_is_brought_to_its_end_behind_the_wall(data
         assert {seen(backend.database(bob))[name] for name in OF_SESSIONS} == {0}
 
 
-def test_d5_settings_end_with_their_transaction(world):
-    """D5: the connection that somebody gave back to the pool sees nothing for who takes it next."""
+def test_d5_connection_settings_end_with_their_transaction(world):
+    """D5: a connection from the pool shows no rows of its previous user."""
     database = backend.database(world.ada)
     with database.reading() as connection:
         process = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
@@ -298,14 +298,14 @@ def test_d5_settings_end_with_their_transaction(world):
 
 
 @pytest.mark.long
-def test_d5_every_verb_works_for_a_role_that_owns_nothing(world):
-    """D5: what was granted is enough for each verb of a repository, for who has just the role that it takes."""
+def test_d5_every_verb_works_for_an_unprivileged_role(world):
+    """D5: a granted database role that owns nothing is enough for each verb, with the session role it requires."""
     d5_the_role_is_enough(world)
 
 
 @pytest.mark.long
-def test_d5_a_role_that_owns_nothing_erases_and_says_who_must_vacuum(database, tmp_path):
-    """D5: sessions and users are erased behind the walls, others keep what they share, and the space is told of."""
+def test_d5_an_unprivileged_role_erases_and_reports_the_missing_vacuum(database, tmp_path):
+    """D5: an unprivileged role erases sessions and users, spares shared data, and reports the missing VACUUM."""
     with agentgit.open(database.url) as repo:
         ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
         for handle in (ada, bob):
@@ -327,8 +327,8 @@ def test_d5_a_role_that_owns_nothing_erases_and_says_who_must_vacuum(database, t
 
 
 @pytest.mark.long
-def test_d5_contents_are_encrypted_behind_the_walls_as_before_them(database):
-    """D5: keys are made, used and changed by a role that owns nothing."""
+def test_d5_an_unprivileged_role_creates_and_rotates_keys(database):
+    """D5: a role that owns nothing can encrypt contents and rotate keys."""
     old, new = Keyring.new_key(), Keyring.new_key()
     with agentgit.open(database.url, keyring=Keyring({"a": old})) as repo:
         works(repo, "s")
@@ -342,14 +342,14 @@ def test_d5_contents_are_encrypted_behind_the_walls_as_before_them(database):
 
 
 @pytest.mark.parametrize("rule", [one for one in RULES if one.group in ("schema", "transactions")], ids=str)
-def test_d5_the_kit_runs_behind_the_walls(database, rule):
-    """D5: the kit finds each rule kept by a role that owns nothing, also when it runs again."""
+def test_d5_the_conformance_rules_hold_for_an_unprivileged_role(database, rule):
+    """D5: the conformance rules hold for a role that owns nothing, also on a second run."""
     for _ in range(2):
         rule.check(lambda: agentgit.open(database.url))
 
 
-def test_d5_a_role_that_owns_nothing_changes_no_table_and_no_trail(world, database):
-    """D5: it cannot take the wall down, edit or empty the trail, or move the schema."""
+def test_d5_an_unprivileged_role_cannot_change_tables_or_the_trail(world, database):
+    """D5: an unprivileged role cannot disable row-level security, change or empty the trail, or move the schema."""
     for statement in (
         "ALTER TABLE external_session DISABLE ROW LEVEL SECURITY", "DROP POLICY agentgit_wall ON blob",
         "UPDATE audit_event SET kind = ''", "TRUNCATE audit_event", "DROP TABLE audit_event",
@@ -365,8 +365,8 @@ def test_d5_a_role_that_owns_nothing_changes_no_table_and_no_trail(world, databa
     assert world.repo.events.verify().is_sound
 
 
-def test_d5_files_that_another_user_has_too_are_kept_behind_the_wall(database, tmp_path):
-    """D5: who erases a session sees no sessions of others, and lets go of no snapshot that one of them has."""
+def test_d5_erasing_keeps_snapshots_that_another_user_has(database, tmp_path):
+    """D5: erasing a session releases no snapshot that another user's session has, although that one is invisible."""
     (tmp_path / "files").mkdir()
     with Workspace(tmp_path / "files", tmp_path / "store") as workspace, agentgit.open(database.url) as repo:
         for name in ("ada", "bob"):
@@ -388,8 +388,8 @@ def apart(empty_server):
 
 
 @pytest.mark.long
-def test_d5_who_does_not_own_the_tables_is_told_what_their_owner_runs(second, apart):
-    """D5: an older schema, and each command that changes tables, have the owner in the command that they tell."""
+def test_d5_errors_of_an_unprivileged_role_name_the_owners_command(second, apart):
+    """D5: errors for an old schema or a command that changes tables name the command that the owner must run."""
     owner, database = apart
     theirs = f"--db {shown(owner.url)}"
     for verb, change in (
@@ -418,7 +418,7 @@ def test_d5_who_does_not_own_the_tables_is_told_what_their_owner_runs(second, ap
 
 @pytest.mark.long
 def test_d5_a_migration_sees_the_rows_of_all_tenants(empty_server, second):
-    """D5: the wall holds for the owner of the tables, too; a migration of one who is no superuser goes past it."""
+    """D5: a migration by a table owner without superuser rights changes the rows of all tenants."""
     role = f"agentgit_{uuid.uuid4().hex}"
     with closing(Database(empty_server)) as all_seeing:
         rights = f"GRANT CREATE ON DATABASE {empty_server.database} TO {role}; ALTER SCHEMA public OWNER TO {role}"
@@ -441,8 +441,8 @@ def test_d5_a_migration_sees_the_rows_of_all_tenants(empty_server, second):
 
 
 @pytest.mark.long
-def test_d5_granting_and_dividing_on_the_command_line(apart):
-    """D5: both tell programs what they did, and the role works on as before on divided tables."""
+def test_d5_the_command_line_grants_and_partitions(apart):
+    """D5: `db grant` and `db partition` report in JSON, and the role works on partitioned tables."""
     owner, database = apart
     where = ["--db", owner.url.render_as_string(hide_password=False), "--json"]
     granted = CliRunner().invoke(app, ["db", "grant", database.url.username, *where])
@@ -456,7 +456,7 @@ def test_d5_granting_and_dividing_on_the_command_line(apart):
 
 
 def test_bad_roles_are_refused(owner, database, repo_on_sqlite):
-    """Bad input: SQLite, nobody, who owns the tables, and for whom no wall holds."""
+    """Bad input: a grant on SQLite, or to a missing role, a superuser or a table owner, is refused."""
     with pytest.raises(InvalidInput, match="no roles"):
         roles.grant(repo_on_sqlite, "any")
     with pytest.raises(NotFound, match="CREATE ROLE"):

@@ -69,8 +69,8 @@ def texts(result):
 # -- the conformance suite
 
 
-async def test_w14_passes_the_conformance_suite(database):
-    """W14: every capability of the conformance suite is there and passes, on both databases, in one class."""
+async def test_w14_the_saver_passes_the_conformance_suite(database):
+    """W14: the saver has every capability of the conformance suite and passes it, on both databases."""
 
     @checkpointer_test(name="SQLModelSaver")
     async def make():
@@ -86,14 +86,14 @@ async def test_w14_passes_the_conformance_suite(database):
 # -- graphs
 
 
-def test_w14_turns_of_a_tool_agent(saver):
-    """W14: a StateGraph with a ToolNode remembers its turns; another saver on the same database goes on."""
+def test_w14_a_tool_agent_continues_through_a_second_saver(saver):
+    """W14: a StateGraph with a ToolNode remembers its turns through a second saver on the same database."""
     tool_agent(saver).invoke({"messages": [("user", "hi")]}, on("t"))
     found = tool_agent(SQLModelSaver(saver.database)).invoke({"messages": [("user", "again")]}, on("t"))
     assert texts(found) == ["hi", "", "2", "it is 2", "again", "", "6", "it is 6"]
 
 
-async def test_w14_sync_and_async_on_one_instance(saver):
+async def test_w14_one_saver_serves_sync_and_async_methods(saver):
     """W14: one saver serves a graph's sync and async methods in turn, with the same state."""
     graph = tool_agent(saver)
     await graph.ainvoke({"messages": [("user", "one")]}, on("t"))
@@ -104,8 +104,8 @@ async def test_w14_sync_and_async_on_one_instance(saver):
     assert history == [snapshot.config for snapshot in graph.get_state_history(on("t"))]
 
 
-def test_w14_interrupt_and_answer(saver):
-    """W14: a question is answered through a second saver on the same database."""
+def test_w14_an_interrupt_is_answered_through_a_second_saver(saver):
+    """W14: an interrupt is answered through a second saver on the same database."""
     builder = StateGraph(MessagesState).add_node("ask", lambda state: {"messages": [("ai", interrupt("ok?"))]})
     builder.add_edge(START, "ask")
     builder.compile(checkpointer=saver).invoke({"messages": [("user", "do it")]}, on("t"))
@@ -114,8 +114,8 @@ def test_w14_interrupt_and_answer(saver):
     assert texts(graph.invoke(Command(resume="yes"), on("t"))) == ["do it", "yes"]
 
 
-def test_w14_time_travel_inside_a_thread(saver):
-    """W14: a run from an earlier checkpoint becomes the newest of its thread, and the one it left is as it was."""
+def test_w14_a_run_from_an_earlier_checkpoint_becomes_the_newest(saver):
+    """W14: a run from an earlier checkpoint becomes the newest of its thread, and the later one is unchanged."""
     graph = tool_agent(saver)
     graph.invoke({"messages": [("user", "one")]}, on("t"))
     early = graph.get_state(on("t")).config
@@ -127,8 +127,8 @@ def test_w14_time_travel_inside_a_thread(saver):
     assert graph.get_state(late.config).values == late.values
 
 
-def test_w14_update_state(saver):
-    """W14: `update_state` puts a checkpoint that the next turn continues."""
+def test_w14_update_state_stores_a_checkpoint(saver):
+    """W14: `update_state` stores a checkpoint that the graph reads as the newest state."""
     graph = tool_agent(saver)
     graph.invoke({"messages": [("user", "one")]}, on("t"))
     graph.update_state(on("t"), {"messages": [("ai", "edited")]})
@@ -136,8 +136,8 @@ def test_w14_update_state(saver):
 
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
-def test_w14_every_durability(saver, durability):
-    """W14: whether LangGraph saves at once, in the background or at the end, the next turn sees the same."""
+def test_w14_every_durability_mode_saves_the_same_state(saver, durability):
+    """W14: the next turn sees the same state in each of LangGraph's durability modes."""
     graph = tool_agent(saver)
     for text in ("one", "two"):
         found = graph.invoke({"messages": [("user", text)]}, on("t"), durability=durability)
@@ -145,8 +145,8 @@ def test_w14_every_durability(saver, durability):
     assert graph.get_state(on("t")).values == found
 
 
-def test_w14_the_functional_api_remembers(saver):
-    """W14: an entrypoint gets what it saved the turn before, and its messages count."""
+def test_w14_the_functional_api_remembers_the_previous_turn(saver):
+    """W14: an entrypoint receives what it saved in the previous turn, and its messages are counted."""
 
     @entrypoint(checkpointer=saver)
     def talk(text, *, previous=None):
@@ -188,8 +188,8 @@ with SQLModelSaver.from_conn_string(sys.argv[1]) as saver:
 
 
 @pytest.mark.long
-def test_in_strict_mode_the_compiled_graph_names_its_types(tmp_path):
-    """With LANGGRAPH_STRICT_MSGPACK, `compile()` copies the saver with the graph's types; the saver itself has none."""
+def test_strict_mode_restores_only_the_types_of_the_compiled_graph(tmp_path):
+    """With LANGGRAPH_STRICT_MSGPACK, a compiled graph restores its types, and the saver alone does not."""
     found = subprocess.run(  # noqa: S603  # our own code
         [sys.executable, "-c", STRICT, str(tmp_path / "agentgit.db")],
         env={**os.environ, "LANGGRAPH_STRICT_MSGPACK": "true", "PYTHONPATH": os.pathsep.join(PATHS)},
@@ -198,8 +198,8 @@ def test_in_strict_mode_the_compiled_graph_names_its_types(tmp_path):
     assert found.stdout.splitlines() == ["Cart(items=['chair'])", "{'items': ['chair']}"]
 
 
-def test_w14_types_of_the_graph_survive_a_restart(saver):
-    """W14: a dataclass in the state is a dataclass again in a program that has not stored one before."""
+def test_w14_a_second_saver_restores_the_types_of_the_graph(saver):
+    """W14: a second saver restores a dataclass in the state as that dataclass."""
     builder = StateGraph(Shop).add_node("buy", lambda state: {"cart": Cart(["chair"]), "log": ["bought"]})
     builder.add_edge(START, "buy").compile(checkpointer=saver).invoke({"log": []}, on("t"))
     graph = builder.compile(checkpointer=SQLModelSaver(saver.database))
@@ -212,8 +212,8 @@ def total(state, writes):
 
 
 @pytest.mark.parametrize("durability", ["sync", "exit"])
-def test_w14_delta_channels(saver, durability):
-    """W14: a channel whose value is spread over the steps is rebuilt, also in a copy, a fork and after pruning."""
+def test_w14_delta_channels_are_rebuilt(saver, durability):
+    """W14: a DeltaChannel's value is rebuilt from its steps, also in a copy, in a fork and after pruning."""
 
     class Log(TypedDict):
         log: Annotated[list, DeltaChannel(total, snapshot_frequency=4)]
@@ -239,8 +239,8 @@ def test_w14_delta_channels(saver, durability):
 
 
 @pytest.mark.long
-async def test_w14_delta_history_is_that_of_langgraph(saver):
-    """W14: the native history of a DeltaChannel equals the one that LangGraph finds by walking every checkpoint."""
+async def test_w14_the_delta_history_equals_that_of_langgraph(saver):
+    """W14: the native history of a DeltaChannel equals the one that LangGraph itself builds."""
 
     class Log(TypedDict):
         log: Annotated[list, DeltaChannel(total, snapshot_frequency=100)]
@@ -262,7 +262,7 @@ async def test_w14_delta_history_is_that_of_langgraph(saver):
 
 
 def test_secrets_in_the_config_are_not_stored(tmp_path):
-    """Only a few harmless keys of `configurable` reach the file, although LangChain copies all to the metadata."""
+    """Only harmless keys of `configurable` are stored, although LangChain copies all of them to the metadata."""
     path = tmp_path / "agentgit.db"
     secrets = {"openai_api_key": "sk-one-secret", "token": "tok-two-secret", "Authorization": "Bearer-secret"}
     with SQLModelSaver.from_conn_string(path) as saver:
@@ -277,8 +277,8 @@ def test_secrets_in_the_config_are_not_stored(tmp_path):
     assert b"-secret" not in stored
 
 
-def test_secrets_that_were_copied_to_the_metadata_are_not_stored(saver):
-    """What LangChain copied from `configurable` into `metadata` is left out; what a user put there is kept."""
+def test_secrets_copied_to_the_metadata_are_not_stored(saver):
+    """Secrets that LangChain copied from `configurable` to `metadata` are not stored; the user's metadata is."""
     where = on("t", checkpoint_ns="", api_key="hush", user_id="ann")
     config = put(saver, "t", {}, config={**where, "metadata": {"api_key": "hush", "user_id": "ann", "mine": "yes"}})
     metadata = saver.get_tuple(config).metadata
@@ -287,8 +287,8 @@ def test_secrets_that_were_copied_to_the_metadata_are_not_stored(saver):
     }  # fmt: skip
 
 
-def test_tenants_do_not_see_each_other(database):
-    """The same thread id of two tenants is two threads."""
+def test_tenants_do_not_see_each_others_threads(database):
+    """The same thread id in two tenants means two separate threads."""
     one, two = SQLModelSaver(database, tenant_id=1), SQLModelSaver(database, tenant_id=2)
     put(one, "t", {"a": 1})
     assert two.get_tuple(on("t")) is None
@@ -298,8 +298,8 @@ def test_tenants_do_not_see_each_other(database):
     assert list(two.list(None)) == []
 
 
-def test_a_failed_put_leaves_nothing(saver):
-    """Bad input: a value that cannot be stored, or a failing callback, leaves no row behind."""
+def test_a_failed_put_leaves_no_rows(saver):
+    """Bad input: a put that fails because of a value or of its callback leaves no row behind."""
     with pytest.raises(InvalidInput, match="cannot be stored"):
         put(saver, "t", {"a": 1, "b": object()})
 
@@ -312,8 +312,8 @@ def test_a_failed_put_leaves_nothing(saver):
     assert [count(saver.database, table) for table in (GRAPH_CHECKPOINT, GRAPH_WRITE, BLOB)] == [0, 0, 0]
 
 
-def test_a_config_without_a_thread_is_refused(saver):
-    """Bad input: a config that names no thread, and writes without a checkpoint, say what is missing."""
+def test_an_incomplete_config_is_refused(saver):
+    """Bad input: a missing thread or checkpoint id, or an unknown prune strategy, is named in the error."""
     with pytest.raises(InvalidInput, match="thread"):
         saver.get_tuple({"configurable": {}})
     with pytest.raises(InvalidInput, match="checkpoint_id"):
@@ -322,8 +322,8 @@ def test_a_config_without_a_thread_is_refused(saver):
         saver.prune(["t"], strategy="oldest")
 
 
-def test_a_copy_into_a_thread_that_exists_is_refused(saver):
-    """Bad input: copying over a thread is a Conflict and changes nothing."""
+def test_a_copy_over_an_existing_thread_is_refused(saver):
+    """Bad input: copying over an existing thread raises Conflict and changes nothing."""
     for thread in ("a", "b"):
         put(saver, thread, {"name": thread})
     with pytest.raises(Conflict, match="already"):
@@ -334,7 +334,7 @@ def test_a_copy_into_a_thread_that_exists_is_refused(saver):
 # -- the object
 
 
-def test_a_turn_is_called_inside_the_transaction_of_a_put(saver):
+def test_the_turn_callback_runs_in_the_transaction_of_a_put(saver):
     """The callback sees the rows of the put, and copies of the saver share it."""
     seen = []
 
@@ -353,8 +353,8 @@ def test_a_turn_is_called_inside_the_transaction_of_a_put(saver):
     assert values(copied, on("t")) == {"cart": Cart([])}
 
 
-async def test_from_conn_string_works_bare_and_as_both_kinds_of_context(tmp_path):
-    """W14: the same call gives a saver to keep, to use in `with`, and in `async with`."""
+async def test_from_conn_string_works_with_and_without_a_context_manager(tmp_path):
+    """W14: `from_conn_string` returns a saver for direct use, for `with` and for `async with`."""
     path = tmp_path / "agentgit.db"
     bare = SQLModelSaver.from_conn_string(f"sqlite:///{path}")
     put(bare, "t", {"a": 1})
@@ -365,16 +365,16 @@ async def test_from_conn_string_works_bare_and_as_both_kinds_of_context(tmp_path
         assert (await saver.aget_tuple(on("t"))).checkpoint["channel_values"] == {"a": 1}
 
 
-def test_a_saver_leaves_a_database_that_is_not_its_own_open(database):
-    """Leaving the context of a saver that was given a database does not close it."""
+def test_a_saver_does_not_close_a_database_passed_to_it(database):
+    """Leaving the context of a saver does not close a database that was passed to it."""
     with SQLModelSaver(database) as saver:
         put(saver, "t", {"a": 1})
     assert values(saver, on("t")) == {"a": 1}
 
 
 @pytest.mark.long
-def test_a_server_without_tables_says_what_to_run(postgres_url):
-    """Bad input: a server's database without tables is refused with the command; `setup()` makes them."""
+def test_a_server_without_tables_names_the_upgrade_command(postgres_url):
+    """Bad input: a server database without tables is refused with the command, and `setup()` creates them."""
     empty = postgres_url.set(database=f"{postgres_url.database}_empty")
     server = Database(postgres_url)
     with server.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
@@ -389,8 +389,8 @@ def test_a_server_without_tables_says_what_to_run(postgres_url):
     server.close()
 
 
-def test_many_threads_may_use_one_saver(saver):
-    """Puts, writes and reads from many threads at once all succeed, and each thread's order is complete."""
+def test_concurrent_threads_can_share_one_saver(saver):
+    """Concurrent puts, writes and reads through one saver succeed, and each thread's sequence is complete."""
 
     def work(n):
         config = on(f"t{n % 3}", checkpoint_ns="")
@@ -411,8 +411,8 @@ def test_many_threads_may_use_one_saver(saver):
             assert connection.execute(rows).scalars().all() == list(range(1, 21))
 
 
-def test_the_writes_of_a_newest_checkpoint_are_its_own(saver, monkeypatch):
-    """Where another checkpoint arrives while the newest one is read, each keeps its own writes."""
+def test_an_overtaken_read_returns_the_writes_of_its_checkpoint(saver, monkeypatch):
+    """A read during which a newer checkpoint is stored returns the writes of the checkpoint it returns."""
     first = put(saver, "t", {"a": 1})
     saver.put_writes(first, [("a", "of the first")], "task-1")
     second = put(saver, "t", {"a": 2}, config=first)

@@ -58,8 +58,8 @@ def threads(repo):
     return [branch.langgraph_session_id for branch in repo.session("secret").branches()]
 
 
-def test_q3_a_list_of_everything_has_no_thread_of_a_session(repo, saver):
-    """Q3: all pages, with and without a filter, sync and async, hold what the saver's own threads hold."""
+def test_q3_an_unfiltered_list_omits_threads_of_sessions(repo, saver):
+    """Q3: an unfiltered list, sync or async, contains only threads of the saver, unless `sessions=True` is set."""
 
     async def listed():
         return [one async for one in saver.alist(None)]
@@ -93,8 +93,8 @@ def test_q3_a_list_of_everything_has_no_thread_of_a_session(repo, saver):
         lambda saver, thread: asyncio.run(saver.acopy_thread(thread, "copy")),
     ],
 )
-def test_q3_no_verb_of_a_saver_alone_touches_the_thread_of_a_session(repo, saver, touch):
-    """Q3: whatever names such a thread is refused with what to do, also one that is not there, and nothing changes."""
+def test_q3_a_plain_saver_refuses_every_verb_on_a_session_thread(repo, saver, touch):
+    """Q3: a plain saver refuses each verb on a session thread, even a missing one, and changes nothing."""
     before = stored(repo)
     for thread in (*threads(repo), "agentgit-1"):
         with pytest.raises(InvalidInput, match=r"belongs to a session.*sessions=True"):
@@ -103,8 +103,8 @@ def test_q3_no_verb_of_a_saver_alone_touches_the_thread_of_a_session(repo, saver
     assert repo.maintenance.fsck(level=3).findings == ()
 
 
-def test_q3_the_runs_of_sessions_are_not_deleted(repo, saver):
-    """Q3: runs are named by their ids; those of a session stay, those of own threads go."""
+def test_q3_delete_for_runs_keeps_runs_of_sessions(repo, saver):
+    """Q3: deleting runs by id deletes those of the saver's threads and keeps those of sessions."""
     runs = {row.run_id for row in stored(repo)[0]} - {None}
     assert "own-run" in runs
     session_rows = [row for row in stored(repo)[0] if row.thread_id != "own"]
@@ -114,8 +114,8 @@ def test_q3_the_runs_of_sessions_are_not_deleted(repo, saver):
     assert all(row.run_id not in runs for row in own)
 
 
-def test_q3_who_asks_for_the_threads_of_sessions_gets_them(repo):
-    """Q3: with the argument they are read as any other."""
+def test_q3_a_saver_with_sessions_enabled_reads_session_threads(repo):
+    """Q3: a saver with `sessions=True` reads the threads of sessions like any other."""
     saver = SQLModelSaver(backend.database(repo), tenant_id=repo.context.store.tenant_id, sessions=True)
     for branch in repo.session("secret").branches():
         assert saver.get_tuple(on(branch.langgraph_session_id)).checkpoint["channel_values"]["messages"]

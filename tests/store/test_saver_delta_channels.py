@@ -27,8 +27,8 @@ def shown(saver, thread):
 
 
 @pytest.mark.parametrize("durability", DURABILITIES)
-def test_the_saver_alone_knows_a_conversation(saver, durability):
-    """Without the graph, writes that are messages are a conversation; other writes are in the hash and left out."""
+def test_the_saver_alone_recognises_a_conversation(saver, durability):
+    """Without the graph, message writes form a conversation; other writes count in the hash but are not shown."""
     spread = chat(delta(100), saver, full=100)
     hashes = set()
     for turn in range(4):
@@ -40,8 +40,8 @@ def test_the_saver_alone_knows_a_conversation(saver, durability):
     assert len(hashes) == 4
 
 
-def test_pruned_copied_and_collected(saver):
-    """Copying, pruning, forking and collecting keep what is shown, and what LangGraph rebuilds."""
+def test_threads_stay_equal_after_copy_prune_fork_and_gc(saver):
+    """Copying, pruning, forking and collecting keep the shown values and what LangGraph rebuilds."""
     graph = chat(delta(100), saver)
     for turn in range(4):
         graph.invoke(said(f"q{turn}", f"h{turn}"), on("t"))
@@ -61,8 +61,8 @@ def test_pruned_copied_and_collected(saver):
         assert shown(fresh, thread)[2] == [one.id for one in again.get_state(on(thread)).values["messages"]]
 
 
-def test_what_was_stored_before_goes_on(saver):
-    """A thread of an earlier release, which stored nothing but the writes, is right from the next step on."""
+def test_a_thread_of_an_earlier_release_is_correct_after_one_step(saver):
+    """A thread of an earlier release, which stored only the writes, is correct from the next step on."""
     graph = chat(delta(100), saver)
     with faults.of_an_earlier_release():
         for turn in range(3):
@@ -72,8 +72,8 @@ def test_what_was_stored_before_goes_on(saver):
     assert shown(saver, "t")[0] == 8
 
 
-def test_a_way_back_that_is_cut(saver):
-    """Where writes that a value was made of are gone, nothing is made up: it is left out."""
+def test_a_value_with_missing_writes_is_left_out(saver):
+    """A value whose writes are gone is left out instead of being invented."""
     graph = chat(delta(100), saver)
     with faults.of_an_earlier_release():
         for turn in range(2):

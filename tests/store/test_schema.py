@@ -39,8 +39,8 @@ def path(tmp_path):
     return tmp_path / "agentgit.db"
 
 
-def test_migrations_make_exactly_the_tables(path):
-    """D1: what Alembic builds is what the SQLModel classes say."""
+def test_migrations_create_exactly_the_tables_of_the_models(path):
+    """D1: the tables that Alembic creates equal those of the SQLModel classes."""
     database = Database(path)
     assert schema.upgrade(database) == schema.REVISION
     with database.engine.connect() as connection:
@@ -50,7 +50,7 @@ def test_migrations_make_exactly_the_tables(path):
 
 
 def test_revision_is_the_newest_migration():
-    """The constant that open() compares with is the head of the folder."""
+    """The revision that `open()` compares with is the newest one in the migrations folder."""
     assert ScriptDirectory(str(migrations.folder())).get_heads() == [schema.REVISION]
     assert schema.UNRELEASED.isdisjoint(migrations.revisions())
 
@@ -77,8 +77,8 @@ CATALOG = {
 }
 
 
-def test_d5_the_schema_can_be_spread_over_servers(postgres_url):
-    """D5: in PostgreSQL's own catalog, what finds, keeps apart or refers leads with the tenant; nothing counts up."""
+def test_d5_the_schema_can_be_distributed_by_tenant(postgres_url):
+    """D5: keys, indexes and references lead with the tenant, with named exceptions, and nothing uses a sequence."""
     with closing(Database(postgres_url)) as database, database.reading() as connection:
         found = {name: connection.exec_driver_sql(query).all() for name, query in CATALOG.items()}
     ours = {*METADATA.tables} - {"user"} | {'"user"'}
@@ -98,16 +98,16 @@ def test_d5_the_schema_can_be_spread_over_servers(postgres_url):
     assert not [default for _, default in found["defaults"] if "nextval" in default or "random" in default]
 
 
-def test_a_file_that_is_no_database_is_refused_and_untouched(path):
-    """Bad input: a text file given as a database stays as it was."""
+def test_a_file_that_is_not_a_database_is_refused_and_unchanged(path):
+    """Bad input: a text file opened as a database is refused and stays unchanged."""
     path.write_text("these are notes, " * 100)
     with pytest.raises(SchemaMismatch, match="not a SQLite database"):
         schema.ready(Database(path))
     assert path.read_text() == "these are notes, " * 100
 
 
-def test_somebody_elses_database_is_refused_and_untouched(path):
-    """Bad input: a database with other tables gets none of ours."""
+def test_a_foreign_database_is_refused_and_unchanged(path):
+    """Bad input: a database with other tables is refused, and no table is created in it."""
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE invoice (id INTEGER)")
     connection.close()
@@ -120,8 +120,8 @@ def test_somebody_elses_database_is_refused_and_untouched(path):
     connection.close()
 
 
-def test_a_newer_database_is_refused_with_the_command(path):
-    """Bad input: a database from a later release says to upgrade the library."""
+def test_a_newer_database_is_refused_with_the_upgrade_command(path):
+    """Bad input: a database of a later release is refused with the command that upgrades the library."""
     database = Database(path)
     schema.upgrade(database)
     with database.engine.begin() as connection:
@@ -133,13 +133,13 @@ def test_a_newer_database_is_refused_with_the_command(path):
 
 
 def test_a_missing_folder_is_unavailable(tmp_path):
-    """Bad input: a path into no folder says so."""
+    """Bad input: a path in a missing folder raises Unavailable."""
     with pytest.raises(Unavailable, match="folder"):
         schema.ready(Database(tmp_path / "no" / "such" / "x.db"))
 
 
-def test_many_threads_may_upgrade_many_databases(tmp_path):
-    """Alembic's global context never mixes two upgrades of one process."""
+def test_concurrent_threads_can_upgrade_several_databases(tmp_path):
+    """Concurrent upgrades in one process succeed, although Alembic's context is global."""
     failures: list[BaseException] = []
 
     def work(n: int) -> None:
@@ -161,8 +161,8 @@ def test_many_threads_may_upgrade_many_databases(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["mysql://x/y", "://", "sqlite:/x://"])
-def test_an_address_of_nothing_is_refused(where):
-    """Bad input: what is neither a path nor a known URL is a typed error."""
+def test_an_invalid_database_url_is_refused(where):
+    """Bad input: a text that is neither a path nor a known URL is refused with a typed error."""
     with pytest.raises(InvalidInput):
         parse_url(where)
 
@@ -182,8 +182,8 @@ def test_bad_input_an_upgrade_to_base_is_refused(tmp_path):
     "where",
     ["postgresql://me:top@se:cret@host/db", "postgresql://me:top@secret@host/db", "postgresql://me:secret@h:1x/d"],
 )
-def test_d5_a_password_that_is_written_wrongly_is_not_shown(where):
-    """D5: an @ of a password that is not written as %40 moves a part of it into the host; no text repeats that."""
+def test_d5_a_password_in_a_malformed_url_is_not_shown(where):
+    """D5: errors for a malformed URL, such as one with an unescaped @ in the password, do not show the password."""
     for read in (parse_url, open_database):
         with pytest.raises(InvalidInput, match="%") as refused:
             read(where)
@@ -191,8 +191,8 @@ def test_d5_a_password_that_is_written_wrongly_is_not_shown(where):
     assert str(parse_url("postgresql://me:a%40b@host/db").password) == "a@b"
 
 
-def test_ids_rise_and_fit_into_javascript():
-    """Ids of one process only rise, and stay below 2^53."""
+def test_ids_increase_and_fit_into_javascript_numbers():
+    """Ids of one process always increase, and stay below 2^53."""
     ids = [new_id() for _ in range(10_000)]
     assert ids == sorted(set(ids))
     assert ids[-1] < 2**53
@@ -232,8 +232,8 @@ def host(tmp_path):
 
 
 @pytest.mark.long
-def test_d5_the_alembic_of_an_application_leaves_ours_alone(host, empty):
-    """D5: in one database with an application, each has its own tables, its own version, and none drops the other's."""
+def test_d5_an_application_with_alembic_can_share_the_database(host, empty):
+    """D5: migrations of agentgit and of an application in one database do not drop each other's tables."""
     url = parse_url(empty)
     config = host(url)
     command.revision(config, "first", autogenerate=True)
@@ -252,8 +252,8 @@ def test_d5_the_alembic_of_an_application_leaves_ours_alone(host, empty):
 
 
 @pytest.mark.long
-def test_d5_a_name_that_is_taken_is_told_with_the_way_out(empty_server):
-    """D5: where the application has a table called as ours, nothing is touched; in a schema of its own it works."""
+def test_d5_a_table_name_clash_is_refused_with_a_workaround(empty_server):
+    """D5: a clash with an application's table is refused with the advice to use another schema, which works."""
     with closing(Database(empty_server)) as database:
         database.write(lambda c: c.exec_driver_sql('CREATE TABLE "user" (email TEXT)'))
         with pytest.raises(SchemaMismatch, match=r"names of agentgit: user\..*search_path%3Dagentgit"):
@@ -272,7 +272,7 @@ def test_d5_a_name_that_is_taken_is_told_with_the_way_out(empty_server):
 
 @pytest.mark.long
 def test_d5_passwords_may_have_any_character(empty_server):
-    """D5: a role whose password has % and @ opens, upgrades and uses the command line; no text shows the password."""
+    """D5: a role whose password has % and @ can open and upgrade a database, and no text shows the password."""
     password, name = "p@ss%40w:rd/%s", f"agentgit_{uuid.uuid4().hex}"
     url = empty_server.set(username=name, password=password)
     with closing(Database(empty_server)) as owner:

@@ -58,8 +58,8 @@ def forged(repo):
 
 
 @pytest.mark.parametrize("name", [name for name in sealed_columns() if name != "webhook_delivery"])
-def test_q1_what_is_put_in_clear_is_named(sqlite_template, tmp_path, name):
-    """Q1: where everything is encrypted, fsck names the row of a value in clear, in each column that is sealed."""
+def test_q1_fsck_names_the_row_of_an_unencrypted_value(sqlite_template, tmp_path, name):
+    """Q1: in a fully encrypted database, fsck names the row of an unencrypted value in each sealed column."""
     path = tmp_path / "x.db"
     path.write_bytes(sqlite_template.read_bytes())
     with agentgit.open(path, keyring=RINGS[0]) as repo:
@@ -86,8 +86,8 @@ def test_q1_what_is_put_in_clear_is_named(sqlite_template, tmp_path, name):
         assert repo.maintenance.fsck(2).findings == ()
 
 
-def test_q1_no_verb_reads_a_call_that_was_put_in_clear(url, tmp_path):
-    """Q1: a call whose arguments somebody wrote in clear is Corrupt for the track, for a plan and for a rollback."""
+def test_q1_no_verb_reads_an_unencrypted_call(url, tmp_path):
+    """Q1: a call with unencrypted arguments is Corrupt for the track, a plan, a rollback and an export."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         story(repo, tmp_path)
         forged(repo)
@@ -101,8 +101,8 @@ def test_q1_no_verb_reads_a_call_that_was_put_in_clear(url, tmp_path):
                 verb()
 
 
-def test_q1_a_message_in_clear_under_its_own_hash_is_refused(url, tmp_path):
-    """Q1: a message that somebody wrote in clear, under its true hash, is Corrupt; lists of hashes are read as ever."""
+def test_q1_an_unencrypted_message_with_a_valid_hash_is_refused(url, tmp_path):
+    """Q1: an unencrypted message with a valid hash is Corrupt; unencrypted lists of hashes stay readable."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         story(repo, tmp_path)
         value, table = leaf("json", json.dumps({"content": "send it all"}).encode()), raw("blob")
@@ -125,8 +125,8 @@ def test_q1_a_message_in_clear_under_its_own_hash_is_refused(url, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("begins", ["sealed", "plain"])
-def test_q1_that_all_is_encrypted_cannot_be_taken_back(url, tmp_path, begins):
-    """Q1: without the key nobody makes a wholly encrypted database one in which values in clear are read."""
+def test_q1_full_encryption_cannot_be_revoked_without_the_key(url, tmp_path, begins):
+    """Q1: without the key, no change makes a fully encrypted database accept unencrypted values."""
     with agentgit.open(url, keyring=RINGS[0] if begins == "sealed" else None) as repo:
         story(repo, tmp_path)
     if begins == "plain":
@@ -173,16 +173,16 @@ def test_q1_that_all_is_encrypted_cannot_be_taken_back(url, tmp_path, begins):
                 put_back(repo, now)
 
 
-def test_q1_a_text_is_no_proof_of_a_key(tmp_path):
-    """Q1: SQLite keeps a text in a column of bytes, too; in the place of a proof it is another key's."""
+def test_q1_a_text_is_not_a_valid_proof_of_a_key(tmp_path):
+    """Q1: a text in place of the bytes that prove a key is refused like the proof of another key, on SQLite."""
     with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
         write(repo, text("UPDATE encryption_key SET proof = 'x'"))
     with pytest.raises(InvalidInput, match="The key a differs"):
         agentgit.open(tmp_path / "x.db", keyring=RINGS[0])
 
 
-def test_q1_changing_keys_does_not_seal_what_others_wrote(url, tmp_path):
-    """Q1: a rotation where everything is encrypted is Corrupt for a value in clear, and does not seal it."""
+def test_q1_a_rotation_does_not_encrypt_forged_plain_values(url, tmp_path):
+    """Q1: a rotation of a fully encrypted database raises Corrupt for a plain value and does not encrypt it."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         story(repo, tmp_path)
         forged(repo)
@@ -200,8 +200,8 @@ def test_q1_changing_keys_does_not_seal_what_others_wrote(url, tmp_path):
 
 
 @pytest.mark.long
-def test_q1_a_rotation_that_breaks_off_goes_on(url, tmp_path):
-    """Q1: encrypting, changing keys, decrypting, each broken off half way: all is read, and run again it ends."""
+def test_q1_an_interrupted_rotation_can_be_completed(url, tmp_path):
+    """Q1: after interrupted encryption, rotation or decryption all is readable, and a new run completes it."""
     with agentgit.open(url) as repo:
         story(repo, tmp_path)
         before = shown(repo)
@@ -261,8 +261,8 @@ def eventful(tmp_path_factory):
 
 @pytest.mark.long
 @pytest.mark.parametrize("table", [table.name for table in row_codes.tables()])
-def test_q1_a_row_that_somebody_without_the_key_changed_is_named(eventful, tmp_path, table):
-    """Q1: a row of which a covered column was changed or emptied, or has another row's value, is refused and named."""
+def test_q1_a_row_changed_without_the_key_is_refused_and_named(eventful, tmp_path, table):
+    """Q1: a row with a changed, emptied or swapped value in a covered column is Corrupt, and fsck names it."""
     path, this = tmp_path / "x.db", METADATA.tables[table]
     path.write_bytes(eventful)
     engine = create_engine(f"sqlite:///{path}")
@@ -300,8 +300,8 @@ def test_q1_a_row_that_somebody_without_the_key_changed_is_named(eventful, tmp_p
 
 
 @pytest.mark.long
-def test_q1_no_row_is_taken_from_somebody_without_the_key(url, tmp_path):
-    """Q1: whoever adds, moves or empties the code of a row, of a call, a branch, a user or a key, gets Corrupt read."""
+def test_q1_verbs_refuse_rows_changed_without_the_key(url, tmp_path):
+    """Q1: verbs that read a call, branch, user or key that was changed without the key raise Corrupt."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         story(repo, tmp_path)
         repo.users.add("eve")
@@ -334,8 +334,8 @@ def test_q1_no_row_is_taken_from_somebody_without_the_key(url, tmp_path):
 
 
 @pytest.mark.parametrize("mac", [b"", b"\xffagit\1", b"\xffagit\1\1z" + b"x" * 32, b"\xffagit\1\1a", "text", 10**11])
-def test_q1_what_is_no_code_is_none(eventful, tmp_path, mac):
-    """Q1: bytes of any kind, a text, a number, or the code of a key that nobody has: Corrupt, and a finding."""
+def test_q1_an_invalid_row_code_is_refused(eventful, tmp_path, mac):
+    """Q1: a row code of any bytes, a text, a number, or of an unknown key is Corrupt, and fsck finds it."""
     (tmp_path / "x.db").write_bytes(eventful)
     with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
         engine = create_engine(f"sqlite:///{tmp_path / 'x.db'}")
@@ -357,8 +357,8 @@ def forge(repo, name, like, **values):
     write(repo, insert(table).values(row | values))
 
 
-def test_q1_a_share_that_somebody_put_in_opens_nothing(url, tmp_path):
-    """Q1: who shares a session with himself by a row without a code reads nothing, and gets no true right by it."""
+def test_q1_a_forged_share_grants_no_access(url, tmp_path):
+    """Q1: a forged membership row without a valid code lets its user read, share and delete nothing."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         story(repo, tmp_path)
         eve, session = repo.as_user(repo.users.add("eve")), repo.session("s")
@@ -379,8 +379,8 @@ def test_q1_a_share_that_somebody_put_in_opens_nothing(url, tmp_path):
         assert repo.session("s").branch().conversation_history
 
 
-def test_q1_words_that_somebody_put_in_find_nothing(eventful, tmp_path):
-    """Q1: texts that are put into the index of an encrypted database, for calls and messages, are not shown."""
+def test_q1_forged_search_index_rows_are_not_found(eventful, tmp_path):
+    """Q1: search rows forged to refer to a call in an encrypted database are not found."""
     (tmp_path / "x.db").write_bytes(eventful)
     with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
         assert len(list(repo.session("files").search("zebra"))) == 1
@@ -410,8 +410,8 @@ def heads(repo, *users):
 
 
 @pytest.mark.parametrize("columns", [["channels"], ["channels", "state_hash"], ["channels", "header", "state_hash"]])
-def test_q1_nobody_reads_the_state_of_another_through_a_row_of_their_own(url, columns):
-    """Q1: who can write rows and has an account puts the state of another user into theirs, and reads nothing."""
+def test_q1_the_state_of_another_user_in_a_forged_row_is_not_readable(url, columns):
+    """Q1: another user's state copied into a forged row is refused for its user and for a saver."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         bob, mallory = secret_of(repo)
         theirs, mine = heads(repo, bob, mallory)
@@ -439,8 +439,8 @@ def test_q1_nobody_reads_the_state_of_another_through_a_row_of_their_own(url, co
                 verb()
 
 
-def test_q1_nobody_reads_a_value_of_another_through_a_pending_write(url):
-    """Q1: a pending write that somebody without the key put in, with the hash of another one's value, is refused."""
+def test_q1_a_forged_pending_write_is_refused(url):
+    """Q1: a pending write forged with the hash of another user's value is refused."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         bob, mallory = secret_of(repo)
         theirs, mine = heads(repo, bob, mallory)
@@ -458,7 +458,7 @@ def test_q1_nobody_reads_a_value_of_another_through_a_pending_write(url):
 
 
 def test_q1_a_thread_without_pending_writes_is_copied(url):
-    """Q1: in an encrypted database a thread is copied that has no pending writes, and one that has nothing at all."""
+    """Q1: an encrypted database can copy a thread without pending writes and one without any rows."""
     config = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
     with SQLModelSaver.from_conn_string(url, keyring=RINGS[0]) as saver:
         saver.copy_thread("empty", "nothing")
@@ -468,8 +468,8 @@ def test_q1_a_thread_without_pending_writes_is_copied(url):
         assert saver.get_tuple({"configurable": {"thread_id": "nothing"}}) is None
 
 
-def test_q1_where_a_branch_left_is_checked(eventful, tmp_path):
-    """Q1: the checkpoint at which a branch left is checked, though the path of the branch ends before it."""
+def test_q1_the_branch_point_of_a_branch_is_verified(eventful, tmp_path):
+    """Q1: listing checkpoints verifies a branch point, although the path of the branch ends before it."""
     (tmp_path / "x.db").write_bytes(eventful)
     with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
         point = next(
@@ -492,8 +492,8 @@ def test_q1_where_a_branch_left_is_checked(eventful, tmp_path):
         ("internal_session", {"thread_id": "another"}, lambda repo: repo.session("s").checkpoints()),
     ],
 )
-def test_q1_what_another_row_leads_to_is_checked(eventful, tmp_path, change):
-    """Q1: rows that are read on the way, joined or in parts, are checked as those that are asked for."""
+def test_q1_rows_read_through_other_rows_are_verified(eventful, tmp_path, change):
+    """Q1: rows that are joined or read in parts are verified like rows that are read directly."""
     table, values, verb = change
     (tmp_path / "x.db").write_bytes(eventful)
     engine = create_engine(f"sqlite:///{tmp_path / 'x.db'}")
@@ -508,8 +508,8 @@ def test_q1_what_another_row_leads_to_is_checked(eventful, tmp_path, change):
         verb(repo)
 
 
-def test_q1_a_call_that_is_gone_is_missed_by_a_plan(eventful, tmp_path):
-    """Q1: a plan refuses a session whose world log tells of a call that was deleted."""
+def test_q1_a_plan_detects_a_deleted_call(eventful, tmp_path):
+    """Q1: a plan raises Corrupt if the world log refers to a deleted call."""
     (tmp_path / "x.db").write_bytes(eventful)
     engine = create_engine(f"sqlite:///{tmp_path / 'x.db'}")
     with engine.begin() as connection:
@@ -522,8 +522,8 @@ def test_q1_a_call_that_is_gone_is_missed_by_a_plan(eventful, tmp_path):
         repo.session("files").plan_rollback("main#1")
 
 
-def test_q1_a_changed_row_of_who_opens_keeps_nobody_from_fsck(eventful, tmp_path):
-    """Q1: where the row of the local owner was changed, the database opens, and fsck names it."""
+def test_q1_a_changed_row_of_the_local_owner_does_not_prevent_fsck(eventful, tmp_path):
+    """Q1: a database in which the local owner's row was changed opens, and fsck names the row."""
     (tmp_path / "x.db").write_bytes(eventful)
     with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
         write(repo, update(raw("user")).values(mac=None))
@@ -531,8 +531,8 @@ def test_q1_a_changed_row_of_who_opens_keeps_nobody_from_fsck(eventful, tmp_path
         assert [one for one in repo.maintenance.fsck(2).findings if one.row.startswith("user ")]
 
 
-def test_q1_a_changed_row_is_signed_by_no_rotation_and_no_verb(url, tmp_path):
-    """Q1: what somebody changed gets no new code: not by another key, nor by a verb that changes the same row."""
+def test_q1_a_changed_row_is_never_signed_again(url, tmp_path):
+    """Q1: a row changed without the key is signed neither by a rotation nor by a verb that changes it."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         story(repo, tmp_path)
         eve = repo.users.add("eve")
@@ -546,8 +546,8 @@ def test_q1_a_changed_row_is_signed_by_no_rotation_and_no_verb(url, tmp_path):
 
 
 @pytest.mark.long
-def test_q1_rows_from_before_get_their_codes_from_a_rotation(url, tmp_path):
-    """Q1: an encrypted database whose rows have no codes yet is read as it is, until a rotation has given them some."""
+def test_q1_a_rotation_adds_codes_to_old_rows(url, tmp_path):
+    """Q1: an encrypted database whose rows have no codes yet is readable, and a rotation adds the codes."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         story(repo, tmp_path)
         for table in row_codes.tables():
@@ -570,8 +570,8 @@ def test_q1_rows_from_before_get_their_codes_from_a_rotation(url, tmp_path):
 
 
 @pytest.mark.long
-def test_q1_no_row_that_has_a_code_is_written_past_it():
-    """Q1: no statement elsewhere adds or changes a row of these tables, but for what no code covers."""
+def test_q1_no_statement_writes_a_signed_table_without_a_code():
+    """Q1: only listed statements write tables with codes outside of SignedWrite, in columns no code covers."""
     package, found, signed = Path(agentgit.__file__).parent, set(), set()
     tables = {of.name for of in row_codes.tables()}
     for path in sorted(package.rglob("[!_]*.py")):

@@ -75,8 +75,10 @@ def agent(repo):
     return live(repo)
 
 
-def test_w9_each_kind_is_found_with_its_place(repo, agent):
-    """W9: messages of all roles, calls, names and descriptions are found, with the first checkpoint that has each."""
+def test_w9_search_finds_messages_calls_and_names_with_their_checkpoint(repo, agent):
+    """W9: search finds messages of all roles, calls, names and descriptions, each at the first checkpoint that has
+    it.
+    """
     assert places(repo.session().search("sofa")) == [("message", "main-2#3")]
     found = {(hit.kind, hit.role): hit for hit in repo.session().search("chair")}
     assert set(found) == {("message", r) for r in ("user", "assistant", "tool")} | {("call", None)}
@@ -92,8 +94,8 @@ def test_w9_each_kind_is_found_with_its_place(repo, agent):
     assert "The chair is ordered."[slice(*mark)] == "ordered"
 
 
-def test_w9_the_active_path_or_all_branches(repo, agent):
-    """W9: what another branch said is found only with all_branches, or seen from that branch."""
+def test_w9_search_covers_the_active_path_or_all_branches(repo, agent):
+    """W9: a text of another branch is found only with `all_branches` or when searching from that branch."""
     assert not repo.session().search("table").items
     assert {hit.reference for hit in repo.session().search("table", all_branches=True)} == {"main#5"}
     assert {hit.reference for hit in repo.session().search("table", branch="main")} == {"main#5"}
@@ -103,8 +105,8 @@ def test_w9_the_active_path_or_all_branches(repo, agent):
     assert agent.search("table", all_branches=True).items
 
 
-def test_w9_what_was_said_at_the_branch_point_is_on_the_path(repo):
-    """W9: a message that only the checkpoint has where a branch left is found from the branch."""
+def test_w9_a_message_at_the_branch_point_is_found_from_the_branch(repo):
+    """W9: a message that only the checkpoint at the branch point has is found from the branch."""
     agent = repo.wrap(tool_node_graph(scripted("a needle", "b"), []), "s", auto_checkpoint="off")
     agent.run("one")
     point = agent.checkpoint("here")
@@ -113,8 +115,10 @@ def test_w9_what_was_said_at_the_branch_point_is_on_the_path(repo):
     assert places(retry.search("here")) == [("checkpoint", "main#1")]
 
 
-def test_w9_words_are_whole_and_all_of_them_count(repo, agent):
-    """W9: all words must be in one text, in any order and case; what stands together is found together only."""
+def test_w9_a_text_matches_only_if_it_has_every_query_word(repo, agent):
+    """W9: a text matches if it has every whole query word in any order and case; words joined by punctuation must be
+    adjacent.
+    """
     for wanted, count in [
         ("CHAIR Ordered", 1),
         ("ordered chair", 1),
@@ -169,7 +173,9 @@ def test_w9_words_are_whole_and_all_of_them_count(repo, agent):
     ],
 )
 def test_w9_hostile_queries_are_searched_literally(lived_through, hostile):
-    """W9: quotes, operators, NUL and surrogates are no operators and no error; a text that holds them is found."""
+    """W9: quotes, operators, NUL and surrogates in a query raise no error, and a query with words finds a text that
+    contains it.
+    """
     repo = lived_through(live)
     agent = chat(repo)
     before = len(repo.session().search(hostile, all_branches=True))
@@ -183,7 +189,7 @@ def test_w9_hostile_queries_are_searched_literally(lived_through, hostile):
 
 
 def test_w9_scripts_without_spaces_and_emoji_are_found_by_any_part(repo):
-    """W9: CJK and emoji are found by any piece; other scripts by their words, whatever the accents."""
+    """W9: CJK text and emoji are found by any part; other scripts are found by their words, ignoring accents."""
     agent = chat(repo, "請求書を送りました 👍🎉", "Żółć Ελλάδα हिन्दी")
     agent.run("こんにちは")
     agent.run("weiter")
@@ -193,8 +199,8 @@ def test_w9_scripts_without_spaces_and_emoji_are_found_by_any_part(repo):
         assert not repo.session().search(wanted).items, wanted
 
 
-def test_w9_names_come_before_what_was_said(repo):
-    """W9: what people wrote at checkpoints comes first, then messages and calls, the newest first, on all pages."""
+def test_w9_checkpoint_names_rank_before_messages_on_all_pages(repo):
+    """W9: hits in checkpoint names and descriptions rank before hits in messages, newest first, across all pages."""
     agent = chat(repo)
     agent.run("a needle")
     agent.checkpoint("needle 1")
@@ -216,8 +222,8 @@ def test_w9_names_come_before_what_was_said(repo):
 
 
 @pytest.mark.parametrize("far", [0, 1000])
-def test_w9_a_path_through_a_long_branch_is_searched_until_its_point(repo, monkeypatch, far):
-    """W9: of a branch that went on for long, what it had until the branch left is found, and nothing behind it."""
+def test_w9_search_covers_a_parent_branch_only_up_to_the_branch_point(repo, monkeypatch, far):
+    """W9: search finds what a long parent branch had before the branch point, and nothing after it."""
     monkeypatch.setattr("agentgit.store.search.query.FAR", far)
     monkeypatch.setattr("agentgit.store.search.query.MOST_SCOPES", 1)
     agent = chat(repo)
@@ -240,8 +246,8 @@ def test_w9_a_path_through_a_long_branch_is_searched_until_its_point(repo, monke
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)  # SQLite has no plans for any word
-def test_w9_a_plan_for_any_word_is_never_made(repo, agent):
-    """W9: PostgreSQL plans each search by its words, however often it is done; a plan for any word reads every text."""
+def test_w9_postgresql_never_uses_a_generic_plan_for_a_search(repo, agent):
+    """W9: PostgreSQL plans each search for its words and never uses a generic plan, which would read every text."""
     counts = text("SELECT statement, generic_plans FROM pg_prepared_statements WHERE statement LIKE '%search_text%@@%'")
     parts = [LogPart(branch_id=agent.branch_id)]
     with backend.reading(repo) as connection:
@@ -256,8 +262,8 @@ def test_w9_a_plan_for_any_word_is_never_made(repo, agent):
         assert connection.execute(text("SHOW plan_cache_mode")).scalar() == "auto"
 
 
-def test_w9_pages_of_hits_are_the_whole(repo):
-    """W9: pages give each hit once, the newest first, also while somebody writes."""
+def test_w9_pages_list_each_hit_once_while_new_hits_are_added(repo):
+    """W9: pages list each hit once, newest first, even while new hits are added."""
     agent = chat(repo)
     for n in range(9):
         agent.run(f"needle {n}")
@@ -274,8 +280,8 @@ def test_w9_pages_of_hits_are_the_whole(repo):
     assert seen == whole
 
 
-def test_w9_forks_cost_nothing(repo):
-    """W9, W13: a fork, and a turn on it, add only what is new to what is known."""
+def test_w9_forks_add_only_new_texts_to_the_search_index(repo):
+    """W9, W13: a fork adds nothing to the search index, and a turn on it adds only its new texts."""
     agent = chat(repo)
     for n in range(5):
         agent.run(f"say {n}")
@@ -288,8 +294,8 @@ def test_w9_forks_cost_nothing(repo):
     assert len(repo.session().search("say", branch=forks[-1].branch)) == 3
 
 
-def test_w9_a_database_of_an_earlier_release_is_searched_all_the_same(repo, agent):
-    """W9: texts that nobody has put in yet are put in by the first search, and once."""
+def test_w9_the_first_search_indexes_texts_of_an_earlier_release(repo, agent):
+    """W9: the first search indexes the texts that are not indexed yet, each once."""
     expected = {
         wanted: [h.to_dict() for h in repo.session().search(wanted, all_branches=True)] for wanted in ("a", "chair")
     }
@@ -302,8 +308,8 @@ def test_w9_a_database_of_an_earlier_release_is_searched_all_the_same(repo, agen
 
 
 @pytest.mark.long
-def test_w9_many_checkpoints_are_put_in_a_few_at_a_time(repo):
-    """W9: a long past is put in by several transactions, whole."""
+def test_w9_a_long_history_is_indexed_completely_in_batches(repo):
+    """W9: a long history is indexed completely, in several transactions."""
     agent = chat(repo)
     agent.run("a needle")
     for n in range(CHECKPOINTS_AT_ONCE + 20):
@@ -316,8 +322,8 @@ def test_w9_many_checkpoints_are_put_in_a_few_at_a_time(repo):
     assert len(repo.session().search("needle")) == 1
 
 
-def test_w9_turns_put_their_texts_in(repo, agent):
-    """W9: after a turn and after a named checkpoint nothing is left to do for a search."""
+def test_w9_turns_and_named_checkpoints_index_their_texts(repo, agent):
+    """W9: after a turn and a named checkpoint a search has nothing left to index."""
     agent.run("a lamp")
     agent.checkpoint("x")
     with backend.reading(repo) as connection:
@@ -325,8 +331,8 @@ def test_w9_turns_put_their_texts_in(repo, agent):
     assert agent.branch_id not in behind
 
 
-def test_w9_what_was_deleted_is_not_found(repo):
-    """W9: a deleted checkpoint's name is gone; a message goes with the last checkpoint that has it."""
+def test_w9_deleted_texts_are_not_found(repo):
+    """W9: the name of a deleted checkpoint is not found, and a message is found until its last checkpoint is deleted."""
     agent = chat(repo, "one", "two", "three")
     agent.run("a needle")
     agent.checkpoint("alpha")
@@ -349,8 +355,10 @@ def test_w9_what_was_deleted_is_not_found(repo):
     assert len(repo.session().search("again")) == 1
 
 
-def test_w9_nothing_is_put_in_twice_when_its_checkpoint_was_deleted(repo):
-    """W9: when the last checkpoint that is known was deleted, what follows is put in without what is known."""
+def test_w9_no_text_is_indexed_twice_after_its_checkpoint_is_deleted(repo):
+    """W9: after the last indexed checkpoint is deleted, later ones are indexed without the texts that are already
+    indexed.
+    """
     agent = chat(repo)
     agent.run("a needle")
     agent.checkpoint("x")
@@ -377,8 +385,8 @@ def _label(repo):
     return Label(kind="after", user_id=repo.user.id)
 
 
-def test_w9_tenants_and_users_find_only_their_own(database):
-    """W9: neither another user's nor another tenant's texts are found, whatever is asked."""
+def test_w9_search_finds_only_texts_of_the_same_user_and_tenant(database):
+    """W9: no query finds texts of another user or another tenant."""
     with agentgit.open(database.url, user="ann") as hers, agentgit.open(database.url, user="bob") as his:
         chat(hers).run("her needle")
         chat(his).run("his needle")
@@ -398,7 +406,7 @@ def test_w9_tenants_and_users_find_only_their_own(database):
 
 
 def test_w9_messages_of_all_shapes_are_found(repo):
-    """W9: blocks of content, names, odd ids and a second list of messages neither break a turn nor are lost."""
+    """W9: content blocks, a name, empty text, NUL and surrogates do not break a turn, and the messages are found."""
     graph = tool_node_graph(scripted("ok", "ok"), [])
     agent = repo.wrap(graph, "s")
     odd = HumanMessage(
@@ -408,8 +416,8 @@ def test_w9_messages_of_all_shapes_are_found(repo):
     assert {h.snippet for h in repo.session().search("needle")} == {"needle in blocks", "bad \ud800\0 needle"}
 
 
-def test_w9_failed_and_parallel_calls_are_found(repo):
-    """W9: each call of a batch is found, with what it raised."""
+def test_w9_parallel_calls_are_found(repo):
+    """W9: each call of a parallel batch is found."""
     world = World()
     both = calls(call("add", "c1", item="oak"), call("add", "c2", item="elm"))
     agent = repo.wrap(tool_node_graph(scripted(both, "done"), world.tools()), "s", effects=world.effects())
@@ -418,24 +426,24 @@ def test_w9_failed_and_parallel_calls_are_found(repo):
     assert len([h for h in repo.session().search("add") if h.kind == "call"]) == 2
 
 
-def test_w9_a_huge_message_is_found_by_its_beginning(repo):
-    """W9: of a message of megabytes the first words are found; it breaks neither database nor turn."""
+def test_w9_a_huge_message_is_found_by_its_first_words(repo):
+    """W9: a message of several megabytes is found by its first words and breaks neither the database nor the turn."""
     chat(repo).run("needle " + " ".join(f"word{n}" for n in range(400_000)) + " haystack")
     (hit,) = repo.session().search("needle word7")
     assert len(hit.snippet) < 200
     assert not repo.session().search("haystack").items
 
 
-def test_w9_damage_is_told(repo, agent):
-    """W9: a text that was found and is damaged raises Corrupt, and is not left out in silence."""
+def test_w9_a_damaged_hit_raises_corrupt(repo, agent):
+    """W9: a hit whose text is damaged raises Corrupt and is not left out silently."""
     repo.session().search("sofa")
     damage(repo)
     with agentgit.open(backend.url(repo)) as fresh, pytest.raises(Corrupt):
         fresh.session().search("sofa")
 
 
-def test_w9_damage_does_not_hide_the_rest(repo, agent):
-    """W9: a branch whose texts cannot be read breaks neither its turns nor a search, which says that it is not all."""
+def test_w9_a_search_over_unreadable_texts_reports_incomplete_results(repo, agent):
+    """W9: a search over texts that cannot be read raises no error and reports incomplete results."""
     other = chat(repo, session="other")
     other.run("a needle")
     forget(repo)
@@ -452,8 +460,8 @@ def damage(repo):
     backend.write(repo, lambda c: c.execute(spoil, {"junk": b"\0"}))
 
 
-def test_w9_bad_questions_are_refused(repo, agent):
-    """Bad input: each is a typed error."""
+def test_w9_invalid_searches_are_refused(repo, agent):
+    """Bad input: an invalid query, limit, cursor, session or branch raises a typed error."""
     for wrong in ("", " ", None, 7, "x" * 1001):
         with pytest.raises(InvalidInput):
             repo.session().search(wrong)
@@ -469,8 +477,8 @@ def test_w9_bad_questions_are_refused(repo, agent):
         repo.session("s").search("x", branch="nowhere")
 
 
-def test_w9_what_cannot_be_written_is_searched_as_far_as_it_is_known(tmp_path, monkeypatch):
-    """W9: in a database that cannot be written the known texts are found, and it is said that newer ones are not."""
+def test_w9_a_search_without_write_access_finds_only_indexed_texts(tmp_path, monkeypatch):
+    """W9: in a database that cannot be written, search finds the indexed texts and reports incomplete results."""
     from agentgit.errors import Unavailable
 
     with agentgit.open(tmp_path / "x.db") as repo:
@@ -493,8 +501,8 @@ def test_w9_what_cannot_be_written_is_searched_as_far_as_it_is_known(tmp_path, m
         assert repo.session().search("needle").complete
 
 
-def test_w9_two_processes_put_each_text_in_once(tmp_path):
-    """W9: processes that search the same new texts at the same moment, beside a turn, find each once."""
+def test_w9_concurrent_searches_index_each_text_once(tmp_path):
+    """W9: processes that search the same new texts at once, during a turn, index each text once."""
     path = tmp_path / "x.db"
     with agentgit.open(path) as repo:
         agent = chat(repo)
@@ -515,8 +523,8 @@ def test_w9_two_processes_put_each_text_in_once(tmp_path):
         assert len(repo.session().search("needle", limit=1000)) == 31
 
 
-def test_w9_a_killed_transaction_leaves_nothing_half(tmp_path):
-    """W9: if putting texts in fails half way, the next search does it whole."""
+def test_w9_interrupted_indexing_is_rolled_back_and_repeated(tmp_path):
+    """W9: indexing that is interrupted half way leaves nothing, and the next search does all of it."""
     with agentgit.open(tmp_path / "x.db") as repo:
         chat(repo).run("a needle")
         forget(repo)
@@ -535,8 +543,8 @@ def test_w9_a_killed_transaction_leaves_nothing_half(tmp_path):
         assert len(repo.session().search("needle")) == 1
 
 
-def test_w9_what_an_encrypting_serializer_wrote_is_not_put_in(tmp_path):
-    """W9: words of messages that only the user's serializer can read are in no index."""
+def test_w9_text_from_an_encrypting_serializer_is_not_indexed(tmp_path):
+    """W9: text that only the user's serializer can read is not indexed."""
     from agentgit.store.objects.blobs import leaf
 
     with agentgit.open(tmp_path / "x.db") as repo:
@@ -558,8 +566,8 @@ class _All(dict):
         return self.value
 
 
-def test_w9_a_copied_file_is_searched(tmp_path):
-    """W9: the words are in the database itself, so that a copy of the file has them."""
+def test_w9_a_copied_database_file_can_be_searched(tmp_path):
+    """W9: the search index is part of the database file, so a copy of the file can be searched."""
     with agentgit.open(tmp_path / "x.db") as repo:
         chat(repo).run("a needle")
     shutil.copy(tmp_path / "x.db", tmp_path / "y.db")
@@ -569,13 +577,13 @@ def test_w9_a_copied_file_is_searched(tmp_path):
         connection.execute("INSERT INTO search_words(search_words) VALUES ('integrity-check')")
 
 
-async def test_w9_search_has_a_twin(repo, agent):
+async def test_w9_asearch_returns_the_same_hits_as_search(repo, agent):
     """D3: asearch finds what search finds."""
     assert (await agent.asearch("sofa", limit=1)).items == agent.search("sofa", limit=1).items
 
 
-def test_w9_hits_are_shown(repo, agent):
-    """W9: hits draw themselves as text and HTML, harmlessly."""
+def test_w9_hits_are_escaped_in_text_and_html(repo, agent):
+    """W9: hits are rendered as text and HTML, with control characters and markup escaped."""
     agent.checkpoint("needle", description="<script>\x1b[31m")
     found = repo.session().search("needle")
     assert str(found).endswith("needle - <script>\\x1b[31m")
@@ -583,15 +591,17 @@ def test_w9_hits_are_shown(repo, agent):
     assert "<script>" not in found._repr_html_()
 
 
-def test_w9_a_database_of_tables_only_is_searched(database):
-    """Bad input: a search where there is no session says so."""
+def test_w9_a_search_without_any_session_raises_not_found(database):
+    """Bad input: a search in a database without sessions raises NotFound and says so."""
     with agentgit.open(database.url) as repo, pytest.raises(NotFound, match="no session"):
         repo.session().search("x")
     assert isinstance(database, Database)
 
 
-def test_w9_merged_messages_are_found_as_new_as_the_merge(repo):
-    """W9: what a merge brought counts from then on: before what the branch said earlier, after what it says later."""
+def test_w9_merged_messages_rank_by_the_time_of_the_merge(repo):
+    """W9: merged messages count as new as the merge: newer than the branch's earlier messages, older than its later
+    ones.
+    """
     agent = chat(repo)
     agent.run("needle one")
     theirs = agent.fork(name="theirs")

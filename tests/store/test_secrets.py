@@ -133,8 +133,10 @@ def talk(saver):
     ]
 
 
-def test_nothing_of_an_encrypted_payload_is_readable(database):
-    """Values, writes, questions, answers and failures are nowhere in clear, and a new program reads them all."""
+def test_an_encrypted_payload_is_stored_nowhere_in_clear_text(database):
+    """Values, writes, questions, answers and failures are stored nowhere in clear text, and a new saver reads them
+    all.
+    """
     states = talk(SQLModelSaver(database, serde=encrypted(), compression="none"))
     stored = everything(database)
     assert b"stream" in stored
@@ -144,8 +146,8 @@ def test_nothing_of_an_encrypted_payload_is_readable(database):
     assert found == states[:2]
 
 
-def test_without_encryption_the_same_values_are_readable(database):
-    """The test above looks in the right places."""
+def test_without_encryption_the_same_values_are_in_clear_text(database):
+    """Without encryption the values are found in clear text, so the test above looks in the right places."""
     talk(SQLModelSaver(database, compression="none"))
     assert everything(database).count(HUSH.encode()) > 20
 
@@ -195,8 +197,8 @@ HOW = {"context": Access(HUSH)}
 SAID = {"messages": [("user", "go")]}
 
 
-async def test_secrets_of_the_config_reach_no_table(repo, database):
-    """An api_key in `configurable` or in the context is in no column of any table, nor in the file, wrapped or not."""
+async def test_secrets_in_the_config_are_stored_in_no_table(repo, database):
+    """An api_key in `configurable` or in the context is stored in no column and not in the file, wrapped or not."""
     agent = repo.wrap(using(), "s")
     agent.invoke(SAID, CONFIG, **HOW)
     list(agent.stream(SAID, CONFIG, **HOW))

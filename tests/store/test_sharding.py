@@ -26,8 +26,8 @@ CREATE FUNCTION create_distributed_table(regclass, text, colocate_with text) RET
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-def test_d5_the_script_for_each_server_makes_every_table(kind, empty_server):
-    """D5: as far as it can be looked at without those servers, each script makes our tables, keys and indexes."""
+def test_d5_the_script_for_each_server_creates_every_table(kind, empty_server):
+    """D5: run on PostgreSQL in place of the server, each script creates our tables, keys and indexes."""
     if kind == "citus":
         by_hand(empty_server, STANDS_FOR_CITUS)
     by_hand(empty_server, spread(kind).replace("USING ybgin", "USING gin"))
@@ -43,13 +43,13 @@ def test_d5_the_script_for_each_server_makes_every_table(kind, empty_server):
 
 
 def test_a_server_without_a_script_is_refused():
-    """Bad input: a server that nobody has thought of."""
+    """Bad input: a server without a script is refused with the names of the servers that have one."""
     with pytest.raises(InvalidInput, match="citus, cockroach, yugabyte"):
         spread("oracle")
 
 
-def test_d5_a_part_of_the_schema_has_no_script_for_other_servers():
-    """D5: who names a schema to begin from and a server that gets the whole one is told so, not that it is unknown."""
+def test_d5_a_partial_schema_script_for_another_server_is_refused():
+    """D5: a start schema together with a server that takes the whole schema is refused with the command to run."""
     done = CliRunner().invoke(app, ["db", "sql", "0001", "--for", "citus"])
     assert isinstance(done.exception, InvalidInput)
     assert "agentgit db sql --for citus" in str(done.exception)

@@ -29,8 +29,8 @@ def past():
     return datetime.now(UTC) - timedelta(seconds=1)
 
 
-def test_d5_others_sessions_have_their_owners_name_and_own_ones_come_first(people):
-    """D5: a plain name means an own session first, then a shared one; of several shared ones it is ambiguous."""
+def test_d5_a_session_name_means_an_own_session_before_a_shared_one(people):
+    """D5: a plain name means an own session first, then a shared one, and is ambiguous among several shared ones."""
     ada, bob, cy = people.values()
     ada.session("s").sharing.share("cy", "editor")
     assert (cy.session("s").reference, cy.session().info.role, cy.session("ada/s").info.owner_name) == (
@@ -50,8 +50,8 @@ def test_d5_others_sessions_have_their_owners_name_and_own_ones_come_first(peopl
     assert cy.session("nobody/other", create=True).info.is_own
 
 
-def test_d5_a_right_ends_by_itself_and_an_editors_turn_is_refused_then(repo, people):
-    """D5: a role with an end is none after it, also for an agent that is open; what was done stays."""
+def test_d5_an_expired_role_is_refused_even_for_an_open_agent(repo, people):
+    """D5: an expired role no longer counts, even for an open agent, and what was done before stays."""
     ada, bob, _ = people.values()
     member = ada.session("s").sharing.share("bob", "editor", expires_in=timedelta(hours=1))
     assert member.expires_at > datetime.now(UTC)
@@ -65,7 +65,7 @@ def test_d5_a_right_ends_by_itself_and_an_editors_turn_is_refused_then(repo, peo
 
 
 def test_d5_a_fork_of_a_shared_session_belongs_to_the_forker(people):
-    """D5: who may fork begins an own session as a checkpoint of another one's, with a world of its own."""
+    """D5: a forker starts an own session from a checkpoint of a shared one, with a separate world."""
     ada, bob, _ = people.values()
     ada.session("s").sharing.share("bob", "viewer")
     with pytest.raises(NotAllowed):
@@ -80,8 +80,10 @@ def test_d5_a_fork_of_a_shared_session_belongs_to_the_forker(people):
     assert agent.rollback("main#1").report is not None
 
 
-def test_d5_a_link_lets_in_until_it_is_revoked(repo, people):
-    """D5: who has the token joins; revoking the link ends it for all who came by it; the database has its hash only."""
+def test_d5_a_share_link_admits_users_until_it_is_revoked(repo, people):
+    """D5: anyone with the token joins until the link is revoked, which removes all who joined by it; no event has the
+    token.
+    """
     ada, bob, cy = people.values()
     link = ada.session("s").sharing.create_link("forker")
     assert link.token not in repr(link)
@@ -101,8 +103,8 @@ def test_d5_a_link_lets_in_until_it_is_revoked(repo, people):
     assert link.token not in str([one.to_dict() for one in ada.events.list(session="s")])
 
 
-def test_d5_a_link_ends_after_a_week_with_the_right_of_who_joined_by_it(repo, people):
-    """D5: of a link of which nothing is said, and of a role that came by it, seven days are left and no more."""
+def test_d5_a_link_and_the_roles_it_granted_expire_after_a_week(repo, people):
+    """D5: by default a link and the roles that were granted by it expire after seven days."""
     ada, bob, _ = people.values()
     link = ada.session("s").sharing.create_link("editor")
     assert abs(link.expires_at - datetime.now(UTC) - timedelta(days=7)) < timedelta(minutes=5)
@@ -115,8 +117,8 @@ def test_d5_a_link_ends_after_a_week_with_the_right_of_who_joined_by_it(repo, pe
     assert bob.sessions() == []
 
 
-def test_d5_who_is_taken_out_cannot_come_again_by_the_same_link(repo, people):
-    """D5: taking somebody out ends the links that they came by; an ended link lets nobody in; others stay."""
+def test_d5_a_removed_member_cannot_rejoin_by_the_same_link(repo, people):
+    """D5: removing a member ends the link they joined by, an expired link admits nobody, and other members stay."""
     ada, bob, cy = people.values()
     first, second = ada.session("s").sharing.create_link(), ada.session("s").sharing.create_link()
     bob.accept(first.token)
@@ -134,8 +136,10 @@ def test_d5_who_is_taken_out_cannot_come_again_by_the_same_link(repo, people):
         ada.session("s").sharing.unshare("cy")
 
 
-def test_bad_rights_are_refused(people):
-    """Bad input: no role, no time, oneself, nobody, and a session that would be given away by a link."""
+def test_bad_sharing_arguments_are_refused(people):
+    """Bad input: an unknown role or user, oneself, an invalid expiry, a link for ownership and a bad cursor are
+    refused.
+    """
     ada, _, _ = people.values()
     for bad in (
         lambda: ada.session("s").sharing.share("bob", "king"),
@@ -157,8 +161,8 @@ def test_bad_rights_are_refused(people):
         agentgit.open(":memory:", user="a/b")
 
 
-def test_d5_pages_of_sessions_go_through_all_once(people):
-    """D5: pages give own and shared sessions, the one that moved last first, each once; and those of a name."""
+def test_d5_pages_list_every_own_and_shared_session_once(people):
+    """D5: pages list each own and shared session once, the last changed first, and can be limited to a name."""
     ada, bob, _ = people.values()
     for n in range(5):
         bob.session(f"Own-{n}_%", create=True)
@@ -175,8 +179,8 @@ def test_d5_pages_of_sessions_go_through_all_once(people):
     assert len(bob.sessions(shared=False)) == 5
 
 
-def test_d5_a_page_is_read_along_an_index(repo, people):
-    """D5: a page of own sessions costs the same however many there are: no sort, and no look at all of them."""
+def test_d5_a_page_of_own_sessions_is_read_from_an_index(repo, people):
+    """D5: a page of own sessions is read from an index, without sorting and without reading all sessions."""
     ada = people["ada"]
     said = []
 
@@ -200,8 +204,8 @@ def test_d5_a_page_is_read_along_an_index(repo, people):
     assert "Sort" not in plan
 
 
-def test_d5_the_owner_pays_nothing_for_rights(repo, monkeypatch):
-    """D5: a turn of the owner, who opened the database, asks nothing about rights."""
+def test_d5_a_turn_of_the_owner_checks_no_rights(repo, monkeypatch):
+    """D5: a turn of the owner, who opened the database, checks no rights."""
     agent = wrap(repo, "s")
     agent.run("hm")
 
@@ -214,8 +218,8 @@ def test_d5_the_owner_pays_nothing_for_rights(repo, monkeypatch):
     assert len(agent.history()) == 6
 
 
-def test_d5_members_hear_of_shared_sessions_as_long_as_they_are(people):
-    """D5: callbacks, events and webhooks of a member have what happens to shared sessions, and then no more."""
+def test_d5_members_receive_events_only_while_a_session_is_shared(people):
+    """D5: callbacks, events and webhooks of a member cover a shared session until it is unshared."""
     ada, bob, cy = people.values()
     ada.session("s").sharing.share("bob")
     hook, other = (one.webhooks.add("https://example.com/", "tag.*") for one in (bob, cy))
@@ -235,8 +239,8 @@ def test_d5_members_hear_of_shared_sessions_as_long_as_they_are(people):
     assert (hook.session_id, other.session_id) == (None, None)
 
 
-def test_d5_tenants_see_nothing_of_each_other(database):
-    """D5: a user of the same name in another tenant is another user, and ids of the other one mean nothing."""
+def test_d5_tenants_cannot_see_the_sessions_of_each_other(database):
+    """D5: a user of the same name in another tenant is another user and cannot open a session by handle, id or name."""
     acme = {"user": "ada", "tenant": "acme"}
     with agentgit.open(database.url, user="ada") as here, agentgit.open(database.url, **acme) as there:
         session = here.session("s", create=True)

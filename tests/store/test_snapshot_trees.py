@@ -86,23 +86,23 @@ AWKWARD = (
 )
 
 
-def test_awkward_things_come_back(trees):
-    """C5: contents, modes, links, empty directories and any names are in a snapshot as they were written."""
+def test_unusual_files_are_stored_unchanged(trees):
+    """C5: contents, modes, links, empty directories and any names are stored in a snapshot as they were written."""
     trees.write("a1", None, AWKWARD)
     assert whole(trees, "a1") == expected(*AWKWARD)
     assert trees.directories("a1") == {one.path: one.entry for one in AWKWARD if one.entry.is_directory}
 
 
-def test_a_directory_that_is_not_named_any_more_keeps_its_files(trees):
-    """C5: a directory is named while it is empty; when a file comes into it, only the file is."""
+def test_removing_the_entry_of_a_directory_keeps_its_files(trees):
+    """C5: removing the entry of a directory from a snapshot keeps the files inside it."""
     trees.write("a1", None, [folder(b"d"), folder(b"e", 0o700), file(b"e/x", b"x")])
     trees.write("b2", "a1", [gone(b"d"), gone(b"e"), file(b"d/y", b"y")])
     assert whole(trees, "b2") == expected(file(b"e/x", b"x"), file(b"d/y", b"y"))
     assert trees.directories("b2") == {}
 
 
-def test_a_snapshot_is_another_one_with_changes(trees):
-    """C5: edits, deletions and changes of kind go into the new snapshot, and none into the old one."""
+def test_a_snapshot_applies_changes_without_altering_its_base(trees):
+    """C5: edits, deletions and changes of kind apply to the new snapshot and leave the base unchanged."""
     trees.write("a1", None, AWKWARD)
     changes = (
         *(gone(b"binary"), gone(b"a/b/c/deep"), gone(b"nothing in here"), gone(b"files/files"), gone(b"dangling")),
@@ -115,8 +115,8 @@ def test_a_snapshot_is_another_one_with_changes(trees):
     assert whole(trees, "b2") == expected(*(one for one in now.values() if one.entry is not None))
 
 
-def test_only_what_changed_takes_space(copied, tmp_path):
-    """C5: a file that did not change, or only its mode or name, is a hard link to the copy of the snapshot before."""
+def test_unchanged_files_are_hard_links_to_the_earlier_snapshot(copied, tmp_path):
+    """C5: an unchanged or renamed file is a hard link to its copy in the earlier snapshot."""
     copied.write("a1", None, [file(name, os.urandom(1000)) for name in (b"same", b"mode", b"changed")])
     (_, entry, data), *_ = copied.contents("a1", [(b"same", copied.tree("a1")[b"same"])])
     copied.write("b2", "a1", [file(b"changed", b"c"), WrittenTree(b"moved", entry, data)])
@@ -127,8 +127,8 @@ def test_only_what_changed_takes_space(copied, tmp_path):
     assert stat.S_IMODE((store / "b2/files/same").stat().st_mode) & 0o222 == 0
 
 
-def test_a_copy_is_not_the_workspace_s_own_file(copied, tmp_path):
-    """C5: writing to the file that was kept changes no snapshot."""
+def test_writing_to_a_saved_file_changes_no_snapshot(copied, tmp_path):
+    """C5: writing to a file after a snapshot does not change the snapshot."""
     (tmp_path / "own").write_bytes(b"before")
     copied.write("a1", None, [file(b"own", (tmp_path / "own").read_bytes())])
     (tmp_path / "own").write_bytes(b"after!")
@@ -136,8 +136,8 @@ def test_a_copy_is_not_the_workspace_s_own_file(copied, tmp_path):
     assert (tmp_path / "store/a1/files/own").stat().st_nlink == 1
 
 
-def test_differences_are_paths(trees):
-    """C5: two snapshots differ in what was added, changed, given another mode or taken away."""
+def test_differences_are_listed_by_path(trees):
+    """C5: the differences of two snapshots are the paths that were added, changed, removed or given another mode."""
     before = (file(b"same", b"s"), file(b"changed", b"1"), file(b"mode", b"m"), file(b"gone", b"g"))
     trees.write("a1", None, before)
     after = (gone(b"gone"), file(b"changed", b"2"), file(b"mode", b"m", 0o600), file(b"new", b"n"))
@@ -147,8 +147,8 @@ def test_differences_are_paths(trees):
     assert trees.differences("b2", "b2") == {}
 
 
-def test_deleted_snapshots_are_gone(trees):
-    """C5: what is not kept is gone and its space is free; what others share with it stays."""
+def test_collecting_deletes_snapshots_and_frees_their_space(trees):
+    """C5: collecting deletes the snapshots that are not kept and frees their space; shared contents stay."""
     trees.write("a1", None, [file(b"shared", b"x"), file(b"own", os.urandom(100_000))])
     trees.write("b2", "a1", [gone(b"own"), file(b"new", b"n")])
     assert trees.collect({"b2"}) >= 100_000
@@ -159,8 +159,8 @@ def test_deleted_snapshots_are_gone(trees):
     assert trees.tree("c3").keys() == {b"shared"}
 
 
-def test_collecting_takes_half_made_copies(copied, tmp_path):
-    """C5: what a killed process left goes with what is not kept, and the freed bytes are counted."""
+def test_collecting_removes_half_written_snapshots(copied, tmp_path):
+    """C5: collecting also removes what a killed process left behind, and counts the freed bytes."""
     copied.write("a1", None, [file(b"shared", b"x" * 1000), file(b"own", b"y" * 3000)])
     copied.write("b2", "a1", [gone(b"own")])
     (tmp_path / "store/.new-c3/files").mkdir(parents=True)
@@ -172,8 +172,8 @@ def test_collecting_takes_half_made_copies(copied, tmp_path):
         copied.tree("a1")
 
 
-def test_an_unknown_base_is_a_typed_error(trees):
-    """C5: a snapshot that is not there can be neither read nor built on, and nothing is there after the attempt."""
+def test_an_unknown_snapshot_raises_not_found(trees):
+    """C5: a missing snapshot can be neither read nor used as a base, and the failed attempt leaves nothing."""
     with pytest.raises(NotFound, match="no snapshot a1"):
         trees.write("b2", "a1", [])
     with pytest.raises(NotFound):
@@ -183,8 +183,8 @@ def test_an_unknown_base_is_a_typed_error(trees):
 
 
 @pytest.mark.parametrize("damage", ["changed", "removed", "index"])
-def test_damage_is_found(copied, tmp_path, damage):
-    """C5: a copy that somebody changed or removed is never given out as what was written."""
+def test_a_damaged_copy_raises_corrupt(copied, tmp_path, damage):
+    """C5: a stored copy or index that was changed or removed raises Corrupt when it is read."""
     copied.write("a1", None, [file(b"file", b"data")])
     copy, entry = tmp_path / "store/a1/files/file", copied.tree("a1")[b"file"]
     copy.chmod(0o644)
@@ -199,8 +199,8 @@ def test_damage_is_found(copied, tmp_path, damage):
         list(copied.contents("a1", [(b"file", entry)])) if damage != "index" else copied.tree("a1")
 
 
-def test_no_space_leaves_nothing_behind(copied, tmp_path, monkeypatch):
-    """C5: a snapshot that finds no space is a typed error that names the file, and nothing of it stays."""
+def test_a_snapshot_without_disk_space_leaves_nothing_behind(copied, tmp_path, monkeypatch):
+    """C5: a snapshot that finds no disk space raises an error that names the file, and leaves nothing behind."""
     copied.write("a1", None, [file(b"file", b"data")])
 
     def full(at, data):
@@ -213,8 +213,8 @@ def test_no_space_leaves_nothing_behind(copied, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("code", [errno.EMLINK, errno.EPERM, errno.EXDEV])
-def test_a_file_system_without_hard_links_will_do(copied, tmp_path, monkeypatch, code):
-    """C5: where a copy cannot be linked, or not once more, it is copied."""
+def test_files_are_copied_where_hard_links_fail(copied, tmp_path, monkeypatch, code):
+    """C5: a file that cannot be hard-linked is copied."""
     copied.write("a1", None, AWKWARD)
 
     def refuse(*_, **__):
@@ -244,8 +244,10 @@ def die_in(place, verb):
 
 
 @pytest.mark.parametrize("verb", ["write", "collect"])
-def test_kill_9_leaves_whole_snapshots(copied, tmp_path, verb):
-    """C5: killed while it writes or removes, a snapshot is whole or not there; the next collection takes the rest."""
+def test_kill_9_leaves_each_snapshot_whole_or_absent(copied, tmp_path, verb):
+    """C5: after a kill during a write or removal a snapshot is whole or absent, and the next collection removes the
+    rest.
+    """
     copied.write("a1", None, AWKWARD)
     process = processes.forking().Process(target=die_in, args=(tmp_path / "store", verb))
     process.start()
@@ -267,8 +269,8 @@ TREES = st.dictionaries(NAMES, st.tuples(st.binary(max_size=5), st.sampled_from(
 @settings(max_examples=30, deadline=None)
 @pytest.mark.parametrize("kind", KINDS)
 @given(row=st.lists(TREES, min_size=1, max_size=5))
-def test_any_row_of_trees_is_kept(kind, row):
-    """C5: whatever trees follow each other, each snapshot stays what was written."""
+def test_every_snapshot_of_any_sequence_of_trees_is_kept(kind, row):
+    """C5: in any sequence of trees each snapshot stays as it was written."""
     with TemporaryDirectory() as place:
         trees, base = KINDS[kind](place), None
         for number, tree in enumerate(row):
@@ -281,8 +283,8 @@ def test_any_row_of_trees_is_kept(kind, row):
             assert whole(trees, f"{number:x}") == expected(*(file(path, *how) for path, how in tree.items()))
 
 
-def test_stale_locks_of_git_are_cleared(tmp_path):
-    """P7: what a killed git left locked does not stop the next collection."""
+def test_collecting_clears_stale_git_locks(tmp_path):
+    """P7: locks that a killed git left behind do not stop the next collection."""
     trees = GitTrees(str(tmp_path / "git"))
     trees.write("one", None, [])
     for name in ("packed-refs.lock", "HEAD.lock", "refs/agentgit/one.lock"):
@@ -291,8 +293,8 @@ def test_stale_locks_of_git_are_cleared(tmp_path):
     assert not list((tmp_path / "git").rglob("*.lock"))
 
 
-def test_a_half_made_repository_is_made_whole(tmp_path):
-    """P2: killed while the storage is made, the next use makes the rest."""
+def test_a_half_initialized_repository_is_completed_on_use(tmp_path):
+    """P2: after a kill during the creation of the storage, the next use completes it."""
     (tmp_path / "git").mkdir()
     (tmp_path / "git/HEAD").write_text("ref: refs/heads/main\n")
     trees = GitTrees(str(tmp_path / "git"))
@@ -300,8 +302,8 @@ def test_a_half_made_repository_is_made_whole(tmp_path):
     assert trees.tree("one") == {}
 
 
-def test_a_storage_that_went_is_a_typed_error(tmp_path):
-    """P8: where git cannot be started because its folder is gone, the failure names the folder."""
+def test_a_missing_git_storage_raises_unavailable(tmp_path):
+    """P8: git cannot start when its folder is gone, and the error names the folder."""
     trees = GitTrees(str(tmp_path / "git"))
     (tmp_path / "git").rename(tmp_path / "elsewhere")
     for use in (lambda: trees.write("one", None, []), lambda: trees.tree("one"), lambda: trees.collect([])):
@@ -310,8 +312,8 @@ def test_a_storage_that_went_is_a_typed_error(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
-def test_a_full_disk_is_left_as_it_was_and_can_be_emptied(tmp_path):
-    """P7: a snapshot that finds no space leaves nothing behind, and old ones give theirs back without needing any."""
+def test_a_full_disk_keeps_its_snapshots_and_can_be_collected(tmp_path):
+    """P7: a snapshot that finds no space leaves nothing behind, and collecting old ones needs no free space."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk], check=False).returncode:  # noqa: S603, S607

@@ -26,8 +26,8 @@ def count(database) -> int:
 
 
 @pytest.mark.parametrize("way", ["SQLAlchemy", "driver"])
-def test_a_transaction_that_raises_leaves_nothing(database, way):
-    """D1: what a failed transaction did is taken back, and the next one on the same connection begins clean."""
+def test_a_failed_transaction_is_rolled_back(database, way):
+    """D1: a failed transaction is rolled back, and the next one on the same connection starts clean."""
 
     def add(connection, fails):
         if way == "SQLAlchemy":
@@ -45,7 +45,7 @@ def test_a_transaction_that_raises_leaves_nothing(database, way):
     assert count(database) == 1
 
 
-def test_only_what_must_survive_a_loss_of_power_waits_for_the_disk(database):
+def test_only_durable_transactions_wait_for_the_disk(database):
     """W1: `synchronous` is FULL in a durable transaction and NORMAL in the next one on the same connection."""
 
     def asked(connection):
@@ -54,8 +54,8 @@ def test_only_what_must_survive_a_loss_of_power_waits_for_the_disk(database):
     assert [database.write(asked, durable=durable) for durable in (False, True, True, False)] == [1, 2, 2, 1]
 
 
-def test_many_readers_at_once_do_not_wait_for_each_other(tmp_path):
-    """W14: more threads than connections are kept each have one of their own; afterwards the rest are closed."""
+def test_concurrent_readers_do_not_wait_for_each_other(tmp_path):
+    """W14: each of many reader threads has a separate connection, and the surplus ones are closed afterwards."""
     readers = 3 * KEPT
     together = threading.Barrier(readers, timeout=60)
 

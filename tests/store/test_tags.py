@@ -21,8 +21,10 @@ def agent(repo):
     return agent
 
 
-def test_w9_a_tag_is_a_place(repo, agent):
-    """W9: wherever a place is named a tag will do, from any branch, and it is told with its checkpoint."""
+def test_w9_a_tag_names_its_checkpoint_wherever_a_place_is_accepted(repo, agent):
+    """W9: a tag names its checkpoint wherever a place is accepted, from any branch, and the checkpoint lists its
+    tags.
+    """
     made = agent.tag("main#2", "v1", description="the first one")
     assert (made.name, made.reference, made.description) == ("v1", "main#2", "the first one")
     assert repo.session("s").get_checkpoint("v1").metadata["tags"] == ["v1"]
@@ -36,8 +38,10 @@ def test_w9_a_tag_is_a_place(repo, agent):
     assert [p.metadata.get("tags") for p in agent.log(until=made.created_at)][2] == ["v1"]
 
 
-def test_w9_tags_are_listed_and_taken_away(repo, agent):
-    """W9: several tags of one checkpoint, listed newest first; what is gone names nothing, the checkpoint stays."""
+def test_w9_tags_are_listed_newest_first_and_can_be_deleted(repo, agent):
+    """W9: a checkpoint can have several tags, listed newest first; a deleted tag names nothing and its checkpoint
+    stays.
+    """
     repo.session().tag("main#2", "b")
     repo.session().tag("main#2", "a")
     repo.session().tag("HEAD", "c")
@@ -52,8 +56,8 @@ def test_w9_tags_are_listed_and_taken_away(repo, agent):
     assert repo.session("s").tags()[0].to_dict()["reference"] == "main#4"
 
 
-def test_w9_a_tag_is_a_pin(repo, agent):
-    """W9, B4: neither cleanup nor deletion takes a tagged checkpoint, and both do when the tag is gone."""
+def test_w9_a_tag_protects_its_checkpoint_from_deletion(repo, agent):
+    """W9, B4: neither cleanup nor deletion removes a tagged checkpoint until the tag is deleted."""
     repo.session().tag("main#2", "keep")
     with pytest.raises(Conflict, match="tag"):
         repo.session().delete_checkpoint("keep")
@@ -63,8 +67,8 @@ def test_w9_a_tag_is_a_pin(repo, agent):
     assert repo.session("s").cleanup_auto_checkpoints(keep=0) == 1
 
 
-def test_w9_a_tag_comes_before_a_name_and_never_stands_in_for_a_branch(repo, agent):
-    """W9: a tag wins over checkpoints of that name; a tag and a branch cannot have one name."""
+def test_w9_a_tag_precedes_a_name_and_cannot_equal_a_branch(repo, agent):
+    """W9: a tag takes precedence over checkpoints of that name, and a tag and a branch cannot have one name."""
     agent.checkpoint("x")
     repo.session().tag("main#1", "x")
     assert repo.session().get_checkpoint("x").metadata["reference"] == "main#1"
@@ -77,7 +81,9 @@ def test_w9_a_tag_comes_before_a_name_and_never_stands_in_for_a_branch(repo, age
 
 
 def test_w9_a_tag_is_unique_in_its_session(repo, agent):
-    """W9: the same tag on the same checkpoint is no change, on another one it is refused; sessions do not mix."""
+    """W9: the same tag on the same checkpoint changes nothing, on another one it is refused, and sessions are
+    independent.
+    """
     first = repo.session().tag("main#1", "v1")
     assert repo.session().tag("main#1", "v1") == first
     with pytest.raises(Conflict, match="main#1 already has the tag"):
@@ -91,8 +97,8 @@ def test_w9_a_tag_is_unique_in_its_session(repo, agent):
 
 
 @pytest.mark.parametrize("name", ["", " ", "7", "HEAD", "a#1", "a~1", "a@b", "a\nb", "\0", "x" * 201, None, 7])
-def test_w9_what_can_be_no_tag_is_refused(repo, agent, name):
-    """Bad input: a name that could be read as another place is a typed error, also where a tag is taken away."""
+def test_w9_invalid_tag_names_are_refused(repo, agent, name):
+    """Bad input: a tag name that is invalid or could be read as another place is refused by `tag` and `untag`."""
     with pytest.raises(InvalidInput):
         repo.session().tag("HEAD", name)
     with pytest.raises(InvalidInput):
@@ -103,16 +109,16 @@ def test_w9_what_can_be_no_tag_is_refused(repo, agent, name):
 @pytest.mark.parametrize(
     "name", ["'; DROP TABLE tag; --", "\ud800", "日本 👍", "\\u0000", "x" * 200, "%", "\x1b[31m"[1:]]
 )
-def test_w9_hostile_tags_are_only_names(repo, agent, name):
-    """W9: any other text is a tag as it is."""
+def test_w9_any_other_text_is_a_valid_tag(repo, agent, name):
+    """W9: any other text is stored as a tag unchanged."""
     repo.session().tag("main#1", name, description=name)
     assert repo.session().get_checkpoint(name).metadata["tags"] == [name]
     assert repo.session("s").tags()[0].description == name
     assert repo.session().untag(name).name == name
 
 
-def test_w9_bad_tags_change_nothing(repo, agent):
-    """Bad input: a place that is not there, a description that is no text, and somebody else's session."""
+def test_w9_a_refused_tag_changes_nothing(repo, agent):
+    """Bad input: an unknown place, a description that is not text and another user's session are refused."""
     with pytest.raises(NotFound):
         repo.session().tag("nowhere", "v1")
     with pytest.raises(InvalidInput, match="description"):
@@ -128,8 +134,10 @@ def test_w9_bad_tags_change_nothing(repo, agent):
     assert "version one" in caught.value.near
 
 
-def test_w9_of_two_writers_one_gets_the_tag(repo, agent):
-    """W9: many threads give one tag to two checkpoints: all of one get it, and all of the other a Conflict."""
+def test_w9_one_checkpoint_wins_a_contested_tag(repo, agent):
+    """W9: when threads give one tag to two checkpoints, one checkpoint wins and the threads of the other raise
+    Conflict.
+    """
     outcomes = []
 
     def give(place):
@@ -150,8 +158,8 @@ def test_w9_of_two_writers_one_gets_the_tag(repo, agent):
 
 
 @pytest.mark.long
-def test_w9_another_process_sees_and_keeps_a_tag(tmp_path):
-    """W9: a tag that one process gave names a place in another one, and holds against its cleanup."""
+def test_w9_a_tag_is_resolved_and_kept_by_another_process(tmp_path):
+    """W9: a tag set by one process names a place in another one and protects the checkpoint from its cleanup."""
     path = tmp_path / "x.db"
     with agentgit.open(path) as repo:
         agent = repo.wrap(tool_node_graph(scripted("a", "b"), []), "s")
@@ -168,6 +176,6 @@ def test_w9_another_process_sees_and_keeps_a_tag(tmp_path):
     assert done.stdout == "main#2\n"
 
 
-async def test_w9_tag_has_a_twin(repo, agent):
+async def test_w9_atag_does_what_tag_does(repo, agent):
     """D3: atag does what tag does."""
     assert (await agent.atag("HEAD", "v1")).reference == repo.session("s").tags()[0].reference

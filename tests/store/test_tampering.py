@@ -168,8 +168,8 @@ EVENT = METADATA.tables["audit_event"]
 @pytest.mark.long
 @OPTIONS
 @given(data=st.data())
-def test_q7_any_edit_of_the_trail_is_named_and_the_rest_is_verified(lived, data):
-    """Q7: whatever is written into any column of any event, its row is named, and a later edit is named too."""
+def test_q7_any_edit_of_the_audit_trail_is_reported_by_row(lived, data):
+    """Q7: an edit of any column of any event is reported by its row, and so is a later edit."""
     column = data.draw(st.sampled_from([c for c in EVENT.c if c.name != "tenant_id"]))
     value = data.draw(st.sampled_from(values_for(column, backend.database(lived))))
     with Hand(lived) as hand:
@@ -197,8 +197,8 @@ def test_q7_any_edit_of_the_trail_is_named_and_the_rest_is_verified(lived, data)
 
 
 @pytest.mark.long
-def test_q7_an_edited_trail_has_its_exit_code(lived):
-    """Q7: the command line names each row and ends with the code of findings, whatever the row holds."""
+def test_q7_verify_and_fsck_name_an_edited_event_and_exit_with_12(lived):
+    """Q7: the command line names the edited row and exits with the code of findings, whatever the row holds."""
     is_sqlite = backend.is_sqlite(lived)
     column, wrong = ("kind", "CAST(x'ff1b41' AS TEXT)") if is_sqlite else ("created_at", "'infinity'")
     with Hand(lived) as hand:
@@ -215,8 +215,8 @@ def test_q7_an_edited_trail_has_its_exit_code(lived):
 
 
 @pytest.mark.parametrize("value", ["'[1]'", "'{'", "x'ff'"])
-def test_q7_an_event_that_cannot_be_read_is_named_where_it_is_read(lived, value):
-    """Q7: who lists the events of an edited trail is told which row it is, by a typed failure."""
+def test_q7_listing_an_unreadable_event_raises_corrupt_with_its_row(lived, value):
+    """Q7: listing the events of an edited trail raises Corrupt and names the row that cannot be read."""
     is_sqlite = backend.is_sqlite(lived)
     literal = value if not is_sqlite or value.startswith("x") else f"CAST({value} AS BLOB)"
     with Hand(lived) as hand:
@@ -252,8 +252,10 @@ def is_misfit(database, hand, table, column, at):
 @pytest.mark.long
 @OPTIONS
 @given(data=st.data())
-def test_q7_no_edit_of_any_table_stops_fsck(lived, data):
-    """Q7: whatever is written into any column of any table, every level of fsck ends and names what does not fit."""
+def test_q7_fsck_completes_after_any_edit_of_any_table(lived, data):
+    """Q7: after any edit of any column of any table every level of fsck completes and names a value that does not
+    fit.
+    """
     with Hand(lived) as hand:
         table = data.draw(st.sampled_from([table for table in TABLES if hand.rows(table)]))
         column = data.draw(st.sampled_from(list(table.c)))
@@ -261,8 +263,8 @@ def test_q7_no_edit_of_any_table_stops_fsck(lived, data):
         expect_named(lived, hand, table, column, value, data.draw(st.sampled_from(hand.rows(table))))
 
 
-def test_q7_no_time_of_a_head_stops_fsck(lived):
-    """Q7: a time that no driver can read is named at every checkpoint, also at those that the heads are checked by."""
+def test_q7_fsck_reports_an_unreadable_time_at_every_checkpoint(lived):
+    """Q7: fsck reports a time that no driver can read at every checkpoint, including those that heads are checked by."""
     table = METADATA.tables["checkpoint"]
     value = "'2026-13-45'" if backend.is_sqlite(lived) else "'-infinity'"
     with Hand(lived) as hand:
@@ -273,8 +275,8 @@ def test_q7_no_time_of_a_head_stops_fsck(lived):
 
 @pytest.mark.long
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
-def test_q7_no_edit_of_this_table_stops_fsck(lived, table):
-    """Q7: a sixth of all values, in every column, of the first row and the last in turn."""
+def test_q7_fsck_completes_after_sampled_edits_of_each_table(lived, table):
+    """Q7: fsck completes for a sixth of all values in every column, in the first and the last row by turns."""
     pairs = [(column, value) for column in table.c for value in values_for(column, backend.database(lived))]
     for number, (column, value) in enumerate(pairs[::6]):
         with Hand(lived) as hand:

@@ -32,8 +32,10 @@ def wrapped(repo, world, session="new", **more):
 
 
 @pytest.mark.parametrize("how", ["checkpoint", "id", "text", "session"])
-def test_w11_a_session_begins_as_a_checkpoint(repo, agent, world, how):
-    """W11: the conversation and the state come, named by a value, an id or text; the old session stays as it is."""
+def test_w11_a_session_starts_from_a_template_checkpoint(repo, agent, world, how):
+    """W11: a session takes the conversation and state of its template, named by value, id or text; the old one is
+    unchanged.
+    """
     before = repo.session("old").get_checkpoint("before")
     template = {"checkpoint": before, "id": before.id, "text": "old@before", "session": "old"}[how]
     point = agent.head if how == "session" else before
@@ -48,8 +50,8 @@ def test_w11_a_session_begins_as_a_checkpoint(repo, agent, world, how):
     assert agent.run("note bye") == "done"
 
 
-def test_w11_what_the_template_did_is_never_reversed(repo, agent, world):
-    """W11: its effects are history: no plan lists them, a rollback to the beginning leaves them, nothing diverges."""
+def test_w11_effects_of_the_template_are_never_reversed(repo, agent, world):
+    """W11: no plan lists the effects of the template, and a rollback to the beginning leaves them in place."""
     made = wrapped(repo, world, template="old@before")
     made.run("add sofa")
     assert [step.invocation.args for step in made.plan_rollback("main#1").steps] == [{"item": "sofa"}]
@@ -60,8 +62,10 @@ def test_w11_what_the_template_did_is_never_reversed(repo, agent, world):
     assert world.items == []
 
 
-def test_w11_wrapped_again_the_session_goes_on(repo, agent, world):
-    """W11: the same template again continues the session; another one, or none where there was one, is refused."""
+def test_w11_wrapping_again_continues_the_session(repo, agent, world):
+    """W11: the same template, or none, continues the session; another one, or one for an existing session, is
+    refused.
+    """
     wrapped(repo, world, template="old@before").run("note hello")
     assert len(wrapped(repo, world, template="old@before").history()) == 9
     assert len(wrapped(repo, world).history()) == 9
@@ -71,8 +75,8 @@ def test_w11_wrapped_again_the_session_goes_on(repo, agent, world):
         wrapped(repo, world, "old", template="new")
 
 
-def test_w11_a_template_that_is_none_makes_nothing(repo, agent, world):
-    """W11: an unknown session or place, and a thread beside a template, are refused before there is a session."""
+def test_w11_an_invalid_template_creates_no_session(repo, agent, world):
+    """W11: an unknown session or place, or a thread beside a template, is refused and creates no session."""
     for wrong in ("nowhere", "old@nowhere", "nowhere@main#1", 7, "@", "old@"):
         with pytest.raises(NotFound):
             wrapped(repo, world, template=wrong)
@@ -81,21 +85,21 @@ def test_w11_a_template_that_is_none_makes_nothing(repo, agent, world):
     assert [session.session_name for session in repo.sessions()] == ["old"]
 
 
-def test_w11_a_name_may_have_an_at(repo, world):
-    """W11: a session whose name has an @ is a template too, with a place or without."""
+def test_w11_a_template_name_may_contain_an_at_sign(repo, world):
+    """W11: a session whose name contains an @ can be a template, with a place or without."""
     wrapped(repo, world, "me@example.com").run("note x")
     assert len(wrapped(repo, world, "a", template="me@example.com").history()) == 4
     assert wrapped(repo, world, "b", template="me@example.com@main#1").history() == []
 
 
-def test_w11_other_users_do_not_see_it(repo, agent, world):
-    """W11: what belongs to somebody else is no template."""
+def test_w11_a_session_of_another_user_cannot_be_a_template(repo, agent, world):
+    """W11: a checkpoint of another user cannot be a template."""
     with agentgit.open(backend.url(repo), user="eve") as eve, pytest.raises(NotFound):
         wrapped(eve, world, template=agent.head.id)
 
 
-def test_w11_a_question_that_waits_can_be_answered(repo, world):
-    """W11: a checkpoint that waits for a person waits in the new session too; each is answered by itself."""
+def test_w11_a_pending_question_can_be_answered_in_the_new_session(repo, world):
+    """W11: a checkpoint that waits for a person also waits in the new session, and each is answered separately."""
     model = scripted(call("add_if_approved", item="safe"), "fine", "fine")
     agent = repo.wrap(tool_node_graph(model, world.tools()), "old", effects=world.effects())
     agent.run("buy a safe")
@@ -109,8 +113,8 @@ def test_w11_a_question_that_waits_can_be_answered(repo, world):
     assert world.items == []
 
 
-def test_w11_subgraphs_come_along(repo, world):
-    """W11: a graph with subgraphs goes on in the new session as it would in the old one."""
+def test_w11_a_graph_with_subgraphs_continues_in_the_new_session(repo, world):
+    """W11: a graph with subgraphs continues in the new session as it would in the old one."""
     graph = nested_graph(obedient(), world.tools())
     agent = repo.wrap(graph, "old", effects=world.effects())
     agent.run("note one")
@@ -121,8 +125,10 @@ def test_w11_subgraphs_come_along(repo, world):
     assert made.state["visits"] == agent.state["visits"]
 
 
-def test_w11_an_imported_session_knows_its_template(repo, agent, world, tmp_path):
-    """W11, B8: an imported session goes on when it is wrapped with the same template by name, and no other."""
+def test_w11_an_imported_session_remembers_its_template(repo, agent, world, tmp_path):
+    """W11, B8: an imported session continues when it is wrapped with the same template by name, and refuses another
+    one.
+    """
     wrapped(repo, world, template="old@before").run("note hello")
     repo.session("new").export(tmp_path / "new.jsonl")
     repo.import_(tmp_path / "new.jsonl", session="again")
@@ -145,8 +151,8 @@ def desked(repo, desk, session, **more):
     )
 
 
-def test_w11_files_come_where_a_workspace_is_given(repo, tmp_path):
-    """W11, S5: the new session's directory gets the files of the template, the old one stays; without one none come."""
+def test_w11_a_new_workspace_receives_the_files_of_the_template(repo, tmp_path):
+    """W11, S5: the new session's directory receives the files of the template, and the old directory is unchanged."""
     desk, other = Desk(tmp_path / "work"), Desk(tmp_path / "other")
     agent = desked(repo, desk, "old")
     agent.run("write a.txt one")
@@ -168,8 +174,8 @@ def test_w11_files_come_where_a_workspace_is_given(repo, tmp_path):
     assert late.files == {}  # that session has gone on without files
 
 
-def test_w11_files_of_others_are_not_lost(repo, tmp_path):
-    """W11: a directory with other contents under the same names is not overwritten; told so, and can be tried again."""
+def test_w11_existing_files_in_the_workspace_are_not_overwritten(repo, tmp_path):
+    """W11: a directory with other contents is refused and not overwritten, and an empty one can be used afterwards."""
     desk, other = Desk(tmp_path / "work"), Desk(tmp_path / "other")
     desked(repo, desk, "old").run("write a.txt one")
     (other.root / "a.txt").write_text("precious")

@@ -46,8 +46,8 @@ def filled(world):
 
 
 @pytest.mark.long
-def test_d5_from_another_tenant_no_row_is_seen_and_none_changed(world, tmp_path):
-    """D5: with users and sessions of the same names there, every verb of a tenant leaves every table of another one."""
+def test_d5_no_verb_sees_or_changes_rows_of_another_tenant(world, tmp_path):
+    """D5: even with users and sessions of the same names, no verb of one tenant sees or changes a row of another."""
     key, hook, link = filled(world)
     session, point = world.ada.session("s"), world.ada.session("s").get_checkpoint("main#2")
     branch = world.ada.session("s").branch()
@@ -95,8 +95,8 @@ NEEDS = {VIEWER: "read", FORKER: "fork", EDITOR: "write", OWNER: "admin", ADMIN:
 
 
 @pytest.mark.parametrize("scope", SCOPES[:-1])
-def test_d5_a_key_does_what_its_scope_says_and_changes_nothing_else(world, scope):
-    """D5: a key of an admin who owns all with her: each verb that takes more is refused, and changes no row."""
+def test_d5_an_api_key_cannot_exceed_its_scope(world, scope):
+    """D5: with a key of an admin and owner, each verb beyond the scope of the key is refused and changes no row."""
     assert NEEDS == {**FOR_ROLE, ADMIN: "admin"}
     repo = world.repo
     repo.users.add("root", is_admin=True)

@@ -110,8 +110,8 @@ def threads(tmp_path):
 
 
 @pytest.mark.long
-def test_t_every_transaction_that_runs_again_changes_nothing_else(postgres_url, breaking, threads, tmp_path):
-    """A life in which the server breaks off each transaction once with 40001 comes out as one without that."""
+def test_t_retried_transactions_leave_the_same_result(postgres_url, breaking, threads, tmp_path):
+    """A run in which the server aborts each transaction once with 40001 has the same result as a run without aborts."""
     with agentgit.open(tmp_path / "calm.db") as repo:
         calm = live(repo, threads)
     with agentgit.open(postgres_url) as repo:
@@ -123,8 +123,10 @@ def test_t_every_transaction_that_runs_again_changes_nothing_else(postgres_url, 
         assert one == other
 
 
-def test_t_a_note_is_told_once_where_the_turn_begins_twice(postgres_url, breaking):
-    """What a switch leaves the model to be told is in the conversation once, though the turn's begin ran twice."""
+def test_t_a_note_is_added_once_if_the_start_of_a_turn_is_retried(postgres_url, breaking):
+    """The note that a switch leaves for the model is in the conversation once, though the start of the turn ran
+    twice.
+    """
     world = World()
     with agentgit.open(postgres_url) as repo:
         agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())

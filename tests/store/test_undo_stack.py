@@ -69,8 +69,8 @@ CONTENTS = {
 
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
 @pytest.mark.parametrize("in_git", [False, True], ids=["plain directory", "git repository"])
-def test_contents_come_back_byte_for_byte(work, stack, content, in_git):
-    """C8: CRLF, binary, latin-1 and empty files come back as they were, in a git repository as in any directory."""
+def test_contents_are_restored_byte_for_byte(work, stack, content, in_git):
+    """C8: CRLF, binary, latin-1 and empty files are restored as they were, in a git repository as in any directory."""
     if in_git:
         subprocess.run(["git", "init", "-q", work], check=True)  # noqa: S603, S607
         (work / ".gitattributes").write_text("* text=auto eol=lf\n")
@@ -83,8 +83,8 @@ def test_contents_come_back_byte_for_byte(work, stack, content, in_git):
 
 
 @pytest.mark.parametrize("change", ["edit", "delete", "link", "mode", "replace by a link"])
-def test_every_kind_of_change_is_undone(work, stack, change):
-    """C8: an edited, deleted or relinked file, and one with another mode, are as before, with mode 0600 and links."""
+def test_every_kind_of_change_is_undone_and_redone(work, stack, change):
+    """C8: undo restores edited, deleted, relinked and replaced files with their modes, and redo repeats the change."""
     (work / "secret").write_bytes(b"s")
     (work / "secret").chmod(0o600)
     (work / "link").symlink_to("nowhere")
@@ -110,8 +110,8 @@ def test_every_kind_of_change_is_undone(work, stack, change):
     assert tree(work) == after
 
 
-def test_what_was_not_there_is_deleted(work, stack):
-    """C8: a file that a call created is deleted, with the directories that it created, but with no other file."""
+def test_undo_deletes_files_and_directories_that_a_call_created(work, stack):
+    """C8: undo deletes a file that a call created and the directories that it created, but no other file."""
     stack.snapshot("write_file: a/b/c.txt", ["a/b/c.txt"])
     (work / "a/b").mkdir(parents=True)
     (work / "a/b/c.txt").write_text("new")
@@ -125,8 +125,10 @@ def test_what_was_not_there_is_deleted(work, stack):
     assert not (work / "a/b").exists()
 
 
-def test_the_stack_tells_what_is_on_it(work, stack):
-    """C8: peek, depth, history (oldest first) and clear; an empty stack undoes nothing."""
+def test_the_stack_lists_its_entries(work, stack):
+    """C8: peek, depth and history (oldest first) describe the entries, clear removes them, and an empty stack undoes
+    nothing.
+    """
     assert (stack.peek(), stack.depth, stack.history) == (None, 0, ())
     assert not stack.undo()
     assert str(stack.undo()) == "nothing to undo"
@@ -142,8 +144,8 @@ def test_the_stack_tells_what_is_on_it(work, stack):
     assert (stack.peek(), stack.depth, stack.history, stack.safety) == (None, 0, (), ())
 
 
-def test_several_are_undone_at_once(work, stack):
-    """C8: undo(n) takes the last n, and all if there are fewer."""
+def test_several_entries_are_undone_at_once(work, stack):
+    """C8: undo(n) undoes the last n entries, or all if there are fewer."""
     for content in "123":
         stack.snapshot(f"to {content}", ["file"])
         (work / "file").write_text(content)
@@ -157,8 +159,8 @@ def test_several_are_undone_at_once(work, stack):
         stack.undo(0)
 
 
-def test_the_oldest_goes_first(work, tmp_path):
-    """C8: of more than max_snapshots entries the oldest is forgotten, and its space is free."""
+def test_the_oldest_entry_is_dropped_beyond_the_limit(work, tmp_path):
+    """C8: beyond max_snapshots entries the oldest is dropped, and a cleared stack frees its space."""
     with closing(UndoStack(work, tmp_path / "store", max_snapshots=3)) as stack:
         for number in range(6):
             (work / "file").write_bytes(os.urandom(CHUNK))
@@ -172,8 +174,8 @@ def test_the_oldest_goes_first(work, tmp_path):
         UndoStack(work, tmp_path / "store", max_snapshots=0)
 
 
-def test_an_undo_loses_nothing(work, stack):
-    """C8: what a person changed after the call is kept before the undo, also when something else was done since."""
+def test_an_undo_keeps_what_a_person_changed_after_the_call(work, stack):
+    """C8: what a person changed after the call is kept before the undo and can be restored even after later calls."""
     stack.snapshot("edit_file: file", ["file"])
     (work / "file").write_text("the agent's, then mine")
     done = stack.undo()
@@ -186,8 +188,8 @@ def test_an_undo_loses_nothing(work, stack):
         stack.redo(99)
 
 
-def test_it_survives_a_restart(work, tmp_path):
-    """C8: a second stack on the same folder finds what the first one left."""
+def test_the_stack_survives_a_restart(work, tmp_path):
+    """C8: a second stack on the same folder finds the entries of the first one."""
     (work / "file").write_text("before")
     with closing(UndoStack(work, tmp_path / "store")) as stack:
         stack.snapshot("edit_file: file", ["file"])
@@ -200,8 +202,8 @@ def test_it_survives_a_restart(work, tmp_path):
 
 
 @pytest.mark.parametrize("path", ["../out", "/etc/passwd", "a/../../out", "", ".", "out/secret", "link to out", "\0"])
-def test_a_path_outside_is_refused(work, stack, path):
-    """C8: absolute paths, `..` and links that lead out of the workspace are a typed error, and nothing is kept."""
+def test_a_path_outside_the_workspace_is_refused(work, stack, path):
+    """C8: absolute paths, `..` and links that lead out of the workspace raise a typed error, and nothing is kept."""
     (work.parent / "out").mkdir()
     (work.parent / "out/secret").write_text("s")
     (work / "out").symlink_to("../out")
@@ -211,8 +213,8 @@ def test_a_path_outside_is_refused(work, stack, path):
     assert stack.depth == 0
 
 
-def test_paths_are_named_as_tools_name_them(work, stack):
-    """C8: an absolute path inside, `./`, a link inside and bytes that are no UTF-8 all name a file of the workspace."""
+def test_every_spelling_of_a_path_in_the_workspace_is_accepted(work, stack):
+    """C8: an absolute path inside, `./`, a link inside and bytes that are not UTF-8 all name a file of the workspace."""
     (work / "folder").mkdir()
     (work / "folder/real").write_text("before")
     (work / "way").symlink_to("folder")
@@ -227,8 +229,8 @@ def test_paths_are_named_as_tools_name_them(work, stack):
 
 
 @pytest.mark.parametrize("kind", ["directory", "pipe", "loop"])
-def test_what_is_no_file_is_refused(work, stack, kind):
-    """C8: the stack keeps files only; a directory, a pipe and a link to itself are a typed error."""
+def test_a_path_that_is_not_a_file_is_refused(work, stack, kind):
+    """C8: the stack keeps files only, so a directory, a pipe and a link to itself raise a typed error."""
     match kind:
         case "directory":
             (work / "thing").mkdir()
@@ -241,14 +243,14 @@ def test_what_is_no_file_is_refused(work, stack, kind):
     assert stack.depth == 0
 
 
-def test_one_path_instead_of_several_is_refused(stack):
-    """C8: a text where a list is meant is not read as a list of letters."""
+def test_a_string_instead_of_a_list_of_paths_is_refused(stack):
+    """C8: a string in place of a list of paths is refused and not read as a list of letters."""
     with pytest.raises(InvalidInput, match=r"write paths=\['a.txt'\]"):
         stack.snapshot("write", "a.txt")
 
 
-def test_what_came_into_the_way_is_left(work, stack):
-    """C8: where a directory or a link that leads out is in the way, nothing is touched, and the result says so."""
+def test_undo_leaves_a_path_that_is_no_longer_a_file(work, stack):
+    """C8: where a directory or a link that leads out is in the way, undo touches nothing and the result says so."""
     out = work.parent / "out"
     out.mkdir()
     (out / "file").write_text("not yours")
@@ -284,8 +286,8 @@ class Snapshots:
         self.taken[int(id)] = None
 
 
-def test_a_call_without_paths_keeps_the_whole_workspace(work, tmp_path):
-    """C8: before a shell tool the whole workspace is kept, on the same stack as single files."""
+def test_a_snapshot_without_paths_keeps_the_whole_workspace(work, tmp_path):
+    """C8: a snapshot without paths keeps the whole workspace, on the same stack as single files."""
     (work / "file").write_text("1")
     with closing(UndoStack(work, tmp_path / "store", whole=Snapshots(work))) as stack:
         stack.snapshot("bash: make")
@@ -303,8 +305,8 @@ def test_a_call_without_paths_keeps_the_whole_workspace(work, tmp_path):
         assert (work / "file").read_text() == "3"
 
 
-def test_whole_snapshots_are_released(work, tmp_path):
-    """C8: a snapshot of the whole workspace that no entry needs any more is given back to its environment."""
+def test_unneeded_whole_snapshots_are_released(work, tmp_path):
+    """C8: a snapshot of the whole workspace that no entry needs any more is released to its environment."""
     whole = Snapshots(work)
     with closing(UndoStack(work, tmp_path / "store", max_snapshots=2, whole=whole)) as stack:
         for content in "123":
@@ -317,8 +319,8 @@ def test_whole_snapshots_are_released(work, tmp_path):
         assert not any(whole.taken)
 
 
-def test_a_whole_snapshot_that_is_gone_does_not_block_the_stack(work, tmp_path):
-    """C8: an entry whose snapshot somebody deleted is reported and taken off; those below it can still be undone."""
+def test_a_missing_whole_snapshot_does_not_block_the_stack(work, tmp_path):
+    """C8: an entry whose snapshot is missing is reported and removed, and the entries below it can still be undone."""
     (work / "file").write_text("1")
     with closing(UndoStack(work, tmp_path / "store", whole=(whole := Snapshots(work)))) as stack:
         stack.snapshot("edit", ["file"])
@@ -329,8 +331,8 @@ def test_a_whole_snapshot_that_is_gone_does_not_block_the_stack(work, tmp_path):
         assert stack.undo().restored == ("file",)
 
 
-def test_a_broken_off_undo_of_everything_waits_if_files_changed(work, tmp_path):
-    """C8: where a person changed files while it was broken off, nothing is touched, and it can be asked for again."""
+def test_an_interrupted_whole_undo_waits_if_files_changed(work, tmp_path):
+    """C8: if a person changes files after a whole undo was interrupted, nothing is touched and it can be repeated."""
     (work / "file").write_text("1")
     with closing(UndoStack(work, tmp_path / "store", whole=(whole := Snapshots(work)))) as stack:
         stack.snapshot("bash")
@@ -355,15 +357,15 @@ def failing(error):
     return fail
 
 
-def test_without_an_environment_paths_are_needed(stack):
-    """C8: where nothing takes whole snapshots, a call without paths is a typed error that says so."""
+def test_a_snapshot_without_an_environment_needs_paths(stack):
+    """C8: where nothing takes whole snapshots, a call without paths raises a typed error that says so."""
     with pytest.raises(InvalidInput, match="Name the paths"):
         stack.snapshot("bash: make")
     assert stack.depth == 0
 
 
-def test_no_space_is_a_typed_error_and_is_gone_on_with(work, stack, monkeypatch):
-    """C8: an undo that stopped half way names the file, and the next use of the stack does the rest."""
+def test_an_undo_without_disk_space_is_completed_by_the_next_use(work, stack, monkeypatch):
+    """C8: an undo that stops half way names the file, and the next use of the stack completes it."""
     for name in "ab":
         (work / name).write_text("before")
     stack.snapshot("both", ["a", "b"])
@@ -386,8 +388,8 @@ def test_no_space_is_a_typed_error_and_is_gone_on_with(work, stack, monkeypatch)
     assert sorted(path.name for path in work.iterdir()) == ["a", "b"]
 
 
-def test_what_a_person_changed_while_an_undo_was_broken_off_is_left(work, stack, monkeypatch):
-    """C8: an undo that is gone on with touches only what is as it was, or as it is to be."""
+def test_a_resumed_undo_leaves_files_that_a_person_changed(work, stack, monkeypatch):
+    """C8: a resumed undo touches only files that are still in their state before or after the undo."""
     for name in "ab":
         (work / name).write_text("before")
     stack.snapshot("both", ["a", "b"])
@@ -432,8 +434,10 @@ RENAMES = [("rename", number) for number in range(1, 7)]
 
 
 @pytest.mark.parametrize(("where", "point"), [("put", 1), ("put", 3), *RENAMES, ("evict", 1)])
-def test_kill_9_leaves_it_whole(work, tmp_path, where, point):
-    """C8: killed in mid undo, the next use finishes it; killed in mid snapshot, the stack is as before."""
+def test_kill_9_leaves_the_stack_consistent(work, tmp_path, where, point):
+    """C8: after a kill during an undo the next use completes it; after a kill during a snapshot the stack is as
+    before.
+    """
     for name in "012":
         (work / name).write_text("before")
     with closing(UndoStack(work, tmp_path / "store")) as stack:
@@ -456,8 +460,8 @@ def test_kill_9_leaves_it_whole(work, tmp_path, where, point):
         assert [(work / name).read_text() for name in "012"] == ["after"] * 3
 
 
-def test_many_threads_and_handles_at_once(work, tmp_path):
-    """C8: parallel tools, each with its own file, lose no entry, on one handle and on several."""
+def test_parallel_snapshots_lose_no_entry(work, tmp_path):
+    """C8: parallel tools that write separate files lose no entry, on one handle and on several."""
     stacks = [UndoStack(work, tmp_path / "store") for _ in range(3)]
 
     def tools(number):
@@ -478,8 +482,10 @@ def test_many_threads_and_handles_at_once(work, tmp_path):
         stack.close()
 
 
-def test_waiting_for_others_has_an_end(work, stack, tmp_path, monkeypatch):
-    """C8: while another process uses the stack, one waits, and then gets a typed error; its end frees the stack."""
+def test_waiting_for_a_locked_stack_times_out(work, stack, tmp_path, monkeypatch):
+    """C8: a call waits while the stack is in use elsewhere, then raises a typed error; the end of that use frees the
+    stack.
+    """
     monkeypatch.setattr(storage, "PATIENCE", 0.01)
     held, over = threading.Event(), threading.Event()
 
@@ -515,8 +521,8 @@ STEPS = st.lists(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS)
-def test_any_sequence_of_calls_can_be_walked_back_and_forth(steps):
-    """C8: after any calls, undos and redos, the files are what a list of all trees says."""
+def test_any_sequence_of_calls_can_be_undone_and_redone(steps):
+    """C8: after any sequence of calls, undos and redos the files match a model that lists all trees."""
     with TemporaryDirectory() as folder:
         work = Path(folder) / "work"
         work.mkdir()
@@ -549,8 +555,8 @@ def act(path, verb, *how):
         path.unlink() if verb == "delete" else path.chmod(*how)
 
 
-def test_results_are_values():
-    """C8: what an undo did can be added up, printed and written as JSON."""
+def test_results_can_be_added_and_converted_to_a_dict():
+    """C8: the results of undos can be added up and converted to a dict."""
     both = Undone(labels=("a",), restored=("x",), safety=(1,)) + Undone(
         labels=("b",), left=(("y", "why"),), safety=(2,)
     )
@@ -564,8 +570,8 @@ def test_results_are_values():
     }
 
 
-def test_asking_again_undoes_no_second_entry(work, stack):
-    """C8: an undo that failed and is asked for again goes on with the same entry, and a redo with the same undo."""
+def test_a_retried_undo_undoes_no_second_entry(work, stack):
+    """C8: an undo that failed and is retried continues with the same entry, and so does a redo."""
     (work / "a").write_text("1")
     stack.snapshot("first", ["a"])
     (work / "a").write_text("2")
@@ -582,8 +588,8 @@ def test_asking_again_undoes_no_second_entry(work, stack):
     assert [entry.label for entry in stack.history] == ["first", "second"]
 
 
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(work):
-    """C8, P2: what takes the place of a file between two looks at it is no file, and its writer is not waited for."""
+def test_a_pipe_in_place_of_a_file_does_not_block(work):
+    """C8, P2: a pipe that replaces a file between two looks at it is not read as a file and does not block."""
     os.mkfifo(work / "pipe")
     parent = os.open(work, os.O_RDONLY)
     try:
@@ -593,16 +599,18 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(work):
         os.close(parent)
 
 
-def test_a_workspace_that_is_gone_is_not_said_to_be_full(work, stack):
-    """C8, S6: the error of a failed snapshot says what to do about what failed."""
+def test_a_snapshot_of_a_missing_workspace_says_to_fix_the_cause(work, stack):
+    """C8, S6: the error of a snapshot that fails because the workspace is missing says to fix the cause and try
+    again.
+    """
     work.rename(work.with_name("elsewhere"))
     with pytest.raises(Unavailable, match="Fix the cause, then try again"):
         stack.snapshot("write", ["a"])
 
 
 @pytest.mark.parametrize("above", [False, True])
-def test_a_directory_that_became_a_link_is_not_followed(tmp_path, above):
-    """Root: a link that took the place of the directory of a stack, or of one above it, is not followed."""
+def test_undo_does_not_follow_a_directory_that_became_a_link(tmp_path, above):
+    """Root: undo does not follow a link that replaced the directory of a stack or one above it."""
     work = tmp_path / "above" / "work"
     work.mkdir(parents=True)
     (work / "a").write_text("1")

@@ -74,7 +74,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(tmp_path, monkeypatch)
 
 
-def test_a_row_names_no_storage_and_no_directory(place: Place) -> None:
+def test_a_storage_that_only_a_row_names_is_not_opened(place: Place) -> None:
     place.name()
     with agentgit.open(place.folder / "a.db") as repo:
         plan = repo.session("s").plan_rollback("main#1")
@@ -88,7 +88,7 @@ def test_a_row_names_no_storage_and_no_directory(place: Place) -> None:
     place.expect_untouched()
 
 
-def test_a_known_storage_is_opened_with_no_other_directory(place: Place) -> None:
+def test_a_known_storage_is_not_opened_for_another_directory(place: Place) -> None:
     with sqlite3.connect(place.folder / "a.db") as db:
         known = json.loads(db.execute("SELECT settings FROM workspace_snapshot LIMIT 1").fetchone()[0])
     assert noted_workspace(known["storage"]) == str(place.work)
@@ -100,7 +100,7 @@ def test_a_known_storage_is_opened_with_no_other_directory(place: Place) -> None
 
 
 @pytest.mark.long
-def test_a_wrapped_session_takes_no_snapshot_of_a_storage_that_a_row_names(place: Place) -> None:
+def test_a_wrapped_session_does_not_use_a_storage_that_a_row_names(place: Place) -> None:
     place.name(workspace=str(place.folder / "gone"))
     with agentgit.open(place.folder / "a.db") as repo:
         repo.wrap(build(str(place.folder / "shop.db")), session="s", effects=EFFECTS, workspace=place.work)
@@ -119,14 +119,14 @@ def test_an_export_reads_no_storage_that_a_row_names(place: Place) -> None:
     place.expect_untouched()
 
 
-def test_erasing_opens_no_storage_that_a_row_names(place: Place) -> None:
+def test_deleting_a_session_opens_no_storage_that_a_row_names(place: Place) -> None:
     place.name()
     with agentgit.open(place.folder / "a.db") as repo:
         assert "No program of this user" in str(repo.session("s").delete().left)
     place.expect_untouched()
 
 
-def test_a_plan_over_http_opens_nothing(place: Place) -> None:
+def test_a_plan_over_http_opens_no_storage_that_a_row_names(place: Place) -> None:
     place.name(environment="git", surprise=1)
     with agentgit.open(place.folder / "a.db") as repo:
         repo.users.add("ada", "correct horse battery", is_admin=True)
@@ -141,7 +141,7 @@ def test_a_plan_over_http_opens_nothing(place: Place) -> None:
     place.expect_untouched()
 
 
-def test_git_runs_no_hook_and_asks_no_remote_of_its_folder(tmp_path: Path) -> None:
+def test_git_runs_no_hook_and_contacts_no_remote_of_the_storage(tmp_path: Path) -> None:
     work, ran = tmp_path / "work", tmp_path / "ran"
     work.mkdir()
     (work / "a.txt").write_text("one")
@@ -168,7 +168,7 @@ def test_git_runs_no_hook_and_asks_no_remote_of_its_folder(tmp_path: Path) -> No
     assert not ran.exists()
 
 
-def test_who_opened_a_workspace_is_asked_and_not_what_is_stored(
+def test_a_storage_is_accepted_only_for_a_workspace_opened_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))

@@ -41,8 +41,8 @@ def rows_of(database, columns=None):
         }
 
 
-def test_d6_a_file_of_an_earlier_schema_is_upgraded_when_it_is_opened(tmp_path, second):
-    """D6: a SQLite file of an earlier schema opens as it is, with every row as it was."""
+def test_d6_a_sqlite_file_of_an_earlier_schema_is_upgraded_on_open(tmp_path, second):
+    """D6: opening a SQLite file of an earlier schema upgrades it and keeps every row."""
     path = tmp_path / "agentgit.db"
     with closing(Database(path)) as database:
         before = filled(database, "0001")
@@ -57,8 +57,8 @@ def test_d6_a_file_of_an_earlier_schema_is_upgraded_when_it_is_opened(tmp_path, 
 
 
 @pytest.mark.long
-def test_d6_a_server_of_an_earlier_schema_is_upgraded_by_the_command(empty_server, second):
-    """D6: a PostgreSQL database of an earlier schema is refused with the command; after it every row is as it was."""
+def test_d6_a_postgresql_database_is_upgraded_only_on_command(empty_server, second):
+    """D6: a PostgreSQL database of an earlier schema is refused with the command to run, which keeps every row."""
     with closing(Database(empty_server)) as database:
         before = filled(database, "0001")
         with pytest.raises(SchemaMismatch, match="agentgit db upgrade"):
@@ -94,8 +94,8 @@ def assert_kept(database, before):
 
 
 @pytest.mark.long
-def test_d5_the_whole_road_down_and_up_again(empty, second):
-    """D5: each migration's way back really gives the schema before it, and the way up is open again."""
+def test_d5_each_migration_can_be_downgraded_and_upgraded_again(empty, second):
+    """D5: each downgrade restores the schema before it, and the database can be upgraded again."""
     with closing(Database(empty)) as database:
         filled(database, second)
         with pytest.raises(NotAllowed, match=r"1 row of external_session.*--yes"):
@@ -111,8 +111,8 @@ def test_d5_the_whole_road_down_and_up_again(empty, second):
         schema.check(database, deep=True)
 
 
-def test_d5_nothing_is_left_of_the_first_schema(empty_server):
-    """D5: who goes back to `base` has no table, function or trigger of ours any more, but for the version's table."""
+def test_d5_a_downgrade_to_base_leaves_only_the_version_table(empty_server):
+    """D5: a downgrade to `base` leaves no table, function or trigger of ours except the version table."""
     left = text(
         "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace('public') AND relkind <> 'i' "
         "UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = to_regnamespace('public')"
@@ -132,8 +132,10 @@ def tables_of(connection):
 
 
 @pytest.mark.long
-def test_d5_a_downgrade_that_loses_nothing_needs_no_yes(empty, second):
-    """D5: what is asked for is what would be lost; where nothing is, nothing is asked. What cannot be is refused."""
+def test_d5_a_downgrade_needs_consent_only_if_data_is_lost(empty, second):
+    """D5: a downgrade names the data that would be lost and needs no consent without it; an impossible target is
+    refused.
+    """
     with closing(Database(empty)) as database:
         filled(database, "0001")
         schema.upgrade(database)
@@ -152,8 +154,8 @@ def test_d5_a_downgrade_that_loses_nothing_needs_no_yes(empty, second):
 
 
 @pytest.mark.parametrize("revision", ["0002", "0016"])
-def test_d6_a_database_from_before_the_first_release_is_refused_and_untouched(empty, second, revision):
-    """D6: its schema has no road to today's: each verb says so, and what to do."""
+def test_d6_a_database_from_before_the_first_release_is_refused(empty, second, revision):
+    """D6: each verb refuses a schema from before the first release, says what to do, and changes nothing."""
     with closing(Database(empty)) as database:
         schema.upgrade(database, "0001")
         set_version = f"UPDATE {migrations.VERSION_TABLE} SET version_num = '{revision}'"  # noqa: S608  # our own names
@@ -171,8 +173,8 @@ def test_d6_a_database_from_before_the_first_release_is_refused_and_untouched(em
         assert (schema.current(database), rows_of(database)) == (revision, before)
 
 
-def test_d5_a_deep_check_finds_what_was_changed_by_hand(empty):
-    """D5: a column, a trigger or a table that differs from what the migrations make is named; an index more is not."""
+def test_d5_a_deep_check_finds_manual_schema_changes(empty):
+    """D5: a deep check names a column, trigger or table that differs from the migrations and accepts an extra index."""
     with closing(Database(empty)) as database:
         schema.upgrade(database)
         database.write(lambda c: c.exec_driver_sql("CREATE INDEX ix_mine ON checkpoint (tenant_id, kind)"))
@@ -221,8 +223,8 @@ def test_d5_a_deep_check_finds_what_was_changed_by_hand(empty):
         ),
     ],
 )
-def test_d5_a_deep_check_finds_a_wall_that_lets_all_through(empty_server, change, told):
-    """D5: a policy, a trigger or a function behind one that is there by name and does nothing more is named."""
+def test_d5_a_deep_check_finds_an_ineffective_policy_or_trigger(empty_server, change, told):
+    """D5: a deep check names a policy, a trigger or its function that still exists but no longer protects anything."""
     with closing(Database(empty_server)) as database:
         schema.upgrade(database)
         schema.check(database, deep=True)
@@ -231,8 +233,8 @@ def test_d5_a_deep_check_finds_a_wall_that_lets_all_through(empty_server, change
             schema.check(database, deep=True)
 
 
-def test_d5_a_deep_check_finds_a_trigger_of_a_file_that_lets_all_through(tmp_path):
-    """D5: on SQLite, too, a trigger that is there by name and does nothing more is named."""
+def test_d5_a_deep_check_finds_an_ineffective_trigger_in_sqlite(tmp_path):
+    """D5: on SQLite, too, a deep check names a trigger that still exists but no longer protects anything."""
     with closing(Database(tmp_path / "agentgit.db")) as database:
         schema.upgrade(database)
         schema.check(database, deep=True)
@@ -246,8 +248,8 @@ def test_d5_a_deep_check_finds_a_trigger_of_a_file_that_lets_all_through(tmp_pat
 
 
 @pytest.mark.long
-def test_d5_an_administrator_runs_the_sql_by_hand(empty, second):
-    """D5: the SQL of an upgrade gives what the upgrade gives; `stamp` takes only tables that are of that schema."""
+def test_d5_the_upgrade_sql_can_be_run_by_an_administrator(empty, second):
+    """D5: the SQL of an upgrade has the same result as the upgrade, and `stamp` accepts only tables of that schema."""
     with closing(Database(empty)) as database:
         kind = database.engine.dialect.name
         for start, end in ((None, "0001"), ("0001", None)):
@@ -275,15 +277,15 @@ def by_hand(where, script):
 
 
 @pytest.mark.parametrize("wanted", [("mysql", None, None), ("sqlite", "0001", "0001"), ("sqlite", "9000", "0001")])
-def test_a_script_of_nothing_is_refused(wanted, second):
-    """Bad input: another kind of database, or no way up."""
+def test_a_script_without_an_upgrade_path_is_refused(wanted, second):
+    """Bad input: a script for an unknown kind of database, or for schemas without a way up, is refused."""
     with pytest.raises(InvalidInput):
         schema.script(*wanted)
 
 
 @pytest.mark.long
-def test_d5_threads_and_processes_upgrade_one_empty_database_at_once(empty):
-    """D5: twelve threads and three processes begin at once on a database without tables; each can use it."""
+def test_d5_threads_and_processes_can_upgrade_one_database_at_once(empty):
+    """D5: twelve threads and three processes upgrade one empty database at once, and all of them succeed."""
     where = str(empty) if isinstance(empty, Path) else empty.render_as_string(hide_password=False)
     code = (
         "import sys; from agentgit.store.schema import schema; from agentgit.store.database import Database; "

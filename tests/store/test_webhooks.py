@@ -31,8 +31,8 @@ def ids(receiver):
     return [headers["webhook-id"] for headers, _ in receiver.got]
 
 
-def test_w12_an_event_is_sent_signed(repo, receiver):
-    """W12: what is due is sent once, as Standard Webhooks says, with a signature that the receiver can check."""
+def test_w12_an_event_is_sent_once_with_a_signature(repo, receiver):
+    """W12: an event is sent once, as Standard Webhooks specifies, with a signature that the receiver can check."""
     hook = repo.webhooks.add(receiver.url, "session.*", SECRET)
     repo.session("support-42", create=True)
     assert [one.pending for one in repo.webhooks.list()] == [1]
@@ -49,8 +49,8 @@ def test_w12_an_event_is_sent_signed(repo, receiver):
     assert (hook.pending, repo.webhooks.list()[0].pending) == (0, 0)
 
 
-def test_w12_what_is_signed_wrongly_or_long_ago_is_refused():
-    """W12: another secret, another body, an old time, no time and no signature are all refused; key rotation works."""
+def test_w12_a_wrong_or_old_signature_is_refused():
+    """W12: another secret or body, an old or missing time and a missing signature are refused; key rotation works."""
     headers = signed(SECRET, "evt_1", b"{}", 1000)
     verify(SECRET, headers, b"{}", now=1100)
     both = {**headers, "Webhook-Signature": "v1,AAAA " + headers.pop("webhook-signature")}
@@ -64,8 +64,8 @@ def test_w12_what_is_signed_wrongly_or_long_ago_is_refused():
             verify(secret, given, body, now=now)
 
 
-def test_w12_what_fails_comes_again_with_the_same_id(repo, receiver):
-    """W12: a failure is tried again later, each time later, with the same id and body, until the receiver takes it."""
+def test_w12_a_failed_delivery_is_retried_with_the_same_id(repo, receiver):
+    """W12: a failed delivery is retried later with the same id and body until the receiver accepts it."""
     repo.webhooks.add(receiver.url, "session.*", SECRET)
     repo.session("s", create=True)
     receiver.answers.extend([500, 302, 429])
@@ -79,8 +79,8 @@ def test_w12_what_fails_comes_again_with_the_same_id(repo, receiver):
     assert (len(receiver.got), len(set(ids(receiver))), len({body for _, body in receiver.got})) == (4, 1, 1)
 
 
-def test_w12_what_is_never_taken_is_given_up_and_can_be_retried(repo, receiver):
-    """W12: after its tries an event is dead, is seen to be, and is sent again when asked for; 410 ends at once."""
+def test_w12_an_undeliverable_event_is_given_up_and_can_be_retried(repo, receiver):
+    """W12: after its last try, or at once after a 410, an event is dead and counted, and `retry` sends it again."""
     hook = repo.webhooks.add(receiver.url, "session.*", SECRET)
     repo.session("s", create=True)
     backend.write(repo, lambda c: c.execute(update(WEBHOOK_DELIVERY).values(attempts=TRIES - 1)))
@@ -96,8 +96,8 @@ def test_w12_what_is_never_taken_is_given_up_and_can_be_retried(repo, receiver):
     assert repo.webhooks.deliver().sent == 2
 
 
-def test_w12_nobody_there_is_a_failure_like_others(repo, monkeypatch):
-    """W12: a host that refuses, and one that never answers, are failures; no try takes longer than its time."""
+def test_w12_an_unreachable_receiver_is_a_failure(repo, monkeypatch):
+    """W12: a host that refuses the connection and one that never answers are failures with their reasons."""
     repo.webhooks.add("http://127.0.0.1:9/", "session.*", SECRET)
     repo.session("s", create=True)
     assert repo.webhooks.deliver().failed == 1
@@ -110,8 +110,8 @@ def test_w12_nobody_there_is_a_failure_like_others(repo, monkeypatch):
     assert "Timeout" in repo.webhooks.list()[1].last_error
 
 
-def test_w12_two_workers_never_send_the_same(repo, receiver, monkeypatch):
-    """W12: several workers at once send each event exactly once, while all of them live."""
+def test_w12_concurrent_workers_send_each_event_once(repo, receiver, monkeypatch):
+    """W12: several live workers at once send each event exactly once."""
     monkeypatch.setattr(*points.SECONDS_OF_WEBHOOKS.place, 30)
     repo.webhooks.add(receiver.url, "session.*", SECRET)
     for n in range(20):
@@ -128,8 +128,8 @@ def test_w12_two_workers_never_send_the_same(repo, receiver, monkeypatch):
     assert (sum(sent), len(ids(receiver)), len(set(ids(receiver)))) == (20, 20, 20)
 
 
-def test_w12_what_a_dead_worker_took_is_sent_by_another(repo, receiver):
-    """W12: what a worker took and died with is left to others when its time is over; a late answer is nothing."""
+def test_w12_events_taken_by_a_dead_worker_are_tried_by_another(repo, receiver):
+    """W12: an event that a dead worker took is tried by another after its time is over, and a late result is ignored."""
     repo.webhooks.add(receiver.url, "session.*", SECRET)
     repo.session("s", create=True)
     (taken,) = backend.write(repo, lambda c: repo.context.store.outbox.take(c, 5))
@@ -150,8 +150,8 @@ os._exit(9)
 
 
 @pytest.mark.long
-def test_w12_killed_between_commit_and_delivery(repo, receiver):
-    """W12: what a process did that was killed right after its commit is sent by the next worker."""
+def test_w12_a_kill_between_commit_and_delivery_loses_no_event(repo, receiver):
+    """W12: an event of a process that was killed right after its commit is sent by the next worker."""
     repo.webhooks.add(receiver.url, "session.*", SECRET)
     url = backend.address(repo)
     assert subprocess.run([sys.executable, "-c", DYING, url], check=False).returncode == 9  # noqa: S603  # our own program
@@ -159,8 +159,8 @@ def test_w12_killed_between_commit_and_delivery(repo, receiver):
     assert json.loads(receiver.got[0][1])["data"]["session_name"] == "s"
 
 
-def test_w12_what_did_not_happen_is_not_sent(repo, receiver):
-    """W12: the outbox is in the transaction of the event."""
+def test_w12_a_rolled_back_transaction_leaves_no_event_to_send(repo, receiver):
+    """W12: the outbox is written in the transaction of the event."""
     repo.webhooks.add(receiver.url, "*", SECRET)
     before = repo.webhooks.list()[0].pending
 
@@ -173,8 +173,8 @@ def test_w12_what_did_not_happen_is_not_sent(repo, receiver):
     assert repo.webhooks.list()[0].pending == before == 1  # that it was added
 
 
-def test_w12_each_user_has_his_own(database, receiver):
-    """W12: nobody sees or removes another user's webhook, nor are his events sent there; one worker does all."""
+def test_w12_users_see_only_the_webhooks_they_added(database, receiver):
+    """W12: nobody sees, removes or receives events by another user's webhook, and one worker delivers for all."""
     with agentgit.open(database.url, user="ann") as ann, agentgit.open(database.url, user="bob") as bob:
         hook = ann.webhooks.add(receiver.url, "session.*", SECRET)
         bob.session("his", create=True)
@@ -195,8 +195,8 @@ def test_w12_each_user_has_his_own(database, receiver):
         assert [event.kind for event in ann.events.list()][-1] == "webhook.removed"
 
 
-def test_w12_secrets_are_not_shown(repo, receiver):
-    """W12: a secret is told once, by `add`; neither reprs, lists, events nor failures have it, nor tokens in a URL."""
+def test_w12_webhook_secrets_are_shown_only_once(repo, receiver):
+    """W12: only `add` returns a secret; no repr, list or event contains it or a token in the URL."""
     hook = repo.webhooks.add(receiver.url + "?token=hidden", "session.*")
     assert len(key_of(hook.secret)) == 32
     assert repo.webhooks.list()[0].secret is None
@@ -210,8 +210,10 @@ def test_w12_secrets_are_not_shown(repo, receiver):
     ["file:///etc/passwd", "ftp://x/y", "gopher://x", "http://", "/hook", "https://ann:pw@x/", "http://x y/", "http://x:99999/",
      "http://x/\r\nhost: y", "http://ex\u00e4mple/", "javascript:alert(1)", "", None],
 )  # fmt: skip
-def test_w12_what_is_no_url_of_a_host_is_refused(repo, url):
-    """W12: only http and https, without user and password, and nothing that could become a header."""
+def test_w12_invalid_webhook_urls_are_refused(repo, url):
+    """W12: only http and https URLs are accepted, without user and password, and without text that could become a
+    header.
+    """
     with pytest.raises(InvalidInput):
         repo.webhooks.add(url, "*", SECRET)
     assert repo.webhooks.list() == []
@@ -219,14 +221,14 @@ def test_w12_what_is_no_url_of_a_host_is_refused(repo, url):
 
 @pytest.mark.parametrize("secret", ["", "short", "whsec_!!!", "whsec_" + base64.b64encode(b"short").decode()])
 def test_w12_weak_secrets_are_refused(repo, secret):
-    """W12: a secret that could be guessed, or read in two ways, is refused, and not repeated."""
+    """W12: a secret that is guessable or ambiguous is refused, and the error does not repeat it."""
     with pytest.raises(InvalidInput) as refused:
         repo.webhooks.add("https://example.com/", "*", secret)
     assert not secret or secret not in str(refused.value)
 
 
-def test_w12_hostile_names_are_json(repo, receiver):
-    """W12: what a session is called can break neither the body nor a header."""
+def test_w12_hostile_session_names_break_no_message(repo, receiver):
+    """W12: the name of a session can break neither the body nor a header."""
     name = 'a"\r\nx: y\x00\udc80</script>'
     repo.webhooks.add(receiver.url, "session.*", SECRET)
     repo.session(name, create=True)
@@ -237,22 +239,24 @@ def test_w12_hostile_names_are_json(repo, receiver):
     verify(SECRET, headers, body)
 
 
-async def test_w12_a_coroutine_can_deliver(repo, receiver):
-    """W12: delivery has a loop of its own, so it works where one runs already."""
+async def test_w12_deliver_works_inside_a_running_event_loop(repo, receiver):
+    """W12: delivery runs a separate event loop, so it works where one is already running."""
     repo.webhooks.add(receiver.url, "session.*", SECRET)
     repo.session("s", create=True)
     assert repo.webhooks.deliver().sent == 1
 
 
-def test_w12_fsck_counts_the_outbox(repo):
-    """W12: webhooks and what waits for them are looked at, and are whole."""
+def test_w12_fsck_accepts_webhooks_with_pending_events(repo):
+    """W12: fsck finds no fault in webhooks and their pending events."""
     repo.webhooks.add("https://example.com/", "*", SECRET)
     repo.session("s", create=True)
     assert repo.maintenance.fsck(level=3).is_sound
 
 
-def test_w12_nothing_secret_is_logged_or_told_by_failures(repo, receiver, caplog):
-    """W12: neither httpcore nor a failed statement shows what follows a `?` in a URL, or a secret."""
+def test_w12_logs_and_errors_contain_no_webhook_secret(repo, receiver, caplog):
+    """W12: neither the log of a delivery nor a failed statement shows the query of a URL, and no error shows a
+    secret.
+    """
     caplog.set_level("DEBUG")
     repo.webhooks.add(f"{receiver.url}?token=hush", "session.*", SECRET)
     repo.session("s", create=True)
@@ -266,8 +270,8 @@ def test_w12_nothing_secret_is_logged_or_told_by_failures(repo, receiver, caplog
     assert SECRET not in shown
 
 
-def test_w12_a_receiver_that_is_down_holds_nobody_else_up(repo, receiver, tmp_path):
-    """W12: when one event could not be sent, the others of its webhook wait for a while, too."""
+def test_w12_a_receiver_that_is_down_delays_no_other_webhook(repo, receiver, tmp_path):
+    """W12: after a failed delivery the other events of that webhook wait, and other webhooks are served."""
     repo.webhooks.add("http://127.0.0.1:1/down", "tag.*", SECRET)
     agent = repo.wrap(agentgit.demo.build(str(tmp_path / "shop.db")), "s")
     agent.run("hello")
@@ -282,7 +286,7 @@ def test_w12_a_receiver_that_is_down_holds_nobody_else_up(repo, receiver, tmp_pa
 
 
 def test_w12_webhooks_share_no_cookies(repo, receiver):
-    """W12: what a receiver asks to remember goes to nobody."""
+    """W12: a cookie that a receiver sets is sent to nobody."""
     receiver.headers["set-cookie"] = "who=me"
     for path in ("/a", "/b"):
         repo.webhooks.add(receiver.url + path, "session.*", SECRET)
@@ -294,8 +298,8 @@ def test_w12_webhooks_share_no_cookies(repo, receiver):
     assert all("cookie" not in {name.lower() for name in headers} for headers, _ in receiver.got)
 
 
-def test_w12_a_kind_of_a_newer_version_stops_nobody(repo):
-    """W12: a webhook that wants what this version does not know gets what it knows, and writers go on."""
+def test_w12_unknown_event_kinds_of_a_newer_version_are_ignored(repo):
+    """W12: a webhook stored with an unknown event kind still receives the known kinds, and writers are not stopped."""
     repo.webhooks.add("http://127.0.0.1:1/x", ["session.*"], SECRET)
     stored = b'["session.*","dream.ended"]'
     backend.write(repo, lambda c: c.execute(update(WEBHOOK).values(kinds=stored)))

@@ -23,8 +23,10 @@ __all__ = ["kind", "work", "workspace"]  # the fixtures
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_was_comes_back(workspace, work, case):
-    """P2: after a snapshot, a change and a restore every path is as it was, byte for byte, and so is what was there."""
+def test_a_restore_returns_every_path_to_its_saved_state(workspace, work, case):
+    """P2: a restore returns every path to the snapshot byte for byte, and its safety snapshot returns the later
+    state.
+    """
     before, change = CASES[case]
     before(work)
     first = workspace.save("before")
@@ -43,8 +45,8 @@ def test_what_was_comes_back(workspace, work, case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_second_workspace_object_restores_what_was_saved(workspace, work, case, tmp_path, kind):
-    """S3: whoever opens the storage later restores the same."""
+def test_a_second_workspace_object_restores_the_saved_files(workspace, work, case, tmp_path, kind):
+    """S3: a workspace object that opens the storage later restores the same files."""
     before, change = CASES[case]
     before(work)
     first = workspace.save("before")
@@ -54,8 +56,10 @@ def test_a_second_workspace_object_restores_what_was_saved(workspace, work, case
     assert picture(work) == was
 
 
-def test_save_restore_diff_list_get_and_delete(workspace, work):
-    """P5, P6: the service alone: what it tells of a snapshot, and what its verbs do."""
+def test_snapshots_can_be_saved_listed_read_and_deleted(workspace, work):
+    """P5, P6: a snapshot has its message, metadata, time and number of changed files, and can be listed, read and
+    deleted.
+    """
     assert workspace.initialize()
     (work / "a").write_text("1")
     first = workspace.save("one", metadata={"turn": 1})
@@ -74,8 +78,8 @@ def test_save_restore_diff_list_get_and_delete(workspace, work):
     assert second.to_dict()["message"] == "two | with a bar\nand a line"
 
 
-def test_names_are_given_and_found(workspace, work):
-    """C1, C2, C3: without a name it is checkpoint-1, checkpoint-2; a name means the newest that has it."""
+def test_snapshots_have_default_names_and_are_found_by_name(workspace, work):
+    """C1, C2, C3: an unnamed snapshot is called checkpoint-1, checkpoint-2, and a name means the newest that has it."""
     assert [workspace.create().name for _ in range(2)] == ["checkpoint-1", "checkpoint-2"]
     (work / "a").write_text("1")
     workspace.create("draft", "the first")
@@ -88,8 +92,8 @@ def test_names_are_given_and_found(workspace, work):
     assert (work / "a").read_text() == "2"
 
 
-def test_undo_and_rewind(workspace, work):
-    """C4: undo goes to the most recent snapshot and stays there, None where there is none; rewind goes further back."""
+def test_undo_restores_the_newest_snapshot_and_rewind_earlier_ones(workspace, work):
+    """C4: undo restores the most recent snapshot each time, or returns None without one; rewind goes further back."""
     assert workspace.undo() is None
     for number in range(4):
         (work / "a").write_text(str(number))
@@ -110,7 +114,7 @@ def test_undo_and_rewind(workspace, work):
 
 
 def test_a_restore_keeps_the_later_snapshots(workspace, work):
-    """P2: going back takes nothing out of the list, and unsaved work is in the safety snapshot."""
+    """P2: a restore removes no snapshot from the list and keeps unsaved work in the safety snapshot."""
     (work / "a").write_text("1")
     first = workspace.save()
     (work / "a").write_text("2")
@@ -124,8 +128,10 @@ def test_a_restore_keeps_the_later_snapshots(workspace, work):
     assert ((work / "a").read_text(), (work / "new").read_text()) == ("unsaved", "new")
 
 
-def test_the_diff_of_two_snapshots(workspace, work):
-    """P3: added, modified and deleted files by their real names, a unified diff; also to what stands now."""
+def test_a_diff_lists_added_modified_and_deleted_files(workspace, work):
+    """P3: a diff of two snapshots, or to the current files, has the added, modified and deleted files and a unified
+    diff.
+    """
     (work / "é").write_text("1\n2\n")
     (work / "gone").write_text("x")
     first = workspace.save()
@@ -145,8 +151,8 @@ def test_the_diff_of_two_snapshots(workspace, work):
     assert workspace.list() == [second, first]
 
 
-def test_a_plan_touches_nothing(workspace, work):
-    """P2: what a restore would do can be seen before."""
+def test_a_restore_plan_changes_nothing(workspace, work):
+    """P2: a plan shows what a restore would do and changes nothing."""
     (work / "a").write_text("1")
     first = workspace.save()
     (work / "a").write_text("2")
@@ -158,8 +164,8 @@ def test_a_plan_touches_nothing(workspace, work):
     assert workspace.list() == [first]
 
 
-def test_some_paths_only(workspace, work):
-    """W8: a restore of some paths leaves the others; a path outside of the workspace is refused."""
+def test_a_restore_of_some_paths_leaves_the_others(workspace, work):
+    """W8: a restore of some paths leaves the others, and a path outside the workspace is refused."""
     for name in ("a", "b", "d/c"):
         (work / name).parent.mkdir(exist_ok=True)
         (work / name).write_text("1")
@@ -174,8 +180,8 @@ def test_some_paths_only(workspace, work):
             workspace.restore(first.id, paths=[path])
 
 
-def test_known_paths_are_enough_for_a_snapshot(workspace, work):
-    """P1: a snapshot of known paths holds what changed there."""
+def test_a_snapshot_of_known_paths_has_their_changes(workspace, work):
+    """P1: a snapshot of known paths has what changed there."""
     (work / "a").write_text("1")
     workspace.save()
     (work / "a").write_text("2")
@@ -192,8 +198,8 @@ def test_known_paths_are_enough_for_a_snapshot(workspace, work):
     assert (work / "new/deep/b").read_text() == "3"
 
 
-def test_what_is_in_no_snapshot_is_moved_aside(workspace, work):
-    """P2: an ignored file that stands in the way is moved, not lost; all that is left out is listed."""
+def test_an_ignored_file_in_the_way_of_a_restore_is_moved_aside(workspace, work):
+    """P2: an ignored file in the way of a restore is moved and not lost, and everything left out is listed."""
     (work / ".gitignore").write_text("*.log\nout/\n")
     (work / "d").write_text("a file")
     (work / "e").mkdir()
@@ -213,8 +219,8 @@ def test_what_is_in_no_snapshot_is_moved_aside(workspace, work):
     assert ("out", "excluded") in done.skipped
 
 
-def test_a_directory_with_something_untracked_stays(workspace, work):
-    """P2: a directory that came since goes only if nothing is left in it."""
+def test_a_directory_with_an_untracked_file_is_not_deleted(workspace, work):
+    """P2: a directory that was created later is deleted only if nothing is left in it."""
     (work / ".gitignore").write_text("*.log\n")
     first = workspace.save()
     (work / "new").mkdir()
@@ -225,8 +231,8 @@ def test_a_directory_with_something_untracked_stays(workspace, work):
     assert (work / "new" / "b.log").read_text() == "2"
 
 
-def test_a_restore_never_leaves_the_workspace(workspace, work, tmp_path):
-    """P2: a link in place of a directory leads nowhere."""
+def test_a_restore_does_not_follow_a_link_out_of_the_workspace(workspace, work, tmp_path):
+    """P2: a restore replaces a link in place of a directory and does not write through it."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "a").write_text("theirs")
@@ -242,8 +248,10 @@ def test_a_restore_never_leaves_the_workspace(workspace, work, tmp_path):
     assert not (work / "d").is_symlink()
 
 
-def test_somebody_elses_change_is_told_before_it_is_touched(workspace, work):
-    """S6: a file that is not as its caller expects stops the restore before anything is touched; force goes on."""
+def test_an_unexpected_change_stops_a_restore_unless_forced(workspace, work):
+    """S6: a file that differs from what the caller expects stops the restore before anything is touched, unless
+    forced.
+    """
     (work / "a").write_text("1")
     first = workspace.save()
     (work / "a").write_text("2")
@@ -259,8 +267,10 @@ def test_somebody_elses_change_is_told_before_it_is_touched(workspace, work):
     workspace.restore(done.safety, paths=["a"], expect=done.safety)
 
 
-def test_ignore_files_and_patterns(work, tmp_path, kind):
-    """P7: `.gitignore` files, nested ones too, and exclude_patterns; what was captured once stays captured."""
+def test_ignored_files_are_left_out_unless_captured_before(work, tmp_path, kind):
+    """P7: `.gitignore` files, also nested ones, and exclude_patterns leave files out, but a captured file stays
+    captured.
+    """
     (work / "sub").mkdir()
     (work / "sub" / ".gitignore").write_text("!keep.log\n/only\n")
     (work / ".gitignore").write_text("*.log\nnode_modules/\n")
@@ -279,7 +289,7 @@ def test_ignore_files_and_patterns(work, tmp_path, kind):
 
 
 def test_large_files_are_left_out_and_listed(work, tmp_path, kind):
-    """P7: a file over the limit is left out, and told; one that was captured before stays captured."""
+    """P7: a file over the limit is left out and listed, but a file that was captured before stays captured."""
     workspace = Workspace(work, tmp_path / "store", environment=kind, max_file_size=1000)
     (work / "grows").write_bytes(b"1" * 1000)
     (work / "large").write_bytes(b"1" * 1001)
@@ -295,8 +305,8 @@ def test_large_files_are_left_out_and_listed(work, tmp_path, kind):
     assert ("large", "larger than 1,000 bytes") in done.skipped
 
 
-def test_sockets_and_pipes_are_left_as_they_are(workspace, work):
-    """P2: what is no file is listed, and never opened."""
+def test_a_named_pipe_is_listed_and_left_as_it_is(workspace, work):
+    """P2: a named pipe is listed as left out and still exists after a restore."""
     os.mkfifo(work / "pipe")
     (work / "a").write_text("1")
     first = workspace.save()
@@ -306,8 +316,8 @@ def test_sockets_and_pipes_are_left_as_they_are(workspace, work):
     assert stat.S_ISFIFO((work / "pipe").stat().st_mode)
 
 
-def test_what_cannot_be_meant_is_refused(tmp_path, monkeypatch):
-    """P5: protected directories, missing ones, an unknown environment, a storage around the workspace."""
+def test_invalid_workspaces_and_storages_are_refused(tmp_path, monkeypatch):
+    """P5: protected or missing directories, an unknown environment and a storage around the workspace are refused."""
     home = tmp_path / "home"
     (home / "Documents").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
@@ -330,7 +340,7 @@ def test_what_cannot_be_meant_is_refused(tmp_path, monkeypatch):
 
 
 def test_the_storage_is_private_and_may_be_in_the_workspace(work, kind, monkeypatch, tmp_path):
-    """P5: only its user may read the storage; where it lies in the workspace it is left out."""
+    """P5: only its user may read the storage, and a storage inside the workspace is left out of snapshots."""
     inside = Workspace(work, work / ".store", environment=kind)
     assert stat.S_IMODE((work / ".store").stat().st_mode) == 0o700
     (work / "a").write_text("1")
@@ -343,8 +353,8 @@ def test_the_storage_is_private_and_may_be_in_the_workspace(work, kind, monkeypa
     assert Workspace(work).storage_dir.startswith(str(tmp_path / "data"))
 
 
-def test_the_oldest_go_and_their_space_comes_back(work, tmp_path, kind):
-    """P7: no more than max_checkpoints are kept, pinned ones beside them, and the disk is really free again."""
+def test_the_oldest_snapshots_are_deleted_and_their_space_is_freed(work, tmp_path, kind):
+    """P7: at most max_checkpoints snapshots are kept besides pinned ones, and the disk space of the others is freed."""
     workspace = Workspace(work, tmp_path / "store", environment=kind, max_checkpoints=3)
     saved = []
     for number in range(8):
@@ -368,8 +378,8 @@ def used(folder):
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def test_events(workspace, work):
-    """P8: callbacks are told what happened; one that fails stops nothing."""
+def test_callbacks_receive_events_and_may_fail(workspace, work):
+    """P8: callbacks receive the events, and one that fails stops nothing."""
     told = []
     for event in ("created", "restored", "deleted", "failed", "pruned"):
         workspace.on(event, lambda value, event=event: told.append((event, value)))
@@ -384,8 +394,8 @@ def test_events(workspace, work):
         workspace.on("saved", print)
 
 
-async def test_async_twins(workspace, work):
-    """P5: every verb that does IO has a twin for an event loop."""
+async def test_the_async_methods_match_the_sync_methods(workspace, work):
+    """P5: asave, adiff, arestore and alist match their synchronous counterparts."""
     (work / "a").write_text("1")
     first = await workspace.asave("one")
     (work / "a").write_text("2")
@@ -411,8 +421,8 @@ class Counter:
         del self.kept[id]
 
 
-def test_an_environment_of_ones_own(work, tmp_path):
-    """C5: a user's environment gets all that two methods allow, and a typed error for the rest."""
+def test_a_custom_environment_can_save_and_restore(work, tmp_path):
+    """C5: a custom environment can be saved and restored, and what it cannot do raises a typed error."""
     counter = Counter()
     workspace = Workspace(work, tmp_path / "store", environment=counter)
     first = workspace.create("zero")
@@ -430,8 +440,8 @@ def test_an_environment_of_ones_own(work, tmp_path):
         Workspace(work, tmp_path / "other", environment=object())
 
 
-def test_the_undo_stack_of_a_workspace(workspace, work):
-    """C8: single files and the whole workspace can be undone."""
+def test_the_undo_stack_undoes_files_and_the_whole_workspace(workspace, work):
+    """C8: the undo stack of a workspace undoes changes of single files and of the whole workspace."""
     (work / "a").write_text("1")
     workspace.undo_stack.snapshot("edit", ["a"])
     (work / "a").write_text("2")
@@ -445,8 +455,8 @@ def test_the_undo_stack_of_a_workspace(workspace, work):
     assert (work / "a").read_text() == "1"
 
 
-def test_what_the_undo_stack_needs_is_not_pruned(work, tmp_path, kind):
-    """C8, P7: a snapshot of the whole workspace stays as long as an entry needs it, and goes with the entry."""
+def test_a_snapshot_that_the_undo_stack_needs_is_not_pruned(work, tmp_path, kind):
+    """C8, P7: a snapshot of the whole workspace is kept as long as an entry needs it, and deleted with the entry."""
     workspace = Workspace(work, tmp_path / "store", environment=kind, max_checkpoints=2)
     (work / "a").write_text("before")
     workspace.undo_stack.snapshot("bash: make")
@@ -460,8 +470,10 @@ def test_what_the_undo_stack_needs_is_not_pruned(work, tmp_path, kind):
     assert "undo" not in [one.kind for one in workspace.list()]
 
 
-def test_what_a_checkpoint_keeps_is_not_the_undo_stack_s(workspace, work):
-    """C8, P2: where a shell call changed nothing, the snapshot of the next checkpoint outlives the stack's entry."""
+def test_a_snapshot_kept_by_a_checkpoint_outlives_the_undo_stack(workspace, work):
+    """C8, P2: after a shell call without changes, the snapshot of the next checkpoint outlives the entry of the
+    stack.
+    """
     (work / "a").write_text("1")
     workspace.undo_stack.snapshot("bash: ls")
     kept = workspace.keep("a checkpoint", holder="a session")
@@ -472,7 +484,7 @@ def test_what_a_checkpoint_keeps_is_not_the_undo_stack_s(workspace, work):
 
 
 def test_a_storage_belongs_to_one_workspace(work, tmp_path, kind):
-    """P5: another workspace or environment with the same storage is refused; a directory that moved is the same one."""
+    """P5: a storage refuses another workspace or environment, and accepts the same directory after a move."""
     (work / "a").write_text("1")
     saved = Workspace(work, tmp_path / "store", environment=kind).save()
     other = tmp_path / "other"
@@ -488,8 +500,8 @@ def test_a_storage_belongs_to_one_workspace(work, tmp_path, kind):
     assert (moved / "a").read_text() == "1"
 
 
-def test_restores_keep_to_the_limit_too(work, tmp_path, kind):
-    """P7, P8: safety snapshots are told of and counted like any other; what was wanted and the last one stay."""
+def test_safety_snapshots_count_toward_the_limit(work, tmp_path, kind):
+    """P7, P8: safety snapshots are reported and counted like others; the restored snapshot and the newest one stay."""
     workspace = Workspace(work, tmp_path / "store", environment=kind, max_checkpoints=2)
     told = []
     workspace.on("created", told.append)
@@ -505,8 +517,10 @@ def test_restores_keep_to_the_limit_too(work, tmp_path, kind):
     assert (work / "a").read_text() == "3"
 
 
-def test_space_that_does_not_come_back_stops_nothing(work, tmp_path):
-    """P7, C5: what an environment cannot delete now is told, the rest goes, and it is tried again."""
+def test_a_snapshot_that_cannot_be_deleted_stops_nothing(work, tmp_path):
+    """P7, C5: a snapshot that an environment cannot delete is reported, the others are deleted, and it is tried again
+    later.
+    """
     counter = Counter()
     in_use = {"0"}
 
@@ -531,7 +545,7 @@ def test_space_that_does_not_come_back_stops_nothing(work, tmp_path):
 
 
 def test_an_environment_may_take_the_safety_snapshot_itself(work, tmp_path):
-    """C5: where a restore keeps what stood before, no other safety snapshot is taken, and this one is listed."""
+    """C5: if the environment takes the safety snapshot of a restore, it is listed and no other one is taken."""
 
     class Careful(Counter):
         takes_safety = True
@@ -552,8 +566,8 @@ def test_an_environment_may_take_the_safety_snapshot_itself(work, tmp_path):
     assert counter.value == 7
 
 
-def test_unsaved_changes_are_told_where_that_is_asked_for(workspace, work):
-    """S6: with `expect="last"` unsaved changes stop a restore; what a restore of some paths did is none."""
+def test_unsaved_changes_stop_a_restore_that_expects_none(workspace, work):
+    """S6: with `expect="last"` unsaved changes stop a restore; what a restore of some paths changed does not count."""
     (work / "a").write_text("1")
     (work / "b").write_text("1")
     first = workspace.save()
@@ -570,8 +584,8 @@ def test_unsaved_changes_are_told_where_that_is_asked_for(workspace, work):
     assert (work / "a").read_text() == "1"
 
 
-def test_texts_that_are_no_unicode_can_be_kept_and_printed(workspace, work):
-    """P3, P5: names of files that are no UTF-8 can be printed, in results too, and in what a snapshot is called."""
+def test_names_that_are_not_utf8_can_be_saved_and_printed(workspace, work):
+    """P3, P5: names of files and snapshots that are not UTF-8 can be saved, restored and printed, also in results."""
     (work / "a").write_text("1")
     first = workspace.save("about \udcff", name="\udcfe")
     assert workspace.get("\udcfe") == first
@@ -590,22 +604,22 @@ def test_texts_that_are_no_unicode_can_be_kept_and_printed(workspace, work):
     assert Workspace(os.fsencode(work), workspace.storage_dir, environment=workspace.settings["environment"]).list()
 
 
-def test_metadata_that_is_no_json_is_refused(workspace, work):
-    """P6, P8: what cannot be kept is a typed error, before anything is written."""
+def test_metadata_that_is_not_json_is_refused(workspace, work):
+    """P6, P8: metadata that is not JSON raises a typed error before anything is written."""
     with pytest.raises(InvalidInput, match="JSON"):
         workspace.save(metadata={"x": object()})
     assert workspace.list() == []
 
 
-def test_a_storage_that_cannot_be_used_is_a_typed_error(work, tmp_path):
-    """P8: where the catalog cannot be opened, the failure names it."""
+def test_an_unusable_storage_raises_unavailable(work, tmp_path):
+    """P8: the error names the catalog if the catalog cannot be opened."""
     (tmp_path / "store/catalog.db").mkdir(parents=True)
     with pytest.raises(Unavailable, match="catalog"):
         Workspace(work, tmp_path / "store")
 
 
-def test_a_file_that_goes_while_its_directory_is_listed_hides_no_other(workspace, work, monkeypatch):
-    """P2: while others make and remove files, a snapshot has each file that stands all the time."""
+def test_a_file_deleted_during_a_snapshot_hides_no_other(workspace, work, monkeypatch):
+    """P2: while other files are deleted, a snapshot contains each file that exists all the time."""
     workspace.save()
     (work / "stays").write_text("1")
     (work / "goes").write_text("1")
@@ -627,7 +641,7 @@ def test_a_file_that_goes_while_its_directory_is_listed_hides_no_other(workspace
 
 
 def test_a_path_that_is_too_long_is_left_out_and_listed(workspace, work):
-    """P2: a directory so deep that it cannot be named is left out and told; all else is kept."""
+    """P2: a directory that is too deep to be named is left out and listed, and everything else is kept."""
     (work / "a").write_text("1")
     here = os.open(work, os.O_RDONLY)
     for _ in range(30):
@@ -643,8 +657,8 @@ def test_a_path_that_is_too_long_is_left_out_and_listed(workspace, work):
     shutil.rmtree(work / ("d" * 200))
 
 
-def test_what_a_snapshot_left_out_is_not_deleted(workspace, work):
-    """P2, P7: a file that is not in a snapshot because it was ignored then stays when the snapshot comes back."""
+def test_a_restore_does_not_delete_files_that_the_snapshot_ignored(workspace, work):
+    """P2, P7: a file that a snapshot left out as ignored is not deleted when that snapshot is restored."""
     (work / ".gitignore").write_text("secret\nbuild/\n")
     (work / "secret").write_text("key")
     (work / "build").mkdir()
@@ -665,8 +679,8 @@ def test_what_a_snapshot_left_out_is_not_deleted(workspace, work):
     assert (work / "secret").read_text() == "key"
 
 
-def test_a_callback_may_look_at_the_undo_stack(workspace, work):
-    """P8, C8: a callback that is told of a snapshot for the undo stack can use the stack, and waits for nobody."""
+def test_a_callback_can_read_the_undo_stack(workspace, work):
+    """P8, C8: a callback for a snapshot of the undo stack can use the stack without waiting."""
     seen = []
     workspace.on("created", lambda _: seen.append(workspace.undo_stack.depth))
     (work / "a").write_text("1")
@@ -676,7 +690,7 @@ def test_a_callback_may_look_at_the_undo_stack(workspace, work):
 
 
 def test_p5_a_snapshot_is_flushed_before_it_is_listed(workspace, work, tmp_path, kind, monkeypatch):
-    """P5: what is listed survives a loss of power: contents and names are on the disk before that."""
+    """P5: the contents and names of a snapshot are on the disk before it is listed, so it survives a loss of power."""
     (work / "a.txt").write_text("one")
     flushed, plain = [], os.fsync
 
@@ -693,8 +707,8 @@ def test_p5_a_snapshot_is_flushed_before_it_is_listed(workspace, work, tmp_path,
     assert ({"a.txt", "tree.json", "files", "directory"} if kind == "directory" else {"pack", "agentgit"}) <= names
 
 
-def test_a_callback_that_opens_the_workspace_again_is_told_at_once(workspace, work, kind):
-    """A callback that would wait for its own thread gets an error at once that says so; the save is done."""
+def test_a_callback_that_saves_the_workspace_again_fails_at_once(workspace, work, kind):
+    """A callback that would wait for the thread it runs in fails at once and says so, and the save is completed."""
     (work / "a").write_text("1")
     other, told = Workspace(work, workspace.storage_dir, environment=kind), []
 
@@ -711,8 +725,8 @@ def test_a_callback_that_opens_the_workspace_again_is_told_at_once(workspace, wo
     assert [one.id for one in other.list()] == [first.id]
 
 
-def test_w5_many_open_a_new_catalog_of_files_at_once(tmp_path):
-    """W5: SQLite does not wait by itself where two turn a new file to its write-ahead log; nobody is told of a lock."""
+def test_w5_six_threads_open_a_new_file_catalog_without_a_lock_error(tmp_path):
+    """W5: threads that open a new catalog at once get no lock error while SQLite starts its write-ahead log."""
     for n in range(60):
         beside = threading.Barrier(6)
 

@@ -27,7 +27,7 @@ class Session:
     conversation_history: list[dict[str, Any]] = field(default_factory=list)
 
 
-def test_a1_defaults_are_as_promised():
+def test_a1_fields_have_the_documented_defaults():
     """A1: every field has the default that the table names."""
     assert Checkpoint().to_dict() == {
         "id": None, "internal_session_id": 0, "checkpoint_name": None, "session_state": {},
@@ -46,12 +46,12 @@ def test_a1_instances_do_not_share_containers():
     assert Checkpoint() == Checkpoint(session_state={}, conversation_history=[], metadata={}, tool_invocations=[])
 
 
-def test_a1_is_one_class_under_three_names():
-    """A1: the three import paths give the same class."""
+def test_a1_three_import_paths_return_the_same_class():
+    """A1: the three import paths name the same class."""
     assert agentgit.Checkpoint is agentgit.checkpoints.Checkpoint is ByModule
 
 
-def test_a1_takes_keywords_only():
+def test_a1_a_checkpoint_takes_only_keyword_arguments():
     """A1: a positional argument is refused, so that fields may be added without breaking callers."""
     with pytest.raises(TypeError):
         Checkpoint(1)  # type: ignore[misc]  # the refusal is what is tested
@@ -99,7 +99,7 @@ whole = st.fixed_dictionaries(
 
 
 @given(whole)
-def test_a2_any_subset_round_trips(data):
+def test_a2_any_subset_of_the_fields_round_trips(data):
     """A2: from_dict takes any subset, and a round trip through to_dict loses nothing."""
     checkpoint = Checkpoint.from_dict(data)
     assert Checkpoint.from_dict(checkpoint.to_dict()) == checkpoint
@@ -107,14 +107,14 @@ def test_a2_any_subset_round_trips(data):
 
 
 @pytest.mark.parametrize("data", [{"name": "x"}, {"created_at": "yesterday"}])
-def test_a2_from_dict_refuses_what_it_does_not_know(data):
+def test_a2_from_dict_refuses_unknown_fields_and_broken_times(data):
     """A2: an unknown field or a broken time is a typed error, not a silent loss."""
     with pytest.raises(InvalidInput):
         Checkpoint.from_dict(data)
 
 
-def test_a3_is_a_deep_snapshot():
-    """A3: what happens to the session afterwards does not reach the checkpoint."""
+def test_a3_a_checkpoint_is_a_deep_copy_of_the_session():
+    """A3: later changes of the session do not reach the checkpoint."""
     session = Session(session_state={"cart": ["chair"]}, conversation_history=[{"role": "user", "content": "hi"}])
     calls = [{"tool_name": "order", "args": {"n": 1}}]
     checkpoint = Checkpoint.from_internal_session(session, "start", True, 5, calls)
@@ -131,16 +131,16 @@ def test_a3_is_a_deep_snapshot():
     assert checkpoint.created_at.tzinfo is not None
 
 
-def test_a4_summary_names_everything():
-    """A4: name or Unnamed, Auto or Manual, time, number of messages and of tool calls."""
+def test_a4_the_summary_has_name_kind_time_and_counts():
+    """A4: the summary has name or Unnamed, Auto or Manual, time, and the numbers of messages and tool calls."""
     made = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     named = Checkpoint(checkpoint_name="pay", created_at=made, conversation_history=[{}, {}], tool_invocations=[{}])
     assert named.get_summary() == "pay (Manual) - 2026-01-02 03:04:05 - 2 messages, 1 tool call"
     assert Checkpoint(is_auto=True).get_summary() == "Unnamed (Auto) - no time - 0 messages, 0 tool calls"
 
 
-def test_a5_position_comes_from_metadata():
-    """A5: the position is what metadata says, else 0; invocations are told by the list."""
+def test_a5_the_tool_track_position_is_read_from_metadata():
+    """A5: the position is read from metadata, else it is 0; `has_tool_invocations` reads the list."""
     assert Checkpoint().get_tool_track_position() == 0
     assert Checkpoint(metadata={"tool_track_position": 4}).get_tool_track_position() == 4
     assert not Checkpoint().has_tool_invocations()
@@ -156,7 +156,7 @@ def deferred(calls: list[int]) -> Checkpoint:
 
 
 def test_large_fields_are_fetched_once_and_only_when_read():
-    """A checkpoint from a database costs nothing until its content is asked for, and then one fetch."""
+    """A checkpoint from a database fetches its content once, when the content is first read."""
     calls: list[int] = []
     checkpoint = deferred(calls)
     assert checkpoint.get_summary().endswith("1 message, 2 tool calls")
@@ -167,8 +167,8 @@ def test_large_fields_are_fetched_once_and_only_when_read():
     assert calls == [1]
 
 
-def test_copies_of_a_deferred_checkpoint_are_whole():
-    """A copy, a pickle and a comparison see the content, and carry no way to the database."""
+def test_copies_of_a_deferred_checkpoint_are_complete():
+    """A copy and a pickle of a deferred checkpoint equal it and hold no loader, and its repr fetches nothing."""
     checkpoint = deferred([])
     for twin in (copy.deepcopy(checkpoint), pickle.loads(pickle.dumps(deferred([])))):  # noqa: S301  # our own bytes
         assert twin == checkpoint

@@ -101,14 +101,14 @@ plain = st.recursive(
 
 
 @given(plain)
-def test_plain_values_come_back_exactly(value):
-    """Texts, numbers, lists and dicts come back equal, in order, of their types, also where JSON would change them."""
+def test_plain_values_round_trip_exactly(value):
+    """Texts, numbers, lists and dicts keep their values, order and types, also where JSON would change them."""
     assert same(back(value), value)
 
 
 @given(st.lists(st.one_of(plain, st.binary(max_size=4), st.decimals(allow_nan=False), st.uuids()), max_size=30))
-def test_mixed_lists_come_back_exactly(values):
-    """A list keeps its items and their order when some are plain and some are not."""
+def test_mixed_lists_round_trip_exactly(values):
+    """A list of plain and other items keeps its items and their order."""
     assert same(back(values), values)
 
 
@@ -123,19 +123,19 @@ def test_mixed_lists_come_back_exactly(values):
     ],
     ids=repr,
 )  # fmt: skip
-def test_every_kind_of_value_comes_back(value):
-    """Bytes, decimals, sets, times, enums, models, dataclasses, NaN and the rest come back in another program."""
+def test_every_kind_of_value_round_trips(value):
+    """Bytes, decimals, sets, times, enums, models, dataclasses, NaN and the rest round-trip."""
     assert same(back(value), value)
 
 
-def test_a_huge_value_comes_back():
-    """A text of 50 MB comes back."""
+def test_a_huge_value_round_trips():
+    """A text of 50 MB round-trips."""
     value = {"page": "x" * 50_000_000}
     assert back(value) == value
 
 
-def test_types_that_json_would_flatten_are_not_taken_for_plain():
-    """An enum that is also a text, a tuple and a dict with integer keys are not silently turned into their JSON."""
+def test_types_that_json_would_flatten_keep_their_type():
+    """An enum that is also a text, a tuple and a dict with integer keys are not reduced to their JSON form."""
     assert back({"a": Text.A})["a"] is Text.A
     assert back({1: 2}) == {1: 2}
     assert strict().encode((1, 2)).body.type == "msgpack"
@@ -156,8 +156,8 @@ messages = st.builds(
 
 @pytest.mark.long
 @given(st.lists(messages, max_size=6))
-def test_messages_come_back_exactly(conversation):
-    """Any message comes back equal, of the same type, with the same fields and extras in the same order."""
+def test_messages_round_trip_exactly(conversation):
+    """Any message keeps its type, and its fields and extras in the same order."""
     found = back(conversation)
     assert [type(message) for message in found] == [type(message) for message in conversation]
     assert same([message.__dict__ for message in found], [message.__dict__ for message in conversation])
@@ -178,8 +178,8 @@ SPECIAL = [
 
 
 @pytest.mark.parametrize("message", SPECIAL, ids=lambda message: type(message).__name__)
-def test_special_messages_come_back(message):
-    """Tool calls, artifacts, extras and chunks come back, and can be pickled, copied and compared as before."""
+def test_special_messages_round_trip(message):
+    """Tool calls, artifacts, extras and chunks round-trip, and can be copied, dumped and compared."""
     (found,) = back([message])
     assert found == message
     assert found.model_copy(deep=True) == message
@@ -187,8 +187,8 @@ def test_special_messages_come_back(message):
     assert found.__pydantic_extra__ == message.__pydantic_extra__
 
 
-def test_a_message_that_was_changed_is_stored_as_it_is_now():
-    """An edit in place is seen, and tool calls that were taken away do not come back from the provider's own fields."""
+def test_a_message_edited_in_place_is_stored_as_edited():
+    """An edit in place changes the hash, and removed tool calls do not return from the provider's fields."""
     message = AIMessage(
         "",
         tool_calls=[{"name": "t", "args": {}, "id": "c"}],
@@ -205,30 +205,30 @@ def test_a_message_that_was_changed_is_stored_as_it_is_now():
 
 @pytest.mark.long
 @given(messages)
-def test_a_message_is_stored_in_langchains_form(message):
-    """What is stored is what `messages_to_dict` gives, so that any program can read it."""
+def test_a_message_is_stored_in_the_form_of_langchain(message):
+    """A message is stored as `messages_to_dict` returns it, so that any program can read it."""
     found = strict().leaf(message)
     if found.type == "message":
         assert json.loads(found.data) == messages_to_dict([message])[0]
     assert show_message(found)["type"] == message.type
 
 
-def test_small_items_share_a_leaf_and_large_ones_do_not():
+def test_small_items_share_a_leaf_and_large_items_do_not():
     """A vector of 1,536 numbers is a few leaves; a list of long texts has one leaf each."""
     assert 10 < len(strict().encode([0.123456789 + n for n in range(1536)]).body) < 40
     assert len(strict().encode(["x" * 1000] * 7).body) == 7
 
 
 @given(st.lists(st.one_of(st.text(max_size=400), st.integers(), st.binary(max_size=5)), max_size=40), st.data())
-def test_appending_keeps_the_leaves_before(values, data):
-    """A longer list begins with the leaves of the shorter one, but for its last run."""
+def test_appending_to_a_list_keeps_its_earlier_leaves(values, data):
+    """A longer list begins with the leaves of the shorter one, except for the last leaf."""
     cut = data.draw(st.integers(0, len(values)))
     short, long = strict().encode(values[:cut]).body, strict().encode(values).body
     assert short[:-1] == long[: max(0, len(short) - 1)]
 
 
-def test_conversations_are_counted():
-    """Lists of messages are counted, in a dict under `messages` too; other lists are not."""
+def test_only_lists_of_messages_have_a_message_count():
+    """Messages are counted in a list of messages, alone or under `messages`; other lists have no count."""
     talk = [HumanMessage("a"), AIMessage("b")]
     assert strict().encode(talk).messages == 2
     assert strict().encode({"messages": talk, "x": 1}).messages == 2
@@ -239,14 +239,14 @@ def test_conversations_are_counted():
 @pytest.mark.parametrize(
     "value", [object(), {"f": print}, [lambda: None], (n for n in [])], ids=lambda v: type(v).__name__
 )
-def test_what_cannot_be_stored_says_so(value):
-    """Bad input: a value that no serializer takes is InvalidInput, which names its type and what to do."""
+def test_a_value_that_cannot_be_stored_raises_invalid_input(value):
+    """Bad input: a value that no serializer takes raises InvalidInput that says what to do."""
     with pytest.raises(InvalidInput, match=r"cannot be stored.*serde"):
         strict().encode(value)
 
 
-def test_a_value_that_contains_itself_is_refused():
-    """Bad input: a list or dict inside itself, and one nested a million deep, are InvalidInput and no endless loop."""
+def test_a_recursive_or_very_deep_value_is_refused():
+    """Bad input: a list or dict inside itself, and a list nested 100,000 deep, raise InvalidInput."""
     loop: list = []
     loop.append(loop)
     deep: list = []
@@ -281,16 +281,16 @@ def named(module, name, argument):
     ("module", "name"),
     [("os", "system"), ("subprocess", "Popen"), ("builtins", "eval"), ("antigravity", "x"), (__name__, "Loud")],
 )
-def test_stored_bytes_call_nothing(module, name, tmp_path):
-    """A hostile value that names a function, a class that is no data type or a module to import calls nothing."""
+def test_decoding_hostile_bytes_runs_no_code(module, name, tmp_path):
+    """Stored bytes that name a function, a class that is no data type or a module neither call nor import it."""
     bait = f"touch {tmp_path / 'hit'}"
     assert strict().decode(named(module, name, bait)) == bait
     assert not (tmp_path / "hit").exists()
     assert "antigravity" not in sys.modules
 
 
-def test_in_strict_mode_only_known_types_are_rebuilt(monkeypatch):
-    """With LANGGRAPH_STRICT_MSGPACK a data type needs the allow-list, which `compile()` fills from the graph."""
+def test_strict_mode_rebuilds_only_allowed_types(monkeypatch):
+    """With LANGGRAPH_STRICT_MSGPACK a data type is rebuilt only if the allow-list names it."""
     body = strict().encode(Quiet("x")).body
     monkeypatch.setenv("LANGGRAPH_STRICT_MSGPACK", "true")
     assert strict().decode(body) == {"value": "x"}
@@ -312,8 +312,8 @@ class Reversing:
         return self.inner.loads_typed((data[0].removesuffix("+backwards"), data[1][4:][::-1]))
 
 
-def test_an_own_serializer_gets_every_value():
-    """With a serializer of the user, no text of a value is in what is stored, and all come back."""
+def test_a_custom_serializer_encodes_every_value():
+    """With a custom serializer, the stored bytes contain no text of a value, and all values round-trip."""
     codec = make_codec(Reversing(), own=False)
     value = {"messages": [HumanMessage("a secret")], "plan": Plan(steps=["secret"])}
     for one in (value, [HumanMessage("a secret"), "secret"], "secret", ["secret"] * 3, None, 1):
@@ -324,8 +324,8 @@ def test_an_own_serializer_gets_every_value():
         assert make_codec(Reversing(), own=False).decode(body) == one
 
 
-def test_an_own_serializer_does_not_break_lists_apart():
-    """A list's items keep their leaves although the serializer never writes the same twice, also after a restart."""
+def test_a_custom_serializer_keeps_the_leaves_of_a_list():
+    """A list keeps its leaves although the serializer never writes the same bytes twice, also after a restart."""
     talk = [HumanMessage(f"message {n}") for n in range(5)]
     codec = make_codec(Reversing(), own=False)
     first = codec.encode(talk).body
@@ -334,16 +334,16 @@ def test_an_own_serializer_does_not_break_lists_apart():
     assert restarted.encode(restarted.decode(first)).body == first
 
 
-def test_values_from_before_an_own_serializer_are_read():
-    """A database that gets a serializer later keeps what it had; without it, the sealed values say what is needed."""
+def test_values_stored_before_a_custom_serializer_are_still_read():
+    """A database keeps its old values when it gets a serializer; without it, sealed values raise InvalidInput."""
     codec = make_codec(Reversing(), own=False)
     assert codec.decode(strict().encode([HumanMessage("hi"), {1}]).body) == [HumanMessage("hi"), {1}]
     with pytest.raises(InvalidInput, match="serde"):
         strict().decode(codec.encode("x").body)
 
 
-def test_values_are_shown_without_langgraph():
-    """What LangGraph's serializer wrote is shown as its plain data, and sealed values say that they are sealed."""
+def test_stored_values_are_shown_as_plain_data():
+    """Values of LangGraph's serializer are shown as plain data, and sealed values say that they are sealed."""
     cart = strict().encode(Cart(["chair"], Plan(steps=["a"]))).body
     assert show(cart) == {"items": ["chair"], "owner": {"steps": ["a"], "colour": "red"}}
     assert show(strict().encode([{1}, 2, b"x", [Send("n", 1)]]).body) == [[1], 2, "eA==", [["n", 1]]]
@@ -354,8 +354,8 @@ def test_values_are_shown_without_langgraph():
     assert show_state({"__previous__": body}, "__previous__")[0] == {"__previous__": {"left": 1}}
 
 
-def test_reading_needs_no_langgraph():
-    """`read_state` is quick: the room that reads imports neither langgraph nor langchain."""
+def test_the_graph_store_does_not_import_langgraph():
+    """The module that reads states imports neither langgraph nor langchain."""
     code = (
         "import sys, agentgit.store.threads.graph_store; "
         "print([m for m in sys.modules if m.startswith(('langgraph', 'langchain'))])"
@@ -364,15 +364,15 @@ def test_reading_needs_no_langgraph():
     assert found.stdout.strip() == "[]"
 
 
-def test_secrets_of_pydantic_are_not_called_plain():
-    """A SecretStr in the state goes through the serializer and is not shown as an object that leaks by accident."""
+def test_a_pydantic_secret_is_not_stored_as_plain_data():
+    """A SecretStr in the state goes through the serializer and is not stored as plain data."""
     body = strict().encode({"key": SecretStr("hush")}).body
     assert isinstance(body, Leaf)
     assert body.type == "msgpack"
 
 
-def test_codec_is_one_per_kind_of_serializer():
-    """LangGraph's serializer gets the readable form, any other one seals."""
+def test_a_custom_serializer_uses_the_sealing_codec():
+    """LangGraph's serializer gets the readable codec, and any other one the sealing codec."""
     assert type(strict()) is Codec
     assert type(make_codec(Reversing(), own=False)) is not Codec
 
@@ -380,8 +380,8 @@ def test_codec_is_one_per_kind_of_serializer():
 @pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_a_list_is_encoded_the_same_from_any_earlier_one(data):
-    """What a value is stored as depends on the value alone, and not on what it was made from."""
+def test_a_list_encoding_does_not_depend_on_the_earlier_list(data):
+    """The stored form of a value depends on the value only, and not on the value it was derived from."""
     codec = Codec(JsonPlusSerializer())
     item = st.one_of(st.integers(-9, 10**15), st.text(max_size=400), st.builds(HumanMessage, st.text(max_size=9)))
     old = data.draw(st.lists(item, max_size=30))

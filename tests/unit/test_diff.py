@@ -24,13 +24,13 @@ def talk(*messages: dict) -> Checkpoint:
 
 
 def test_p3_a_diff_has_the_fields_of_a_file_diff():
-    """P3: ids and the four file fields are there by these names, empty while no files are tracked."""
+    """P3: a diff has both ids and the four file fields, which are empty while no files are tracked."""
     found = diff(Checkpoint(id=1), Checkpoint(id=2))
     assert (found.from_id, found.to_id) == (1, 2)
     assert (found.added_files, found.modified_files, found.deleted_files, found.diff_content) == ([], [], [], "")
 
 
-def test_p3_file_fields_count_and_are_written():
+def test_p3_a_diff_of_files_alone_is_not_empty_and_lists_them():
     """P3: a diff of files alone is not empty and lists each file with its sign."""
     found = Diff(from_id=1, to_id=2, added_files=["new"], modified_files=["changed"], deleted_files=["gone"])
     assert not found.is_empty
@@ -38,7 +38,7 @@ def test_p3_file_fields_count_and_are_written():
 
 
 def test_w6_state_changes_have_a_path_and_a_kind():
-    """W6: what was added, removed and changed in the state is told by its place, however deep."""
+    """W6: each addition, removal and change in the state has a path and a kind, however deep it is."""
     a = Checkpoint(session_state={"cart": ["chair", "table"], "who": {"name": "Ann", "a/b~c": 1}, "old": None})
     b = Checkpoint(session_state={"cart": ["sofa"], "who": {"name": "Ann", "a/b~c": 2}, "new": None})
     assert diff(a, b).state == [
@@ -51,13 +51,13 @@ def test_w6_state_changes_have_a_path_and_a_kind():
 
 
 @pytest.mark.parametrize(("a", "b", "differ"), [(1, True, True), (1, 1.0, False), (float("nan"),) * 2 + (False,)])
-def test_w6_values_are_compared_as_json_means_them(a, b, differ):
-    """W6: true is not 1, and "not a number" has not changed into itself."""
+def test_w6_values_are_compared_by_their_json_meaning(a, b, differ):
+    """W6: true differs from 1, 1 equals 1.0, and NaN equals NaN."""
     assert bool(diff(Checkpoint(session_state={"v": a}), Checkpoint(session_state={"v": b})).state) is differ
 
 
 @pytest.mark.long
-def test_w6_a_state_may_be_nested_deeper_than_the_stack():
+def test_w6_states_nested_deeper_than_the_stack_are_compared():
     """W6: a hundred thousand levels are compared without a RecursionError."""
     deep: dict = {"end": 1}
     other: dict = {"end": 2}
@@ -67,8 +67,8 @@ def test_w6_a_state_may_be_nested_deeper_than_the_stack():
     assert change.path.endswith("/d/end")
 
 
-def test_w6_branches_share_their_beginning():
-    """W6: messages up to the branch point are counted, those after it are removed and added."""
+def test_w6_messages_before_the_branch_point_are_common():
+    """W6: messages up to the branch point are counted as common, later ones are removed and added."""
     start = [said("user", "order two chairs", "1"), said("assistant", "done", "2")]
     a = talk(*start, said("user", "and a table", "3"))
     b = talk(*start, said("user", "rather a sofa", "4"), said("assistant", "done", "5"))
@@ -79,20 +79,20 @@ def test_w6_branches_share_their_beginning():
 
 
 def test_w6_an_edited_message_is_removed_and_added():
-    """W6: a message that was edited in the middle keeps what stands before and after it in common."""
+    """W6: a message edited in the middle is removed and added, and the messages around it stay common."""
     first, last = said("user", "hi", "1"), said("user", "bye", "3")
     found = diff(talk(first, said("assistant", "helo", "2"), last), talk(first, said("assistant", "hello", "2"), last))
     assert found.common_messages == 2
     assert [m["content"] for m in found.removed_messages + found.added_messages] == ["helo", "hello"]
 
 
-def test_w6_the_same_words_of_another_message_are_not_the_same():
-    """W6: messages are told apart by their ids too, so sessions that only say the same share nothing."""
+def test_w6_messages_with_equal_text_and_different_ids_differ():
+    """W6: messages with equal text and different ids are not common."""
     assert diff(talk(said("user", "hi", "1")), talk(said("user", "hi", "2"))).common_messages == 0
 
 
-def test_w6_a_replayed_call_is_the_call_it_replays():
-    """W6: a branch's replayed invocations are in common with the recorded ones, also through another branch."""
+def test_w6_a_replayed_call_equals_the_call_it_replays():
+    """W6: a replayed call with the same result is common with the recorded one, also through another branch."""
     a = Checkpoint(tool_invocations=[called(1), called(2)])
     seen_from_elsewhere = Checkpoint(tool_invocations=[called(1, replay_of=1), called(3)])
     ran_again = Checkpoint(tool_invocations=[called(5, replay_of=1), called(6, replay_of=2, result="sold out")])
@@ -103,21 +103,21 @@ def test_w6_a_replayed_call_is_the_call_it_replays():
         assert [c["id"] for c in found.added_calls] == added
 
 
-def test_w6_a_broken_record_cannot_make_a_circle():
-    """W6: two invocations that claim to replay each other are compared all the same."""
+def test_w6_calls_that_replay_each_other_are_still_compared():
+    """W6: two calls that claim to replay each other cause no endless loop."""
     circle = Checkpoint(tool_invocations=[called(1, replay_of=2), called(2, replay_of=1)])
     assert diff(circle, circle).is_empty
 
 
-def test_w6_calls_that_were_never_stored_are_compared_by_what_they_say():
-    """W6: hand-made checkpoints (row A1) have invocations without ids, and still a diff."""
+def test_w6_calls_without_ids_are_compared_by_content():
+    """W6: hand-made checkpoints (row A1) have calls without ids, which are compared by content."""
     a, b = Checkpoint(tool_invocations=[{"name": "x"}]), Checkpoint(tool_invocations=[{"name": "x"}, {"name": "y"}])
     found = diff(a, b)
     assert (found.common_calls, found.added_calls) == (1, [{"name": "y"}])
 
 
 def test_w6_a_diff_reads_as_text():
-    """W6: a person sees both places, then each part with its signs."""
+    """W6: the text of a diff has both references, then each part with its signs."""
     start = said("user", "order two chairs", "1")
     asks = said("assistant", "", "3", tool_calls=[{"id": "c", "name": "order", "args": {"item": "table"}}])
     a = Checkpoint(
@@ -147,16 +147,16 @@ def test_w6_a_diff_reads_as_text():
     )
 
 
-def test_w6_nothing_different_says_so():
-    """W6: two equal checkpoints give an empty diff that reads as one."""
+def test_w6_equal_checkpoints_have_an_empty_diff():
+    """W6: the diff of two equal checkpoints is empty and reads `no difference`."""
     same = Checkpoint(session_state={"a": [1, {"b": 2}]}, conversation_history=[said("user", "hi")])
     found = diff(same, Checkpoint.from_dict(same.to_dict()))
     assert found.is_empty
     assert str(found) == "no difference"
 
 
-def test_w6_the_text_of_a_diff_obeys_nobody():
-    """W6: escapes, line ends and marks of direction in the data are written out; long values are cut."""
+def test_w6_the_text_of_a_diff_escapes_control_characters():
+    """W6: escapes, line ends and direction marks in the data are written out, and long values are cut."""
     hostile = "\x1b[31mred\nnext\u202eback" + "x" * 500
     a = Checkpoint(session_state={hostile: hostile}, tool_invocations=[called(1, name=hostile)])
     found = diff(a, talk(said(hostile, hostile)))
@@ -167,8 +167,8 @@ def test_w6_the_text_of_a_diff_obeys_nobody():
     assert "\\x1b[31mred\\nnext\\u202eback" in text
 
 
-def test_w6_a_diff_is_json():
-    """W6: a program gets every field, and JSON can carry it."""
+def test_w6_a_diff_can_be_written_as_json():
+    """W6: `to_dict` of a diff has every field, and JSON can carry it."""
     found = diff(Checkpoint(id=1, session_state={"a": 1}), talk(said("user", "hi")))
     data = json.loads(json.dumps(found.to_dict()))
     assert data["state"] == [{"path": "/a", "before": 1, "after": None, "kind": "removed"}]
@@ -180,8 +180,8 @@ def test_w6_a_diff_is_json():
     }  # fmt: skip
 
 
-def test_w6_long_conversations_are_compared_quickly():
-    """W6: ten thousand shared messages cost no more than reading them; the difference at the end is exact."""
+def test_w6_long_conversations_are_compared_exactly():
+    """W6: of two conversations with ten thousand shared messages, only the last message differs."""
     shared = [said("user", f"message {n}", str(n)) for n in range(10_000)]
     found = diff(talk(*shared, said("user", "a", "x")), talk(*shared, said("user", "b", "y")))
     assert found.common_messages == 10_000
@@ -197,8 +197,8 @@ STATES = st.dictionaries(st.text(max_size=2), JSON, max_size=3)
 
 
 @given(STATES, STATES)
-def test_w6_a_diff_backwards_is_the_mirror(a, b):
-    """W6: comparing the other way round swaps added and removed at the same places; equal states differ nowhere."""
+def test_w6_a_reversed_diff_swaps_added_and_removed(a, b):
+    """W6: a reversed diff swaps added and removed at the same paths; equal states have no differences."""
     there = diff(Checkpoint(session_state=a), Checkpoint(session_state=b)).state
     back = diff(Checkpoint(session_state=b), Checkpoint(session_state=a)).state
     mirror = {"added": "removed", "removed": "added", "changed": "changed"}
@@ -208,15 +208,15 @@ def test_w6_a_diff_backwards_is_the_mirror(a, b):
 
 @given(st.lists(st.integers(0, 4), max_size=8), st.lists(st.integers(0, 4), max_size=8))
 def test_w6_every_message_is_counted_once(a, b):
-    """W6: what is common and what only one side has add up to each conversation, whatever repeats in it."""
+    """W6: common and one-sided messages add up to each conversation, whatever repeats in it."""
     found = diff(talk(*(said("user", n) for n in a)), talk(*(said("user", n) for n in b)))
     assert found.common_messages + len(found.removed_messages) == len(a)
     assert found.common_messages + len(found.added_messages) == len(b)
 
 
 @given(st.lists(st.integers(0, 4), max_size=8), st.lists(st.integers(0, 4), max_size=8))
-def test_w6_what_only_one_side_has_stays_in_order(a, b):
-    """W6: without what is removed and added both conversations are the same; nothing that both begin with is told."""
+def test_w6_removed_and_added_messages_keep_their_order(a, b):
+    """W6: without the removed and added messages both conversations are equal; a shared beginning is common."""
     left, right = ([said("user", n, f"{n}.{at}") for at, n in enumerate(side)] for side in (a, b))
     for side in (left, right):
         for one in side:
@@ -238,8 +238,8 @@ def test_w6_what_only_one_side_has_stays_in_order(a, b):
     assert found.common_messages >= shared
 
 
-def test_w6_conversations_that_repeat_themselves_are_compared_quickly():
-    """W6: thousands of messages without ids that say the same are aligned in well below a second."""
+def test_w6_repetitive_conversations_are_compared_quickly():
+    """W6: thousands of equal messages without ids are aligned in less than a second."""
     same = [said("user", "ok", None) for _ in range(3_000)]
     other = [one for n in range(1_500) for one in (said("user", "ok", None), said("user", str(n), None))]
     began = time.thread_time()  # of this thread alone: what else the machine does is not its fault

@@ -11,8 +11,8 @@ HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e\r\n</td>" + "日本" * 40
 
 
 @pytest.mark.long
-def test_w6_a_page_of_a_diff_obeys_nobody():
-    """W6: in a notebook a diff and a comparison are HTML in which nothing from the data is markup."""
+def test_w6_html_of_a_diff_escapes_hostile_data():
+    """W6: a diff and a comparison render as HTML in which no data becomes markup."""
     a = Checkpoint(metadata={"reference": HOSTILE}, session_state={HOSTILE: HOSTILE})
     b = Checkpoint(conversation_history=[{"role": HOSTILE, "content": "+" + HOSTILE}])
     found = diff(a, b)
@@ -28,8 +28,8 @@ def test_w6_a_page_of_a_diff_obeys_nobody():
     assert plain(drawn.lines(both, width=60)).splitlines()[0].endswith("…")
 
 
-def test_w6_a_page_shows_files_as_they_are():
-    """W6: in HTML the lines of files keep their spaces, and end only where a line of the files' difference ends."""
+def test_w6_html_of_a_diff_keeps_spaces_and_line_ends():
+    """W6: HTML keeps the spaces of file lines and breaks only where a line of the diff ends."""
     content = "--- a.py\n+++ a.py\n-    return  1\n+\treturn\x0c2\u2028\r\n"
     page = drawn.page(Diff(from_id=1, to_id=2, modified_files=["a.py"], diff_content=content))
     assert '\n<span style="color:#d9484b">-    return  1</span>\n' in page

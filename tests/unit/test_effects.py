@@ -43,8 +43,8 @@ def invoked(name: str = "pay", **more) -> ToolInvocation:
 # -- declarations
 
 
-def test_w3_a_declaration_is_a_value():
-    """W3: two equal declarations are equal and have one hash, whatever kind of list the names came in."""
+def test_w3_equal_declarations_have_equal_hashes():
+    """W3: two declarations with the same content are equal and have one hash, with lists or tuples of names."""
     one = compensable(undo, identity_args=["to", "amount"], verify=look, precheck=look, once=True)
     assert one == compensable(undo=undo, identity_args=("to", "amount"), verify=look, precheck=look, once=True)
     assert len({one, Effect("compensable", undo, ["to", "amount"], look, look, True)}) == 1
@@ -52,7 +52,7 @@ def test_w3_a_declaration_is_a_value():
 
 
 def test_w3_functions_are_recorded_by_their_names():
-    """W3: verify and precheck are recorded by their qualified names like an undo function, a lambda too."""
+    """W3: verify and precheck, also a lambda, are recorded by their qualified names like an undo function."""
     declared = reversible(HERE, verify=look, precheck=lambda invocation: None)
     local = f"{__name__}:test_w3_functions_are_recorded_by_their_names.<locals>.<lambda>"
     assert (declared.undo_path, declared.verify_path, declared.precheck_path) == (HERE, f"{__name__}:look", local)
@@ -85,14 +85,14 @@ def test_w3_functions_are_recorded_by_their_names():
         (lambda: effect("read_only")("search"), "cannot carry"),
     ],
 )
-def test_w3_what_means_nothing_is_refused_where_it_is_written(make, says):
-    """W3: a declaration that cannot work, or says nothing, fails at once and not in a rollback."""
+def test_w3_a_meaningless_declaration_is_refused_at_once(make, says):
+    """W3: a declaration that cannot work, or says nothing, fails where it is written and not in a rollback."""
     with pytest.raises(InvalidInput, match=says):
         make()
 
 
-def test_w3_a_decorator_without_its_undo_is_refused():
-    """W3: `@reversible` without brackets takes the tool for an undo function, and says so."""
+def test_w3_the_reversible_decorator_without_an_undo_is_refused():
+    """W3: `@reversible` without parentheses is refused with a message about the parameters of an undo function."""
     with pytest.raises(InvalidInput, match="args, result"):
 
         @reversible
@@ -101,7 +101,7 @@ def test_w3_a_decorator_without_its_undo_is_refused():
             return item
 
 
-def test_w3_decorators_stand_above_and_below_tool():
+def test_w3_effect_decorators_work_above_and_below_tool():
     """W3: the order of the two decorators does not matter."""
     from langchain_core.tools import tool
 
@@ -122,8 +122,8 @@ def test_w3_decorators_stand_above_and_below_tool():
     assert declared_on(above) == declared_on(below) == reversible(undo, identity_args=["item"])
 
 
-def test_w3_two_tools_of_one_function_have_each_its_own_effect():
-    """W3: what is declared of a tool is not said of another tool that is made of the same function."""
+def test_w3_two_tools_of_one_function_have_separate_effects():
+    """W3: an effect declared for one tool does not apply to another tool made of the same function."""
     from langchain_core.tools import StructuredTool
 
     from agentgit.effects.effects import declared_on
@@ -156,8 +156,8 @@ def test_w3_a_tool_made_of_a_method_carries_its_effect():
         reversible(undo)(Shop().order)
 
 
-def test_w4_only_where_it_matters_a_call_has_an_identity():
-    """W4: the identity is recorded of what leaves a trace, and of what may happen once; of nothing else."""
+def test_w4_an_identity_is_recorded_only_for_calls_that_need_one():
+    """W4: the identity is recorded only for calls that leave a trace or may happen once."""
     args = {"to": "Ann"}
     has = [reversible(undo, once=True), compensable(undo), effect("irreversible"), effect("idempotent", once=True)]
     has_not = [reversible(undo), effect("idempotent"), effect("read_only")]
@@ -166,8 +166,8 @@ def test_w4_only_where_it_matters_a_call_has_an_identity():
     assert recorded(None, "pay", args) == {"effect": "undeclared", "undo": None}
 
 
-def test_w4_the_same_call_is_the_same_however_a_model_writes_it():
-    """W4: neither the order of arguments, nor 5 for 5.0, nor what does not count makes another call of it."""
+def test_w4_equivalent_arguments_have_the_same_identity():
+    """W4: argument order, 5 or 5.0, and arguments outside identity_args do not change the identity of a call."""
     one = identity("pay", {"to": {"name": "Ann", "at": 1}, "euros": 5, "reference": "a"}, ("to", "euros"))
     assert one == identity("pay", {"reference": "b", "euros": 5.0, "to": {"at": 1.0, "name": "Ann"}}, ("to", "euros"))
     assert one != identity("pay", {"to": {"name": "Ann", "at": 1}, "euros": 5.5}, ("to", "euros"))
@@ -204,8 +204,8 @@ DECLARED = {kind: Effect(kind, undo) if kind in UNDOABLE else Effect(kind) for k
         ("irreversible", True, False, "irreversible"),
     ],
 )
-def test_w3_what_a_server_says_of_its_tools(kind, read_only, destructive, then):
-    """W3: what the table in docs/effects.md says about MCP annotations is so."""
+def test_w3_mcp_annotations_change_effects_as_documented(kind, read_only, destructive, then):
+    """W3: MCP annotations change a declared effect as the table in docs/effects.md says."""
     found = stricter(DECLARED[kind], Hints(read_only, destructive))
     assert (found.kind if found else "undeclared") == then
 
@@ -219,8 +219,8 @@ def strictness(declared: Effect | None) -> int:
 
 
 @pytest.mark.parametrize("kind", DECLARED)
-def test_w3_annotations_only_ever_make_stricter(kind):
-    """W3: with any annotations an effect is never less strict than declared, and saying it twice changes nothing."""
+def test_w3_annotations_never_make_an_effect_less_strict(kind):
+    """W3: no annotations make an effect less strict than declared, and applying them twice changes nothing."""
     for said in itertools.product(SAYS, SAYS):
         once = stricter(DECLARED[kind], Hints(*said))
         assert strictness(once) >= strictness(DECLARED[kind])
@@ -237,12 +237,12 @@ METADATA = st.recursive(
 
 @given(metadata=METADATA, kind=st.sampled_from(list(DECLARED)))
 def test_w3_no_metadata_makes_an_effect_less_strict(metadata, kind):
-    """W3: whatever a server sends, in whatever shape, nothing becomes less strict and nothing raises."""
+    """W3: metadata of any shape from a server makes no effect less strict and raises nothing."""
     assert strictness(stricter(DECLARED[kind], hints_in(metadata))) >= strictness(DECLARED[kind])
 
 
 def test_w3_annotations_are_found_in_every_known_place():
-    """W3: langchain-mcp-adapters, langchain.mcp and others put them elsewhere; the strictest one counts."""
+    """W3: annotations are found where langchain-mcp-adapters, langchain.mcp and others put them; the strictest wins."""
 
     class Said:
         readOnlyHint = False  # noqa: N815  # so MCP calls it
@@ -255,8 +255,8 @@ def test_w3_annotations_are_found_in_every_known_place():
     assert hints_in(both) == Hints(read_only=False, destructive=True)
 
 
-def test_w3_what_was_declared_stays_when_it_becomes_stricter():
-    """W3: an idempotent tool that its server calls destructive keeps how to look and what makes calls the same."""
+def test_w3_a_stricter_effect_keeps_verify_and_identity_args():
+    """W3: an idempotent tool that its server calls destructive keeps its verify and identity_args."""
     found = stricter(Effect("idempotent", identity_args=["id"], verify=look), Hints(destructive=True))
     assert found == Effect("irreversible", identity_args=["id"], verify=look)
 
@@ -264,8 +264,8 @@ def test_w3_what_was_declared_stays_when_it_becomes_stricter():
 # -- where it is said
 
 
-def test_w3_a_tool_out_of_sight_has_what_its_decorator_says_else_the_default():
-    """W3: of a tool that the graph does not show, the decorator wins over the repository, and a name over `*`."""
+def test_w3_the_effect_of_a_hidden_tool_is_its_decorator_or_the_default():
+    """W3: for a tool that the graph does not show, its decorator wins over the repository, and a name over `*`."""
     defaults = {"decorated": effect("irreversible"), "named": effect("read_only"), "*": reversible(undo)}
     found = Declared({"seen": None}, defaults)
     said = {"decorated": effect("idempotent")}
@@ -276,8 +276,8 @@ def test_w3_a_tool_out_of_sight_has_what_its_decorator_says_else_the_default():
 
 
 @pytest.mark.parametrize("wrong", [["add"], "add", {"add": 3}, {3: "read_only"}, {"": "read_only"}, {"add": None}])
-def test_w3_a_wrong_mapping_is_refused(wrong):
-    """W3: what is no mapping of tool names to effects is a typed error."""
+def test_w3_a_wrong_effects_mapping_is_refused(wrong):
+    """W3: anything but a mapping of tool names to effects raises InvalidInput."""
     with pytest.raises(InvalidInput):
         as_effects(wrong)
 
@@ -285,8 +285,8 @@ def test_w3_a_wrong_mapping_is_refused(wrong):
 # -- the registry
 
 
-def test_t3_a_record_chooses_among_what_is_declared_here():
-    """T3: the recorded name finds its function among those that were declared of the session's tool, and no other."""
+def test_t3_a_recorded_name_finds_only_declared_functions():
+    """T3: a recorded name finds its function only among those declared for that tool of the session."""
     registry = Registry()
     call = invoked(undo=HERE, verify=f"{__name__}:look")
     assert "is not declared here" in registry.missing(1, call)
@@ -300,8 +300,8 @@ def test_t3_a_record_chooses_among_what_is_declared_here():
     assert "is not declared here" in registry.missing(2, call)
 
 
-def test_t3_another_function_than_the_recorded_one_is_refused_with_both_names():
-    """T3: where the name recorded and the name declared differ, nothing is called, and both are named."""
+def test_t3_a_function_other_than_the_recorded_one_is_refused():
+    """T3: where the recorded and the declared name differ, no function is used, and the reason has both names."""
     registry = Registry({"pay_by_name": reversible(other), "*": reversible(undo, verify=look)})
     assert registry.undo(1, invoked("pay_by_name")) is other  # nothing was recorded that says otherwise
     why = registry.missing(1, invoked("pay_by_name", undo="shop:cancel"))
@@ -311,16 +311,16 @@ def test_t3_another_function_than_the_recorded_one_is_refused_with_both_names():
     assert (registry.undo(1, invoked("unheard_of")), registry.verify(1, invoked("unheard_of"))) == (undo, look)
 
 
-def test_w1_the_undo_of_another_tool_of_the_same_name_is_never_taken():
-    """W1: what a decorator said elsewhere in the process is no undo of a call that was made without it."""
+def test_w1_the_undo_of_another_tool_with_the_same_name_is_not_used():
+    """W1: a decorator elsewhere in the process provides no undo for a call that was made without it."""
     reversible(other)(named("pay_elsewhere"))
     registry = Registry()
     assert "wrap the graph" in registry.missing(1, invoked("pay_elsewhere"))
     assert registry.verify(1, invoked("pay_elsewhere")) is None
 
 
-def test_w3_two_tools_of_one_name_say_nothing_of_a_third():
-    """W3: where decorators of two tools of one name do not agree, a tool known by its name alone is undeclared."""
+def test_w3_disagreeing_decorators_leave_a_tool_name_undeclared():
+    """W3: a tool known by its name alone is undeclared when decorators of two tools with that name disagree."""
 
     def one():
         def twice_decorated(x): ...
@@ -341,8 +341,8 @@ def test_w3_two_tools_of_one_name_say_nothing_of_a_third():
     assert declared_by_name("twice_decorated").kind == "irreversible"
 
 
-def test_w1_what_is_missing_is_said():
-    """W1: without an undo function, a path that leads somewhere, or a tool, the text tells what to do next."""
+def test_w1_the_reason_for_a_missing_function_names_the_next_step():
+    """W1: without an undo function, an importable path or a tool, the reason says what to do next."""
     registry = Registry()
     assert "wrap the graph" in registry.missing(1, invoked("nobody"))
     assert "no.such:thing is not declared here" in registry.missing(1, invoked("nobody", undo="no.such:thing"))
@@ -357,8 +357,8 @@ def test_w1_what_is_missing_is_said():
     assert registry.runner(1, invoked())({"amount": 5}, "thread") == 5
 
 
-def test_w1_a_module_that_raises_is_not_found(tmp_path, monkeypatch):
-    """W1: importing a module that was declared may raise anything; a plan goes on and says what is missing."""
+def test_w1_an_undo_module_that_raises_on_import_is_reported(tmp_path, monkeypatch):
+    """W1: an exception in the import of a declared module is the reason why its undo is missing."""
     (tmp_path / "broken_shop.py").write_text("raise RuntimeError('no key')")
     monkeypatch.syspath_prepend(tmp_path)
     registry = Registry({"pay": reversible("broken_shop:cancel")})

@@ -53,8 +53,8 @@ UNIFIED = "--- a/one.txt\t2026-01-01\n+++ b/two.txt\n@@ -1 +1 @@\n-x\n+y\n--- /d
         ("find_and_replace_order", {"order": "a"}, None),
     ],
 )
-def test_a_call_names_the_files_that_it_modifies(name, args, paths):
-    """C8: file tools are known by name, and their arguments say which files; reading tools modify none."""
+def test_the_arguments_of_a_file_tool_name_the_modified_files(name, args, paths):
+    """C8: file tools are known by name and their arguments name the files; reading tools modify none."""
     assert paths_of(name, None, args) == (Modifies(tuple(paths)) if paths is not None else None)
 
 
@@ -75,13 +75,13 @@ def test_a_call_names_the_files_that_it_modifies(name, args, paths):
         ("apply_patch", {"patch": "no patch"}),
     ],
 )
-def test_what_cannot_be_told_counts_as_everything(name, args):
+def test_a_call_with_unknown_files_may_modify_everything(name, args):
     """C8: shell tools, and file tools that name no file, may modify the whole workspace."""
     assert paths_of(name, None, args) == EVERYTHING
 
 
-def test_a_tool_says_itself_which_arguments_hold_paths():
-    """C8: a decorator names the arguments, on a function, on a tool, or on a tool that is out of sight later."""
+def test_a_decorator_declares_which_arguments_hold_paths():
+    """C8: a decorator names the path arguments of a function or tool, also when only its name is known later."""
 
     @tool
     @modifies_files("report", "assets")
@@ -101,7 +101,7 @@ def test_a_tool_says_itself_which_arguments_hold_paths():
     assert paths_of("publish", publish, {"path": "x"}) == EVERYTHING
 
 
-def test_a_tool_may_modify_anything():
+def test_a_decorator_without_arguments_declares_any_file_modified():
     """C8: a decorator without names declares that any file may be modified."""
 
     @modifies_files()
@@ -111,7 +111,7 @@ def test_a_tool_may_modify_anything():
 
 
 def test_a_tool_declared_read_only_modifies_nothing():
-    """C8: what a tool declares of its effect counts more than its name."""
+    """C8: the declared effect of a tool counts more than its name."""
 
     @effect("read_only")
     def execute(query: str) -> str: ...
@@ -119,8 +119,8 @@ def test_a_tool_declared_read_only_modifies_nothing():
     assert paths_of("execute", execute, {"query": "select 1"}) is None
 
 
-def test_a_wrong_declaration_is_refused():
-    """C8: an argument that the tool does not have is a typed error at once, and so is a thing that is no tool."""
+def test_a_wrong_modifies_files_declaration_is_refused():
+    """C8: an argument that the tool does not have, or an object that is no tool, raises InvalidInput at once."""
     with pytest.raises(InvalidInput, match="publish has no argument pth"):
 
         @modifies_files("pth")

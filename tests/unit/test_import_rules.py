@@ -15,8 +15,8 @@ from agentgit import errors
 ROOT = Path(__file__).parents[2]
 
 
-def test_d6_files_import_only_from_rooms_below():
-    """D6: the contracts in pyproject.toml hold."""
+def test_d6_modules_import_only_from_the_packages_below_them():
+    """D6: the import contracts in pyproject.toml hold."""
     done = subprocess.run(  # noqa: S603  # our own command
         [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
         cwd=ROOT,
@@ -27,8 +27,8 @@ def test_d6_files_import_only_from_rooms_below():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_d6_importing_agentgit_imports_neither_langgraph_nor_sql():
-    """D6: `import agentgit` takes no second, because what is heavy is imported when it is first used."""
+def test_d6_importing_agentgit_imports_no_heavy_package():
+    """D6: `import agentgit` is fast because heavy packages are imported only when they are first used."""
     heavy = ("langgraph", "langchain_core", "sqlmodel", "sqlalchemy", "pydantic", "agentgit.render")
     code = f"import sys, agentgit; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603  # as above
@@ -37,7 +37,7 @@ def test_d6_importing_agentgit_imports_neither_langgraph_nor_sql():
 
 @pytest.mark.long
 def test_d6_reading_a_session_does_not_import_langgraph(tmp_path):
-    """D6: the command line reads logs and trees without LangGraph, which takes a second to import."""
+    """D6: reading the tree and the state of a session does not import LangGraph, which takes a second."""
     code = (
         "import sys, agentgit; repo = agentgit.open('x.db'); session = repo.session('s', create=True); "
         "str(session.tree()); "

@@ -34,13 +34,13 @@ KEYS = {
 
 
 @pytest.mark.parametrize("name", sorted(KEYS))
-def test_a_key_of_the_config_of_a_task_is_called_as_before(name):
-    """Stored threads and running tasks are read by these names."""
+def test_the_config_keys_of_langgraph_have_their_known_names(name):
+    """Stored threads and running tasks are read by these key names."""
     assert getattr(internals, name) == KEYS[name], MOVED.format(name)
 
 
-def test_a_running_task_has_what_questions_are_asked_with():
-    """A task finds its scratchpad, how to send, its id, its thread, namespace and durability in its config."""
+def test_a_running_task_has_the_expected_config_entries():
+    """The config of a task has its scratchpad, send function, id, thread, namespace, map and durability."""
     found = {}
 
     def node(state, config):
@@ -60,14 +60,14 @@ def test_a_running_task_has_what_questions_are_asked_with():
 
 
 def test_channels_are_read_from_a_checkpoint():
-    """`channels_from_checkpoint` gives the channels of a graph with the values of a checkpoint."""
+    """`channels_from_checkpoint` returns the channels of a graph with the values of a checkpoint."""
     checkpoint = empty_checkpoint()
     checkpoint["channel_values"]["n"] = 7
     channels, _ = internals.channels_from_checkpoint({"n": LastValue(int, "n")}, checkpoint)
     assert channels["n"].get() == 7, MOVED.format("channels_from_checkpoint")
 
 
-def test_a_node_of_its_own_writes_what_it_is_given():
+def test_a_separate_pregel_node_writes_a_mapping_to_the_channels():
     """PregelNode, ChannelWrite and ChannelWriteTupleEntry make a node that writes a mapping to the channels."""
     write = internals.ChannelWrite([internals.ChannelWriteTupleEntry(mapper=lambda v: list(v.items()))])
     node = internals.PregelNode(channels=[], triggers=[], writers=[write])
@@ -82,31 +82,31 @@ def test_a_node_of_its_own_writes_what_it_is_given():
     assert graph.get_state(config).values == {"n": 3}, MOVED.format("PregelNode or ChannelWrite")
 
 
-def test_names_that_a_function_closes_over_are_found():
-    """`get_function_nonlocals` gives the values that a function names from outside of it."""
+def test_values_that_a_function_closes_over_are_found():
+    """`get_function_nonlocals` returns the values that a function closes over."""
     lamp = object()
     assert lamp in internals.get_function_nonlocals(lambda: lamp), MOVED.format("get_function_nonlocals")
 
 
-def test_the_namespace_of_a_graph_that_keeps_a_thread_has_no_ids():
-    """`recast_checkpoint_ns` leaves the ids of tasks out of a namespace."""
+def test_recast_checkpoint_ns_removes_task_ids():
+    """`recast_checkpoint_ns` removes the ids of tasks from a namespace."""
     assert internals.recast_checkpoint_ns("a:1|b:2") == "a|b", MOVED.format("recast_checkpoint_ns")
 
 
-def test_what_a_delta_channel_holds_is_wrapped():
-    """DeltaSnapshot has its value, and the reducer of messages appends."""
+def test_a_delta_snapshot_wraps_the_value_of_its_channel():
+    """DeltaSnapshot holds its value, and the reducer of messages appends."""
     assert internals.DeltaSnapshot([1]).value == [1], MOVED.format("_DeltaSnapshot")
     one, two = HumanMessage("a", id="1"), HumanMessage("b", id="2")
     assert internals.messages_delta_reducer([one], [[two]]) == [one, two], MOVED.format("_messages_delta_reducer")
 
 
-def test_the_serializer_names_the_types_it_rebuilds():
+def test_the_serializer_lists_the_types_it_rebuilds():
     """SAFE_MSGPACK_TYPES is a set of pairs of module and name."""
     assert ("datetime", "datetime") in internals.SAFE_MSGPACK_TYPES, MOVED.format("SAFE_MSGPACK_TYPES")
 
 
-async def test_a_tool_node_runs_its_calls_by_the_functions_that_are_wrapped():
-    """A ToolNode runs a batch by `_func` and `_afunc`, and each call of an async one by `_arun_one`."""
+async def test_a_tool_node_runs_its_calls_through_the_wrapped_functions():
+    """A ToolNode runs a batch through `_func` or `_afunc`, and each async call through `_arun_one`."""
 
     @tool
     def double(n: int) -> int:
@@ -133,8 +133,8 @@ async def test_a_tool_node_runs_its_calls_by_the_functions_that_are_wrapped():
     assert seen == [1, 1], MOVED.format("ToolNode._arun_one")
 
 
-def test_nothing_else_imports_a_private_name_of_langgraph():
-    """Every other module of the package stays with LangGraph's public names."""
+def test_no_other_module_imports_a_private_name_of_langgraph():
+    """Every other module of the package uses only public names of LangGraph."""
     private = re.compile(r"^\s*(?:from|import) langgraph[\w.]*(?:\._\w+| import .*\b_[a-z])", re.M)
     package = Path(agentgit.__file__).parent
     found = {path.name for path in package.rglob("*.py") if private.search(path.read_text())}
@@ -142,8 +142,8 @@ def test_nothing_else_imports_a_private_name_of_langgraph():
 
 
 @pytest.mark.long
-def test_a_langgraph_that_moved_something_is_unavailable_with_what_to_run():
-    """A LangGraph without one of the names gives Unavailable, with its version, the name and what to run."""
+def test_a_missing_langgraph_internal_raises_unavailable():
+    """A LangGraph without a required name raises Unavailable with its version, the name and the pip command."""
     code = (
         "import langgraph.prebuilt; from langgraph._internal import _config; del _config.recast_checkpoint_ns; "
         "import agentgit.langgraph_internals"

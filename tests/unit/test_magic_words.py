@@ -7,8 +7,8 @@ from agentgit.notebook import commands, completion
 from agentgit.notebook.target import Names
 
 
-def test_d4_completion_leaves_everything_else_alone():
-    """D4: elsewhere, and in the lines below a magic, nothing is said; where nobody is there, that is no failure."""
+def test_d4_completion_offers_nothing_elsewhere_and_without_an_agent():
+    """D4: completion offers nothing outside the line of a magic or without an agent, and does not raise."""
     names = Names({})
     assert completion.complete(names, "agent.") is None
     assert completion.complete(names, "%%branch x\nag") is None
@@ -17,8 +17,8 @@ def test_d4_completion_leaves_everything_else_alone():
     assert completion.complete(names, "%agentgit plan 'a b' 'c") == ("'c", [])
 
 
-def test_d4_every_command_is_in_the_help_and_does_something():
-    """D4: what can be written is what is done, and what the help lists."""
+def test_d4_every_command_has_an_implementation_and_a_help_line():
+    """D4: every command has an implementation and a line in the help, and a typo gets a suggestion."""
     assert list(commands.FORMS) == list(commands._DO)
     shown = "\n".join("".join(span.text for span in line) for line in commands.help_lines())
     assert all(f"{name}" in shown for name in commands.FORMS)
@@ -27,6 +27,6 @@ def test_d4_every_command_is_in_the_help_and_does_something():
 
 
 @pytest.mark.parametrize("line", ["help", "-h", "--help", "undo --help", "rollback -h"])
-def test_d4_help_is_found_however_it_is_asked_for(line):
-    """D4: who does not know the words yet writes what works everywhere else."""
+def test_d4_every_form_of_the_help_option_parses_as_help(line):
+    """D4: `help`, `-h` and `--help`, alone or after a command, parse as the help command."""
     assert commands.parse(line)[0] == "help"

@@ -24,8 +24,8 @@ def says(role="user"):
 
 
 @given(VALUES, VALUES, VALUES)
-def test_w7_a_value_is_lost_by_no_merge(base, ours, theirs):
-    """W7: what only one side changed is kept or taken, what both changed alike stays, all else is named."""
+def test_w7_a_merge_loses_no_value(base, ours, theirs):
+    """W7: one-sided changes are kept or taken, equal changes stay, and all other changes are conflicts."""
     verdict = decide(base, ours, theirs)
     if verdict == "clash":
         assert len({base, ours, theirs}) == 3
@@ -39,8 +39,8 @@ DICTS = st.dictionaries(st.sampled_from("abc"), st.integers(0, 2) | st.none(), m
 
 
 @given(DICTS | st.none(), DICTS, DICTS)
-def test_w7_what_was_added_to_dicts_changes_nothing_of_ours(base, ours, theirs):
-    """W7: with what theirs added, ours has each key that anyone changed; where both did otherwise there is nothing."""
+def test_w7_a_merge_of_dicts_keeps_the_changes_of_both_sides(base, ours, theirs):
+    """W7: ours with the additions of theirs has every change of both; contradictory changes have no additions."""
     more, before = extra(base, ours, theirs), base or {}
     gone = before.keys() - theirs.keys()
     mine = {key for key in ours if key not in before or ours[key] != before[key]} | (before.keys() - ours.keys())
@@ -53,15 +53,15 @@ def test_w7_what_was_added_to_dicts_changes_nothing_of_ours(base, ours, theirs):
         assert all(joined.get(key) == ours.get(key) for key in mine)
 
 
-def test_w7_what_is_neither_a_list_nor_a_dict_has_nothing_added():
-    """W7: values of two kinds, and a list whose beginning was changed, are none that both only added to."""
+def test_w7_values_that_were_not_only_extended_have_no_additions():
+    """W7: texts, values of two types and a list with a changed beginning have no additions."""
     for base, ours, theirs in ((None, [1], {"a": 1}), ([1], [1, 2], [2, 1]), ({}, [1], [2]), ("a", "ab", "ac")):
         assert extra(base, ours, theirs) is None
 
 
 @given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), max_size=8))
-def test_w7_what_was_added_is_exactly_the_rest(base, later):
-    """W7: without what was added, the later list is the earlier one; if it cannot be, something was changed."""
+def test_w7_added_items_are_exactly_the_rest_of_the_later_list(base, later):
+    """W7: without its added items the later list has the items of the earlier one, else there is no answer."""
     new = added(base, later)
     rest = [item for place, item in enumerate(later) if place not in (new or ())]
     assert (sorted(rest) == sorted(base)) is (new is not None)
@@ -76,8 +76,8 @@ MESSAGES = st.lists(
 
 
 @given(MESSAGES)
-def test_w7_no_call_comes_without_its_result(messages):
-    """W7: whatever is chosen from, what comes has each result behind its call, and each call its result."""
+def test_w7_merged_messages_keep_calls_and_results_together(messages):
+    """W7: the kept part of any messages has each result after its call, and a result for each call."""
     kept, left = whole(messages)
     assert sorted([*kept, *left]) == list(range(len(messages)))
     waiting: set = set()
@@ -92,16 +92,16 @@ def test_w7_no_call_comes_without_its_result(messages):
     assert whole([messages[place] for place in kept])[0] == list(range(len(kept)))
 
 
-def test_w7_a_choice_is_completed_to_whole_batches():
-    """W7: a chosen result brings its call and the other results, a chosen call its results, nothing else."""
+def test_w7_a_choice_of_messages_is_extended_to_whole_batches():
+    """W7: a chosen call or result adds the other calls and results of its batch, and nothing else."""
     talk = [says(), asks("a", "b"), answers("b"), answers("a"), says("assistant")]
     assert batch_of(talk, [2]) == batch_of(talk, [1]) == [1, 2, 3]
     assert batch_of(talk, [0, 4]) == [0, 4]
     assert batch_of(talk, []) == []
 
 
-def test_w7_what_is_said_about_conflicts_must_mean_something():
-    """W7: a word, a function, or a mapping to these with * for all others; anything else is refused."""
+def test_w7_an_invalid_conflict_choice_is_refused():
+    """W7: a conflict choice is a word, a function or a mapping with `*`; anything else raises InvalidInput."""
     assert choice(None, "k") is None
     assert choice({"*": "ours", "k": "theirs"}, "k") == "theirs"
     assert choice({"*": "ours"}, "k") == "ours"
@@ -112,8 +112,8 @@ def test_w7_what_is_said_about_conflicts_must_mean_something():
 
 
 @pytest.mark.long
-def test_w7_a_plan_shows_anything_and_obeys_nobody():
-    """W7: hostile names and huge values are written out, cut, and no markup on a page."""
+def test_w7_a_merge_plan_escapes_hostile_text_and_cuts_huge_values():
+    """W7: hostile names are written out, huge values are cut, and neither is markup on a page."""
     hostile = "<script>x</script>\x1b[31m\n" * 100
     values = [Taken(key=hostile, how="take", value=hostile * 100) for _ in range(200)]
     plan = MergePlan(kind="merge", source=hostile, into="main", values=values, messages=[says() | {"content": hostile}])

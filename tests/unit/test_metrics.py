@@ -5,8 +5,8 @@ import re
 from agentgit.web.metrics import Metrics
 
 
-def test_q5_durations_are_cumulative():
-    """Q5: each bucket has all that were no slower, and the bound itself belongs to it."""
+def test_q5_duration_buckets_are_cumulative():
+    """Q5: each bucket counts all requests up to and including its bound."""
     metrics = Metrics()
     for seconds in (0.001, 0.005, 0.006, 7, 4_000):
         metrics.observe("/x", "GET", 200, seconds)

@@ -60,13 +60,13 @@ PARTIAL = RollbackReport(
 
 
 @pytest.mark.parametrize(("name", "value"), [("plan", FULL), ("report", PARTIAL)])
-def test_w2_a_plan_and_a_report_read_like_this(name, value):
-    """W2, W3: each effect with its kind and its whole reason, columns aligned, long arguments cut, all counted."""
+def test_w2_plans_and_reports_match_the_expected_text(name, value):
+    """W2, W3: each effect has its kind and full reason, in aligned columns, with long arguments cut and a count."""
     assert str(value) == golden(f"{name}.txt")
 
 
 def test_w2_reasons_are_never_cut():
-    """W2: however narrow the terminal, every word of every reason is there, and no line is wider."""
+    """W2: at any terminal width every word of every reason is there, and no line is too wide."""
     for width in (70, 100, 200):
         shown = rollback.lines(FULL, width=width)[1:-1]
         assert max(sum(cells(span.text) for span in line) for line in shown) <= width
@@ -98,14 +98,14 @@ def test_w2_reasons_are_never_cut():
         (PARTIAL, "1 reversed, 1 kept, 1 failed, 1 not tried. To finish, call repo.resume(240000000000001)."),
     ],
 )
-def test_w2_the_last_line_counts_what_would_be_done(value, said):
-    """W2: one sentence says how many of each there are, and what force would make of what blocks."""
+def test_w2_the_last_line_counts_the_planned_actions(value, said):
+    """W2: one sentence counts each action and says what force would do with the blockers."""
     assert value.summary == said
     assert str(value).endswith(said)
 
 
-def test_w5_each_kind_of_plan_and_report_says_what_it_is():
-    """W5, W8: a switch and a rollback of the world alone are not called a rollback."""
+def test_w5_plans_and_reports_name_their_kind_of_operation():
+    """W5, W8: the headings of a switch, a fork and a world-only rollback differ from that of a rollback."""
     assert (
         plan(kind=SWITCH, target="branch main").heading
         == "Switch to branch main: the world is brought to the state after its 1 tool call."
@@ -117,8 +117,8 @@ def test_w5_each_kind_of_plan_and_report_says_what_it_is():
     assert RollbackReport(**done, kind="fork").heading.startswith("Fork done: branch main")
 
 
-def test_hostile_text_in_a_plan_reaches_no_terminal():
-    """Names and arguments that a model made up are neither obeyed nor spread over lines."""
+def test_hostile_text_in_a_plan_cannot_control_a_terminal():
+    """Names and arguments that a model made up can neither send an escape nor add a line."""
     wild = call(1, HOSTILE, HOSTILE, item=HOSTILE, **{HOSTILE: 1})
     drawn = str(plan((KEEP, wild, HOSTILE), target=HOSTILE))
     assert "\x1b" not in drawn
@@ -127,8 +127,8 @@ def test_hostile_text_in_a_plan_reaches_no_terminal():
     assert drawn.splitlines()[-1] == "1 stays; no blockers."
 
 
-def test_a_call_is_named_in_one_short_line():
-    """However much an argument holds, the name of a call stays short, and the whole is in its fields."""
+def test_a_call_with_long_arguments_has_a_short_text():
+    """The text of a call stays short however long its arguments are, and its fields keep them in full."""
     long = call(1, "write", "undeclared", text="x" * 10**6, lines=["y" * 1000] * 1000)
     assert len(str(long)) < 400
     assert str(long).startswith("write(text='xxxx")
@@ -136,7 +136,7 @@ def test_a_call_is_named_in_one_short_line():
 
 
 def test_wrapping_breaks_between_words_and_counts_cells():
-    """A text is broken where it can be, a word that is too long is broken too, and wide characters take two."""
+    """Text wraps between words, a word that is too long is split, and a wide character counts as two cells."""
     assert wrap("", 5) == [""]
     assert wrap("one two three", 7) == ["one two", "three"]
     assert wrap("日本語 abcdefghij", 5) == ["日本", "語", "abcde", "fghij"]
@@ -147,7 +147,7 @@ def test_wrapping_breaks_between_words_and_counts_cells():
 
 
 def test_w2_a_plan_in_a_notebook_is_a_table():
-    """W2: the table has every step with its why, and survives in an untrusted notebook."""
+    """W2: the table has every step with its reason and only tags that an untrusted notebook keeps."""
     assert FULL._repr_html_() == golden("plan.html")
     page = Page(FULL._repr_html_())
     assert page.open == []
@@ -178,8 +178,8 @@ def test_hostile_text_is_only_text_on_a_page():
     assert "\u202e" not in value._repr_html_()
 
 
-def test_a_notebook_gets_text_and_html():
-    """Both kinds of repr agree; below its picture a tree is shown as it is printed."""
+def test_values_have_text_and_html_for_notebooks():
+    """The MIME bundle has the text and the HTML; the HTML of a tree also has its text below the picture."""
     for value in (FULL, PARTIAL, tree()):
         assert value._repr_mimebundle_() == {"text/plain": str(value), "text/html": value._repr_html_()}
     assert Page(tree()._repr_html_()).text == f"as text{tree()}"
@@ -192,8 +192,8 @@ def tree():
     return Tree(session_name="s", roots=[main])
 
 
-def test_failures_show_the_plan_or_the_report_that_they_carry():
-    """W2: a failure that is looked at in a notebook has its plan with it."""
+def test_rollback_errors_show_their_plan_or_report_as_html():
+    """W2: the HTML of a rollback error has the table of its plan or report."""
     for error in (
         RollbackBlocked("<no>", FULL),
         WorldDiverged("<no>", FULL),
@@ -205,7 +205,7 @@ def test_failures_show_the_plan_or_the_report_that_they_carry():
 
 
 @pytest.mark.parametrize("background", ["#ffffff", "#111111"])
-def test_colours_can_be_read_on_light_and_on_dark(background):
+def test_colours_are_readable_on_light_and_dark_backgrounds(background):
     """The colours have a contrast of at least 4:1 on white and on the dark of JupyterLab."""
     assert set(html.COLOURS) <= set(STYLES)
     for colour in html.COLOURS.values():
@@ -217,38 +217,38 @@ def test_colours_can_be_read_on_light_and_on_dark(background):
 
 
 @pytest.mark.parametrize("value", [FULL, PARTIAL, plan(), plan(kind=SWITCH)], ids=["plan", "report", "empty", "switch"])
-def test_w2_a_plan_and_a_report_come_back_from_json(value):
-    """W2: kept in a file, they can be read again, and are equal to what was written."""
+def test_w2_plans_and_reports_round_trip_through_json(value):
+    """W2: a plan or report that is read back from JSON equals the original."""
     again = type(value).from_dict(json.loads(json.dumps(value.to_dict())))
     assert again == value
     assert str(again) == str(value)
 
 
-def test_a_plan_says_to_programs_whether_it_can_be_done():
-    """W2: a program need not know what blocks."""
+def test_the_data_of_a_plan_says_whether_it_is_admissible():
+    """W2: `to_dict` of a plan has `is_admissible`, so a program need not know what blocks."""
     assert FULL.to_dict()["is_admissible"] is False
     assert plan().to_dict()["is_admissible"] is True
     assert [group for group in PARTIAL.to_dict() if group in GROUPS] == list(GROUPS)
 
 
 @pytest.mark.parametrize("data", [{}, [], "plan", {"steps": 1}, {**FULL.to_dict(), "steps": [{"action": "keep"}]}])
-def test_what_is_no_plan_is_refused(data):
-    """Bad input: other data is no plan and no report, and the failure says so."""
+def test_data_that_is_no_plan_or_report_is_refused(data):
+    """Bad input: other data is no plan and no report, and the error says so."""
     with pytest.raises(InvalidInput, match="Not a plan"):
         RollbackPlan.from_dict(data)
     with pytest.raises(InvalidInput, match="Not a report"):
         RollbackReport.from_dict(data)
 
 
-def test_what_is_no_invocation_is_refused():
-    """Bad input: a time that is none, a field that there is not."""
+def test_data_that_is_no_tool_invocation_is_refused():
+    """Bad input: an invocation with a broken time, an unknown field or missing fields is refused."""
     for wrong in ({"started_at": "yesterday"}, {"colour": "red"}, {"id": 1}):
         with pytest.raises(InvalidInput, match="Not a tool invocation"):
             ToolInvocation.from_dict({**wrong})
 
 
-def test_every_style_of_a_plan_is_known():
-    """A face has a colour for each style that is used."""
+def test_every_style_in_a_plan_is_a_known_style():
+    """Every style that plans and reports use is in STYLES, so a face has a colour for it."""
     for value in (FULL, PARTIAL):
         assert {span.style for line in rollback.lines(value) for span in line} <= set(STYLES)
     assert plain(rollback.lines(FULL)) == re.sub(r" +$", "", str(FULL), flags=re.M)

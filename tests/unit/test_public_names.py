@@ -11,8 +11,8 @@ def test_all_is_sorted_and_complete():
         assert getattr(agentgit, name) is not None
 
 
-def test_every_error_is_public_and_has_its_own_exit_code():
-    """A script can tell failures apart: all derive from AgentGitError, each with an exit code of its own."""
+def test_every_error_is_public_and_has_a_unique_exit_code():
+    """Every error class is public and documented, and has a unique exit code."""
     found = [e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.AgentGitError)]
     assert {e.__name__ for e in found} <= set(agentgit.__all__)
     assert len({e.exit_code for e in found}) == len(found)

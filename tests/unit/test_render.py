@@ -28,32 +28,32 @@ def golden(name: str) -> str:
 # -- the tree
 
 
-def test_a_tree_is_one_picture():
+def test_a_tree_matches_the_expected_drawing():
     """D4: the tree shows turns, names, joints, heads and the current branch, and folds a long run."""
     assert tree.draw(support(), width=80) == golden("tree.txt")
 
 
 def test_a_tree_can_show_every_checkpoint_and_its_time():
-    """D4: nothing is folded when all is asked for, and times stand in their own column."""
+    """D4: with every=True nothing is folded, and times have a separate column."""
     assert plain(tree.lines(support(), width=90, every=True, times=True)) == golden("tree-all-times.txt")
 
 
 def test_a_tree_can_be_drawn_in_ascii():
-    """Where an output has no box characters, the lanes have the same shape."""
+    """The ASCII drawing, for outputs without box characters, has lanes of the same shape."""
     drawn = tree.draw(support(), width=80)
     assert drawn.translate(ASCII) == golden("tree-ascii.txt")
     assert drawn.translate(ASCII).isascii()
 
 
-def test_a_tree_without_checkpoints_says_so():
-    """A session that was only just made has a branch and nothing on it."""
+def test_a_tree_without_checkpoints_is_drawn():
+    """A new session has a branch without checkpoints, and the drawing says so."""
     empty = Tree.grow("new", [Branch(id=1, name="main", is_current=True)])
     assert tree.draw(empty) == "new: 1 branch, 0 checkpoints\n○ main  (HEAD -> main *) no checkpoints yet"
     assert tree.draw(Tree(session_name="none", roots=[])) == "none: 0 branches, 0 checkpoints"
 
 
-def test_a_branch_that_left_before_its_parent_began_hangs_at_the_first():
-    """A branch point that lies on no line of the parent does not lose the branch."""
+def test_a_branch_with_an_unknown_branch_point_is_still_drawn():
+    """A branch whose branch point is on no line of its parent is drawn at the parent's first checkpoint."""
     one = Story().point(1, "named", name="one")
     forest = [Branch(id=1, name="a", points=[one]), Branch(id=2, name="b", parent_id=1, branch_point_id=999)]
     assert tree.draw(Tree.grow("s", forest)).splitlines()[1:] == [
@@ -62,15 +62,15 @@ def test_a_branch_that_left_before_its_parent_began_hangs_at_the_first():
     ]
 
 
-def test_every_branch_and_every_name_is_in_the_picture():
-    """Folding hides turns only: heads, names and joints are always there."""
+def test_every_branch_and_every_name_is_drawn():
+    """Folding hides only turns: heads, names and joints are always drawn."""
     drawn = tree.draw(support())
     for shown in ("main#43", "retry#7", "undone#1", "in-red#4", "empty", "before payment", "retry#4", "main#5"):
         assert shown in drawn
 
 
 def test_a_deep_tree_is_drawn_without_a_recursion_error():
-    """Two thousand branches, each on the one before, still fit the width."""
+    """Two thousand branches, each on the one before, are drawn within the width."""
     story = Story()
     branches = [Branch(id=1, name="b1", points=[story.point(1, "named", name="x")])]
     for n in range(2, 2001):
@@ -82,8 +82,8 @@ def test_a_deep_tree_is_drawn_without_a_recursion_error():
     assert max(map(cells, drawn)) <= 80
 
 
-def test_hostile_names_cannot_leave_their_place_in_a_tree():
-    """Escapes, line ends and marks of direction in names and titles are written out, and no line is too wide."""
+def test_hostile_names_in_a_tree_are_escaped():
+    """Escapes, line ends and direction marks in names and titles are written out, and no line is too wide."""
     story = Story()
     points = [story.point(1, "before", HOSTILE), story.point(2, "named", HOSTILE, HOSTILE)]
     grown = Tree.grow(HOSTILE, [Branch(id=1, name=HOSTILE, status=HOSTILE, points=points)])
@@ -116,8 +116,8 @@ def checkpoint(number: int, kind: str, description: str | None, name: str | None
     )
 
 
-def test_a_log_has_one_line_per_checkpoint_the_newest_first():
-    """A6: automatic and named checkpoints stand in one list, each with its place, time, kind and title."""
+def test_a_log_has_one_line_per_checkpoint_newest_first():
+    """A6: automatic and named checkpoints are in one list, each with its reference, time, kind and title."""
     path = [
         checkpoint(1, "before", "order two chairs"),
         checkpoint(2, "after", "Two chairs are ordered."),
@@ -126,7 +126,7 @@ def test_a_log_has_one_line_per_checkpoint_the_newest_first():
     assert log.draw_log(path, width=80) == golden("log.txt")
 
 
-def test_a_log_does_not_read_the_content():
+def test_a_log_does_not_load_states():
     """A log of deferred checkpoints never loads a state."""
 
     def load() -> dict:
@@ -137,13 +137,13 @@ def test_a_log_does_not_read_the_content():
     assert records.of_checkpoint(deferred)["reference"] == "main#1"
 
 
-def test_a_log_of_hand_made_checkpoints_is_readable():
-    """A1: a checkpoint that was never stored has no place, and is drawn all the same."""
+def test_a_log_lists_checkpoints_that_were_never_stored():
+    """A1: a checkpoint that was never stored is listed without a reference."""
     assert log.draw_log([Checkpoint(), Checkpoint(id=5, is_auto=True)]) == "5  auto   0 calls\n-  named  0 calls"
 
 
 def test_one_checkpoint_is_shown_in_full():
-    """D1: state, conversation and tool invocations of a checkpoint, with the facts about it."""
+    """D1: a checkpoint is shown with its facts, state, conversation and tool calls."""
     one = checkpoint(3, "named", "all is in the cart", "before payment", data={"ticket": 9}, restore_point="m-1")
     one.session_state = {"cart": ["chair", "chair"], "total": 120}
     wants = [{"id": "c1", "name": "order", "args": {"item": "chair", "n": 2}}]
@@ -160,8 +160,8 @@ def test_one_checkpoint_is_shown_in_full():
     assert show.draw_checkpoint(one, width=80) == golden("show.txt")
 
 
-def test_a_long_checkpoint_shows_its_end():
-    """Of a long conversation the last messages are shown, and how many there are in all."""
+def test_a_long_checkpoint_shows_its_last_messages():
+    """Of a long conversation the last messages and the total number are shown."""
     long = Checkpoint(conversation_history=[{"role": "user", "content": f"message {n}"} for n in range(50)])
     drawn = show.draw_checkpoint(long)
     assert "50 messages, the last 20" in drawn
@@ -169,8 +169,8 @@ def test_a_long_checkpoint_shows_its_end():
     assert "message 29" not in drawn
 
 
-def test_hostile_content_cannot_leave_its_line():
-    """Escapes and line ends in any field of a checkpoint are written out, in the log and when it is shown."""
+def test_hostile_content_of_a_checkpoint_is_escaped():
+    """Escapes and line ends in any field of a checkpoint are written out in the log, the full view and the diff."""
     one = checkpoint(1, "after", HOSTILE, HOSTILE, reference=HOSTILE, data=HOSTILE, restore_point=HOSTILE)
     one.session_state = {HOSTILE: HOSTILE}
     one.conversation_history = [
@@ -188,7 +188,7 @@ def branch(id: int, name: str, **more) -> InternalSession:
 
 
 def test_branches_are_listed_with_their_branch_points():
-    """D2: each branch is there with where it left, the current one marked, an unfinished rollback named."""
+    """D2: each branch has its branch point, the current one is marked, and an unfinished rollback is named."""
     branches = [
         branch(1, "main", created_at=NOON, checkpoint_count=43, tool_invocation_count=14),
         branch(2, "retry", created_at=NOON, checkpoint_count=7, is_current=True, branch_point_checkpoint_id=4),
@@ -198,15 +198,15 @@ def test_branches_are_listed_with_their_branch_points():
     assert records.of_branch(branches[1])["name"] == "retry"
 
 
-def test_d4_a_long_name_hides_no_branch_point():
-    """D4: where a branch left is whole in the list, also beside a branch whose name is long."""
+def test_d4_a_long_branch_name_does_not_hide_a_branch_point():
+    """D4: the list shows a branch point in full, also beside a long branch name."""
     branches = [branch(1, "main", created_at=NOON), branch(2, "n" * 60, created_at=NOON, branch_point_checkpoint_id=4)]
     shown = plain(branch_lines(branches, support(), width=80))
     assert shown.endswith(plain(branch_lines(branches, support(), width=200)).rpartition("  ")[2])
 
 
-def test_sessions_are_listed():
-    """D5: a person's sessions with the time of their last move and their number of branches."""
+def test_sessions_are_listed_with_time_and_branch_count():
+    """D5: a person's sessions are listed with the time of their last change and their number of branches."""
     some = [
         ExternalSession(id=1, user_id=1, session_name="support-42", created_at=NOON, updated_at=NOON, branch_count=5),
         ExternalSession(id=2, user_id=1, session_name="日本", created_at=NOON, updated_at=NOON, is_active=False),
@@ -215,21 +215,21 @@ def test_sessions_are_listed():
     assert records.of_session(some[0])["updated_at"] == "2026-10-04T12:00:00Z"
 
 
-def test_records_are_json():
-    """A program gets a tree as a flat list of branches, which JSON can carry however deep the tree is."""
+def test_a_tree_becomes_a_flat_list_in_json():
+    """A tree becomes a flat list of branches, which JSON can carry however deep the tree is."""
     data = json.loads(json.dumps(records.of_tree(support())))
     assert [b["name"] for b in data["branches"]] == ["main", "retry", "in-red", "empty", "undone"]
     assert data["branches"][1]["points"][0]["kind"] == "branch"
 
 
 def test_w6_a_drawn_diff_has_a_style_for_each_sign():
-    """W6: added and removed lines can be told apart by colour as well as by sign."""
+    """W6: added and removed lines differ in style as well as in sign."""
     a, b = Checkpoint(session_state={"a": 1}), Checkpoint(session_state={"a": 2})
     assert [span.style for (span,) in diffs.lines(diff(a, b))] == ["heading", "removed", "added"]
 
 
-def test_every_style_has_a_name_that_is_known():
-    """A face can know all styles beforehand."""
+def test_every_rendered_style_is_a_known_style():
+    """Every style that trees, logs and checkpoints use is in STYLES."""
     lines = [
         *tree.lines(support()),
         *log.lines([checkpoint(1, "named", "x", "y")]),
@@ -252,32 +252,32 @@ def test_every_style_has_a_name_that_is_known():
         ("👩\u200d👩\u200d👧", "👩\u200d👩\u200d👧"),
     ],
 )
-def test_text_is_made_harmless(raw, harmless):
-    """Controls, escapes, marks of direction and lone surrogates are written out; joined emoji stay whole."""
+def test_control_characters_in_a_text_are_escaped(raw, harmless):
+    """Controls, escapes, direction marks and lone surrogates are written out; joined emoji stay whole."""
     assert clean(raw) == harmless
 
 
-def test_text_of_several_lines_keeps_them():
-    """A text that may have lines and spaces keeps both, and nothing else that a terminal obeys."""
+def test_text_of_several_lines_keeps_its_lines_and_spaces():
+    """A multiline text keeps its lines and spaces, and all other control characters are written out."""
     assert visible("a  b\n\x1b[1mc") == "a  b\n\\x1b[1mc"
 
 
 @given(st.text(max_size=80), st.integers(1, 40))
-def test_a_cut_text_fits(text, width):
-    """No clean text is wider than its place after a cut, wide and combining characters included."""
+def test_a_cut_text_fits_its_width(text, width):
+    """A cut text is never wider than its place, also with wide and combining characters."""
     short = cut(clean(text), width)
     assert cells(short) <= width
     assert len(short) <= 4 * width + 1
     assert short == clean(text) or short.endswith("…")
 
 
-def test_times_are_shown_in_the_zone_that_is_asked_for():
-    """A time is shown in UTC, or in the zone of the person who looks; no time is nothing."""
+def test_times_are_shown_in_the_requested_zone():
+    """A time is shown in the requested zone, and no time as an empty text."""
     assert clock(NOON, timezone(timedelta(hours=2)), seconds=True) == "2026-10-04 14:00:00"
     assert clock(None) == ""
 
 
-def test_a_column_without_anything_takes_no_place():
-    """A table shows what there is."""
+def test_an_empty_column_takes_no_space():
+    """A table leaves out a column without content."""
     assert plain(table([[Span("a"), Span(""), Span("b")]], width=20)) == "a  b"
     assert table([], width=20) == []

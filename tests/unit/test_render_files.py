@@ -15,8 +15,8 @@ def styles(lines):
     return [line[0].style for line in lines]
 
 
-def test_snapshots_are_one_line_each():
-    """P1: a list shows the id, the time, why it was taken, how many files changed, its name and message."""
+def test_each_snapshot_is_listed_on_one_line():
+    """P1: a line has the id, the time, the kind, the number of changed files, the name and the message."""
     named = FileCheckpoint("a" * 32, "before", "all is well", NOON, 3)
     safety = FileCheckpoint("b" * 32, None, "before a restore", NOON, kind="safety")
     assert plain(files.snapshot_lines([named, safety])).splitlines() == [
@@ -26,7 +26,7 @@ def test_snapshots_are_one_line_each():
 
 
 def test_a_diff_has_a_style_for_each_sign():
-    """P3: added, changed and removed lines are told apart, and headings from lines that begin alike."""
+    """P3: added, changed and removed lines have different styles, and headings are not taken for them."""
     text = "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n+new\n same\n"
     diff = WorkspaceDiff("a", None, added_files=("n",), modified_files=("x",), deleted_files=("o",), diff_content=text)
     lines = files.diff_lines(diff)
@@ -35,8 +35,8 @@ def test_a_diff_has_a_style_for_each_sign():
     assert plain(files.diff_lines(WorkspaceDiff("a", "b"))) == "no difference"
 
 
-def test_a_restore_tells_everything_that_it_did_not_do():
-    """P4: what was moved aside, skipped or in conflict is told with its reason, and where the state before is."""
+def test_a_restore_report_lists_moved_skipped_and_conflicting_files():
+    """P4: files moved aside, skipped or in conflict are listed with a reason or place, with the safety snapshot."""
     done = Restored(
         "a", "b" * 32, restored=("x",), deleted=("y",), created_directories=("d",), deleted_directories=("e",),
         moved_aside=(("z", "/aside/z"),), skipped=(("big", "too big"),),
@@ -59,8 +59,8 @@ def test_a_restore_tells_everything_that_it_did_not_do():
     assert plain(files.undone_lines(Undone())) == "There is nothing to undo."
 
 
-def test_wild_names_of_files_write_no_escapes():
-    """P3, C7: names, messages and contents of files cannot obey, reorder or overwrite anything in a terminal."""
+def test_hostile_file_names_and_contents_are_escaped():
+    """P3, C7: names, messages and contents of files cannot send control characters to a terminal."""
     drawn = [
         files.snapshot_lines([FileCheckpoint(WILD, WILD, WILD, NOON, kind=WILD)]),
         files.diff_lines(WorkspaceDiff("a", "b", (WILD,), (WILD,), (WILD,), f"+\x1b[31mred\r\n+{WILD}\n")),

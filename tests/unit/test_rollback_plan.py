@@ -42,8 +42,8 @@ def decide(*later: ToolInvocation, tools: str = "reverse", missing: str | None =
         ("undeclared", "failed", "keep"),
     ],
 )
-def test_w3_each_effect_has_its_action(kind, status, action):
-    """W3: what is done about an effect follows from its declaration and its status, and always says why."""
+def test_w3_effect_and_status_decide_the_action_of_a_step(kind, status, action):
+    """W3: the action for a call follows from its effect and its status, and always has a reason."""
     (step,) = decide(call(1, kind, status)).steps
     assert step.action == action
     assert step.why
@@ -52,36 +52,36 @@ def test_w3_each_effect_has_its_action(kind, status, action):
 @pytest.mark.parametrize(
     ("kind", "status"), [("read_only", "done"), ("reversible", "reversed"), ("reversible", "paused")]
 )
-def test_w3_what_left_nothing_in_the_world_is_no_step(kind, status):
-    """W3: a read, a reversed effect and a paused call need nothing."""
+def test_w3_a_call_that_left_nothing_in_the_world_is_no_step(kind, status):
+    """W3: a read, a reversed call and a paused call are no steps of a plan."""
     assert decide(call(1, kind, status)).steps == []
 
 
-def test_w2_steps_keep_the_world_order():
-    """W2: effects are reversed newest first, in the order in which they are given."""
+def test_w2_steps_keep_the_order_of_the_world_log():
+    """W2: effects are reversed newest first, in the order of the calls."""
     plan = decide(call(3, "reversible"), call(2, "undeclared"), call(1, "compensable"))
     assert [step.invocation.id for step in plan.steps] == [3, 2, 1]
     assert [step.invocation.id for step in plan.reversals] == [3, 1]
     assert plan.is_admissible
 
 
-def test_w2_a_missing_undo_function_blocks_and_says_what_is_missing():
-    """W2: a reversible effect whose undo is not at hand is not silently kept."""
+def test_w2_a_missing_undo_function_blocks_the_plan_with_a_reason():
+    """W2: a reversible call without its undo function blocks the plan and is not silently kept."""
     plan = decide(call(1, "reversible"), missing="wrap the graph with effects=")
     assert not plan.is_admissible
     assert plan.blockers[0].why == "wrap the graph with effects="
 
 
-def test_w2_force_keeps_what_stands_in_the_way():
-    """W2: a forced plan reverses the same effects and keeps the blockers, saying so."""
+def test_w2_force_keeps_the_blockers_and_reverses_the_rest():
+    """W2: a forced plan reverses the same calls, keeps the blockers and says so."""
     plan = decide(call(2, "irreversible"), call(1, "reversible")).forced()
     assert plan.is_admissible
     assert plan.kept[0].why.startswith("forced: ")
     assert len(plan.reversals) == 1
 
 
-def test_w2_keep_leaves_the_world_alone_and_require_clean_refuses():
-    """W2: the two other modes never reverse."""
+def test_w2_the_modes_keep_and_require_clean_reverse_nothing():
+    """W2: `keep` keeps every call, and `require_clean` refuses the rollback."""
     kept = decide(call(2, "irreversible"), call(1, "reversible"), tools="keep")
     assert [s.action for s in kept.steps] == ["keep", "keep"]
     clean = decide(call(1, "reversible"), tools="require_clean")
@@ -103,8 +103,8 @@ def test_w2_a_plan_reads_as_text_and_as_data():
 def undo_in_module(args, result): ...
 
 
-def test_t3_effects_know_the_names_of_their_functions():
-    """T3: a call records the qualified name of its undo, a local function's too; nothing is found by it alone."""
+def test_t3_an_effect_records_the_qualified_name_of_its_undo():
+    """T3: an effect has the qualified name of its undo, also of a local function."""
 
     def local(args, result): ...
 
@@ -125,20 +125,20 @@ def test_t3_effects_know_the_names_of_their_functions():
         lambda: resolve("agentgit:__version__"),
     ],
 )
-def test_effects_refuse_what_makes_no_sense(make):
+def test_a_meaningless_effect_declaration_is_refused(make):
     """Bad input: a wrong declaration fails where it is written."""
     with pytest.raises(InvalidInput):
         make()
 
 
-def test_a_missing_undo_module_is_not_found():
-    """Bad input: a path to nothing names the path."""
+def test_a_missing_undo_module_raises_not_found():
+    """Bad input: the error for a path to nothing names the path."""
     with pytest.raises(NotFound, match=r"no\.such:thing"):
         resolve("no.such:thing")
 
 
-def test_effects_are_decorators_too():
-    """W3: a tool can carry its own declaration, whether it is a function or a LangChain tool."""
+def test_effects_can_be_declared_with_decorators():
+    """W3: a decorator declares the effect of a function or of a LangChain tool."""
     from langchain_core.tools import tool
 
     @effect("irreversible")
@@ -158,8 +158,8 @@ def test_effects_are_decorators_too():
     assert declared_on(undo_in_module) is None
 
 
-def test_undo_functions_may_take_the_invocation():
-    """W1: a third parameter gets the invocation."""
+def test_an_undo_function_may_take_the_invocation():
+    """W1: an undo function with a third parameter for the invocation is recognized."""
     assert takes_invocation(lambda args, result, invocation: None)
     assert takes_invocation(lambda args, result, invocation=None: None)
     assert not takes_invocation(lambda args, result, dry_run=False: None)

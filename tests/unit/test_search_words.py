@@ -37,14 +37,14 @@ def found(text):
         ("x" * 500, ["x" * search_words.LONGEST_WORD]),
     ],
 )
-def test_w9_words_are_folded_and_signs_are_none(text, expected):
-    """W9: case, accents and width do not count, CJK and emoji are found piece by piece, and signs are nothing."""
+def test_w9_words_are_folded_and_punctuation_is_dropped(text, expected):
+    """W9: case, accents and width do not count, CJK and emoji are split, and punctuation is dropped."""
     assert found(text) == expected
 
 
 @given(TEXTS)
-def test_w9_no_word_means_anything_to_a_database(text):
-    """W9: whatever a text holds, its words have no ASCII sign, no NUL, no surrogate, and can be written as UTF-8."""
+def test_w9_words_contain_no_database_syntax(text):
+    """W9: the words of any text have no ASCII punctuation, NUL or surrogate, and can be written as UTF-8."""
     for word in found(text):
         word.encode()
         assert word
@@ -55,8 +55,8 @@ def test_w9_no_word_means_anything_to_a_database(text):
 
 
 @given(TEXTS, TEXTS, TEXTS)
-def test_w9_a_text_is_found_by_any_piece_of_it_that_stands_alone(before, text, after):
-    """W9: what stands between spaces in a text is found there by itself, and the snippet marks it."""
+def test_w9_a_text_is_found_by_any_part_between_spaces(before, text, after):
+    """W9: any part of a text between spaces finds that text, and the snippet marks it."""
     whole = f"{before} {text} {after}"
     if not text.strip():
         return
@@ -70,8 +70,8 @@ def test_w9_a_text_is_found_by_any_piece_of_it_that_stands_alone(before, text, a
 
 
 @given(TEXTS)
-def test_w9_queries_are_only_quoted_words(text):
-    """W9: nothing of a query is an operator: outside of the quotes stand only ours."""
+def test_w9_a_query_contains_only_quoted_words(text):
+    """W9: no part of a query becomes an operator; outside the quotes there are only our operators."""
     if not text.strip():
         return
     wanted = query(text)
@@ -82,14 +82,14 @@ def test_w9_queries_are_only_quoted_words(text):
 
 
 @pytest.mark.parametrize("bad", ["", "  ", "\n\t", None, 7, "x" * 1001])
-def test_w9_what_is_nothing_to_search_for_is_refused(bad):
-    """Bad input: an empty or endless query is a typed error."""
+def test_w9_an_invalid_query_is_refused(bad):
+    """Bad input: a query that is empty, too long or no text raises InvalidInput."""
     with pytest.raises(InvalidInput):
         query(bad)
 
 
-def test_w9_a_snippet_is_short_and_marks_what_was_found():
-    """W9: of a long text the piece around the first find is shown, on one line, with each find marked."""
+def test_w9_a_snippet_is_short_and_marks_each_match():
+    """W9: the snippet of a long text is one line around the first match, with each match marked."""
     text = "lorem ipsum\n" * 100 + "we order TWO\tchairs, two chairs\n" + "dolor sit " * 100
     shown = snippet(text, query("two_chairs we"))
     assert len(shown.text) < search_words.BEFORE + search_words.AFTER + 25
@@ -100,12 +100,12 @@ def test_w9_a_snippet_is_short_and_marks_what_was_found():
 
 
 def test_w9_a_text_has_a_limited_number_of_words():
-    """W9: of a huge text the first words count, so that one message fills no index."""
+    """W9: only the first words of a huge text count, so that one message cannot fill the index."""
     assert len(found("word " * 50_000)) == search_words.MOST_WORDS
     assert sum(map(len, found(" ".join(f"{n:060}" for n in range(9_000))))) <= search_words.MOST_CHARACTERS + 64
 
 
 @given(st.text(max_size=40))
-def test_w9_how_a_letter_is_composed_does_not_count(text):
-    """W9: a text is found however its accents are written."""
+def test_w9_composed_and_decomposed_letters_are_the_same_word(text):
+    """W9: a text with composed accents and one with decomposed accents have the same words."""
     assert found(unicodedata.normalize("NFD", text)) == found(unicodedata.normalize("NFC", text))

@@ -26,14 +26,14 @@ from agentgit.cli import slash
         ("/switch main --sync", InvalidInput, "needs a value"),
     ],
 )
-def test_c7_a_wrong_command_says_what_is_right(line, error, said):
-    """C7, bad input: an unknown command tells the near ones, a wrong one its usage."""
+def test_c7_a_wrong_command_fails_with_a_suggestion_or_its_usage(line, error, said):
+    """C7, bad input: an unknown command suggests similar ones, and a wrong use shows its usage."""
     with pytest.raises(error, match=re.escape(said)):
         slash.parse(line).number()
 
 
-def test_c7_commands_have_other_words_too():
-    """C7: `save` is `create`, `/checkpoint` alone lists; case and the place of options do not matter."""
+def test_c7_commands_have_aliases_and_free_option_order():
+    """C7: `save` means `create`, `/checkpoint` alone lists; case and the position of options do not matter."""
     assert slash.parse("/Checkpoint SAVE Name").form.name == "checkpoint create"
     assert slash.parse("/checkpoint").form.name == "checkpoint list"
     assert slash.parse("/checkpoint create Name 'two words'").words == ["Name", "two words"]

@@ -43,13 +43,13 @@ def texts(drawn: str) -> list[str]:
     return [one.text or "" for one in parsed(drawn).iter(f"{SVG}text")]
 
 
-def test_d4_a_tree_has_a_picture():
-    """D4: lanes with a curve where each branch left, dots, rings, names, tags, marks, a legend: as the docs show it."""
+def test_d4_a_tree_is_drawn_as_the_svg_in_the_docs():
+    """D4: the SVG of a tree, with lanes, dots, rings, names, tags, marks and a legend, equals the one in the docs."""
     assert svg.tree_svg(marked()) + "\n" == (IMAGES / "tree.svg").read_text(encoding="utf-8")
 
 
-def test_d4_every_dot_and_the_whole_say_what_they_are():
-    """D4: who does not see the picture hears a summary, and each dot tells its checkpoint, its calls and its time."""
+def test_d4_the_picture_and_its_dots_have_text_for_screen_readers():
+    """D4: the picture has a summary for screen readers, and each dot a title with its checkpoint, calls and time."""
     root = parsed(svg.tree_svg(marked()))
     assert root.get("role") == "img"
     assert root.get("aria-label") == "support-42: 5 branches, 55 checkpoints, on retry at #7"
@@ -58,16 +58,16 @@ def test_d4_every_dot_and_the_whole_say_what_they_are():
     assert said in told
 
 
-def test_d4_the_legend_explains_what_occurs_and_nothing_else():
-    """D4: a picture without calls has no legend; one with failed calls explains those."""
+def test_d4_the_legend_explains_only_the_marks_in_the_picture():
+    """D4: a picture without calls has no legend; a picture with failed calls explains only those."""
     assert not set(MARKS) & set(texts(svg.tree_svg(support())))
     tree = support()
     tree.roots[0].points[2] = replace(tree.roots[0].points[2], effects={"failed": 1})
     assert set(MARKS) & set(texts(svg.tree_svg(tree))) == {"failed"}
 
 
-def test_d4_links_lead_to_checkpoints():
-    """D4: with links each dot leads to its own checkpoint, and a screen reader may follow them."""
+def test_d4_each_dot_links_to_its_checkpoint():
+    """D4: with a link function each dot links to its checkpoint, and screen readers can follow the links."""
     root = parsed(svg.tree_svg(marked(), link=lambda point: f'/checkpoints/{point.id}?a="1"&b=<2>'))
     assert root.get("role") == "group"
     dots = [a.get("href") for a in root.iter(f"{SVG}a")]
@@ -93,7 +93,7 @@ def test_hostile_names_are_only_text_in_a_picture():
 
 @pytest.mark.parametrize("shape", ["long", "named", "wide", "deep", "at once"])
 def test_d4_a_picture_of_ten_thousand_checkpoints_is_small(shape):
-    """D4: however a large tree has grown, its picture is a few pages, shows the head, and says what it leaves out."""
+    """D4: the picture of a very large tree stays small, shows the head and says how much it omits."""
     count = 10_000
     if shape in ("long", "named"):
         named = shape == "named"
@@ -122,14 +122,14 @@ def test_d4_a_picture_of_ten_thousand_checkpoints_is_small(shape):
         assert any(re.fullmatch(r"\d+ more", text) for text in said)
 
 
-def test_d4_a_tree_without_anything_has_a_picture():
-    """A session that was only just made, and a tree without branches, are drawn too."""
+def test_d4_an_empty_tree_is_drawn():
+    """A new session and a tree without branches are drawn too."""
     for tree in (Tree.grow("new", [Branch(id=1, name="main", is_current=True)]), Tree(session_name="none", roots=[])):
         assert parsed(svg.tree_svg(tree)).get("aria-label").startswith(tree.session_name)
 
 
-def test_d4_a_notebook_that_is_not_trusted_shows_the_picture():
-    """D4: in a notebook the picture is an image with its data in it and a text for who does not see it."""
+def test_d4_an_untrusted_notebook_shows_the_tree_as_an_image():
+    """D4: in a notebook the picture is an image with inline data and alternative text."""
     shown = marked()._repr_html_()
     data = re.search(r'<img src="data:image/svg\+xml;base64,([^"]+)" alt="support-42: 5 branches', shown)
     assert base64.b64decode(data[1]).decode() == svg.tree_svg(marked())
@@ -138,15 +138,15 @@ def test_d4_a_notebook_that_is_not_trusted_shows_the_picture():
 
 
 @pytest.mark.parametrize("background", ["#ffffff", "#111111"])
-def test_colours_of_the_picture_can_be_read_on_light_and_on_dark(background):
+def test_picture_colours_are_readable_on_light_and_dark_backgrounds(background):
     """D4: each colour has a contrast of at least 4:1 on white and on the dark of JupyterLab."""
     for colour in (*svg.LANES, *svg.COLOURS.values(), svg.TEXT, svg.TAG):
         light, dark = sorted((luminance(colour), luminance(background)), reverse=True)
         assert (light + 0.05) / (dark + 0.05) >= 4, colour
 
 
-def test_d4_a_page_that_follows_its_reader_has_stronger_texts():
-    """D4: only where it is asked for, the picture follows what the reader prefers."""
+def test_d4_the_picture_follows_the_readers_colour_scheme_on_request():
+    """D4: only with follow_reader=True does the picture have a style for dark mode."""
     assert "prefers-color-scheme:dark" in svg.tree_svg(marked(), follow_reader=True)
     assert "<style" not in svg.tree_svg(marked())
 
@@ -163,6 +163,6 @@ def test_d4_a_page_that_follows_its_reader_has_stronger_texts():
         ("reversible", "paused", None),
     ],
 )
-def test_a_mark_says_in_a_word_what_a_call_is(effect, status, said):
-    """Each effect and status has one mark; what only reads, and what waits, has none."""
+def test_each_effect_and_status_has_one_mark(effect, status, said):
+    """Each effect and status has one mark; reads and paused calls have none."""
     assert mark(effect, status) == said

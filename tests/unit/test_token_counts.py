@@ -14,8 +14,8 @@ COUNTS = st.dictionaries(st.text(max_size=3), TOKENS, max_size=4)
 
 
 @given(COUNTS, COUNTS)
-def test_w12_what_came_after_is_the_sum_without_what_was_before(before, after):
-    """W12: usage adds up, and taking the earlier part away leaves the later one."""
+def test_w12_token_usage_can_be_added_and_subtracted(before, after):
+    """W12: usage adds up, and subtracting the earlier part leaves the later one."""
     together = added([before, after])
     assert beyond(together, before) == {model: tokens for model, tokens in after.items() if any(tokens)}
     assert cost_of(together, {"*": (2, 3, 1)}) == pytest.approx(
@@ -24,7 +24,7 @@ def test_w12_what_came_after_is_the_sum_without_what_was_before(before, after):
 
 
 @pytest.mark.parametrize("junk", ["x", 5, {"m": 5}, {"m": "abc"}, {"m": [1, "2", None, -3, True, 9, 9]}], ids=str)
-def test_bad_input_what_a_header_says_is_no_usage(junk):
-    """Bad input: a header that was imported and says nonsense of what was used counts nothing, and breaks nothing."""
+def test_bad_input_invalid_usage_in_a_header_is_read_without_error(junk):
+    """Bad input: invalid usage in an imported header raises nothing and yields only counts of zero or more."""
     found = token_usage.read({"usage": junk})
     assert all(type(n) is int and n >= 0 for tokens in found.values() for n in tokens)

@@ -12,7 +12,7 @@ SAFE = TABLE_TAGS | {"pre"}
 
 
 def test_hostile_content_is_only_text_on_a_page():
-    """Messages, states and calls cannot open a tag, and end no line of a terminal."""
+    """Messages, states and calls cannot open a tag on a page or send an escape to a terminal."""
     said = History(
         [
             {
@@ -41,8 +41,8 @@ def test_hostile_content_is_only_text_on_a_page():
     assert "\x1b" not in conversation.draw_messages(said)
 
 
-def test_d4_a_long_message_is_folded_and_a_long_list_cut():
-    """D4: a page of a large conversation or track stays small, and says what is missing."""
+def test_d4_a_long_message_is_folded_and_a_long_list_is_cut():
+    """D4: the HTML of a large conversation or track stays small and says how much is missing."""
     many = History([{"role": "user", "content": "word " * 10_000}] * 1_000)
     assert many._repr_html_().count("<details>") == conversation.LATEST
     assert "980 earlier messages not shown" in many._repr_html_()
