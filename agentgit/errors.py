@@ -73,14 +73,14 @@ class NotAllowed(AgentGitError, PermissionError):
 
     Args:
         message: The refused action, and the next step.
-        told: A function that writes the refusal to the audit trail, after the refused transaction has ended.
+        write_audit: A function that writes the refusal to the audit trail, after the refused transaction has ended.
     """
 
     exit_code = 5
 
-    def __init__(self, message: str, *, told: Callable[[Any], None] | None = None) -> None:
+    def __init__(self, message: str, *, write_audit: Callable[[Any], None] | None = None) -> None:
         super().__init__(message)
-        self.told = told
+        self.write_audit = write_audit
 
 
 class TooManyAttempts(NotAllowed):

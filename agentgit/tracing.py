@@ -16,7 +16,7 @@ _api: Any = _unknown
 """The module `opentelemetry.trace`; None if it is not installed."""
 
 
-class Traced:
+class TracedSpan:
     """A span, or a no-op without one. As a context manager, it ends the span.
 
     Args:
@@ -69,11 +69,11 @@ class Traced:
             self._span.set_status(_api.StatusCode.ERROR)
 
 
-NOTHING = Traced(None)
+NO_SPAN = TracedSpan(None)
 """The span whose methods are no-ops."""
 
 
-def start(name: str, within: Traced = NOTHING, **attributes: Any) -> Traced:
+def start(name: str, within: TracedSpan = NO_SPAN, **attributes: Any) -> TracedSpan:
     """Start a span as a child of the current span.
 
     Args:
@@ -84,15 +84,15 @@ def start(name: str, within: Traced = NOTHING, **attributes: Any) -> Traced:
     """
     api = _trace()
     if api is None:
-        return NOTHING
+        return NO_SPAN
     context = None
     if within._span is not None and not api.get_current_span().get_span_context().is_valid:
         context = api.set_span_in_context(within._span)
-    return Traced(api.get_tracer("agentgit").start_span(name, context=context, attributes=_named(attributes)))
+    return TracedSpan(api.get_tracer("agentgit").start_span(name, context=context, attributes=_named(attributes)))
 
 
 @contextmanager
-def span(name: str, **attributes: Any) -> Iterator[Traced]:
+def span(name: str, **attributes: Any) -> Iterator[TracedSpan]:
     """Start a span that is current in the block and ends with it; see `start`.
 
     Example:
@@ -100,14 +100,14 @@ def span(name: str, **attributes: Any) -> Iterator[Traced]:
         ...     traced.set(agentgit_checkpoint_number=7)
     """
     traced = start(name, **attributes)
-    if traced is NOTHING:
+    if traced is NO_SPAN:
         yield traced
         return
     with traced, traced.current():
         yield traced
 
 
-def tool_span(name: str, within: Traced = NOTHING, **attributes: Any) -> Traced:
+def tool_span(name: str, within: TracedSpan = NO_SPAN, **attributes: Any) -> TracedSpan:
     """Start the span of a tool call; see `start`."""
     return start(
         f"execute_tool {name}", within, gen__ai_operation_name="execute_tool", gen__ai_tool_name=name, **attributes

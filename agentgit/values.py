@@ -72,13 +72,13 @@ class Drawing(NamedTuple):
     html: Callable[[Any], str]
 
 
-class _Late:
+class _LazyDrawing:
     """A descriptor that imports the drawings from `agentgit.render` when one is first read.
 
     That import takes as long as the import of the rest of the package.
     """
 
-    def __get__(self, value: object, kind: type[Shown]) -> Drawing:
+    def __get__(self, value: object, kind: type[Displayable]) -> Drawing:
         importlib.import_module("agentgit.render.display")
         found = next(vars(one)["drawing"] for one in kind.__mro__ if "drawing" in vars(one))
         if not isinstance(found, Drawing):
@@ -86,13 +86,13 @@ class _Late:
         return found
 
 
-class Shown:
+class Displayable:
     """A value that notebooks display as HTML, and interactive terminals as text.
 
     `render/display.py` assigns the drawing of each class, because this module must not depend on `agentgit.render`.
     """
 
-    drawing: ClassVar[Drawing] = cast("Drawing", _Late())
+    drawing: ClassVar[Drawing] = cast("Drawing", _LazyDrawing())
 
     def _repr_html_(self) -> str:
         return self.drawing.html(self)
@@ -101,18 +101,18 @@ class Shown:
         return {"text/plain": self.drawing.text(self), "text/html": self._repr_html_()}
 
 
-class Drawn(Shown):
+class PrintableDrawing(Displayable):
     """A value that prints as its drawing, and is displayed as HTML in notebooks."""
 
     def __str__(self) -> str:
         return self.drawing.text(self)
 
 
-class Listed(Shown, list[T]):
+class TableList(Displayable, list[T]):
     """A list that is displayed as a table. Otherwise it behaves like any list.
 
     Example:
-        >>> class Words(Listed[str]):
+        >>> class Words(TableList[str]):
         ...     drawing = Drawing(" ".join, "<br>".join)
         >>> words = Words(["a", "b"])
         >>> words, words == ["a", "b"], words._repr_html_()
@@ -185,25 +185,25 @@ def _shown(value: Any) -> str:
         return f"<{type(value).__name__}>"
 
 
-def is_of_database(error: BaseException | None) -> bool:
+def is_database_error(error: BaseException | None) -> bool:
     """Return whether an exception comes from a database driver or SQLAlchemy."""
     return any(kind.__name__ in ("DatabaseError", "StatementError") for kind in type(error).__mro__)
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the class name and the text of an exception; only the name if its text cannot be read.
 
     The text of a database error is cut after its first line, because the others have the statement, its parameters and
     the refused rows.
 
     Example:
-        >>> told(ValueError("too late"))
+        >>> describe_error(ValueError("too late"))
         'ValueError: too late'
     """
     name = type(error).__name__
     try:
         text = str(error)
-        return f"{name}: {text.partition(chr(10))[0] if is_of_database(error) else text}"
+        return f"{name}: {text.partition(chr(10))[0] if is_database_error(error) else text}"
     except Exception:  # noqa: BLE001  # the str of a user's class may raise anything
         return name
 
@@ -214,10 +214,10 @@ def to_json(value: Any) -> bytes:
     try:
         return orjson.dumps(plain)
     except TypeError:
-        return write_slowly(plain)
+        return dump_without_orjson(plain)
 
 
-def write_slowly(plain: Any) -> bytes:
+def dump_without_orjson(plain: Any) -> bytes:
     """Encode a value that orjson refuses. A leading space tells `from_json` not to decode it with orjson.
 
     Raises:
@@ -250,21 +250,21 @@ def as_object(data: bytes | None) -> dict[str, Any]:
     return found
 
 
-OBEYED = ("Cc", "Cf", "Cs", "Zl", "Zp")
+UNSAFE_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """The Unicode categories that control a terminal, reorder its text, or cannot be written to it."""
 
 JOINERS = "\u200c\u200d"
 """Zero-width (non-)joiners, which are harmless and needed in emoji and in words of some languages, such as Persian."""
 
 
-def shown(path: str | bytes) -> str:
+def escape_path(path: str | bytes) -> str:
     r"""Return the name of a file for display, with control characters, line ends and direction marks escaped.
 
     Args:
         path: The name, as the operating system has it.
 
     Example:
-        >>> print(shown("a\nb\x1b[31m\u202e.txt"))
+        >>> print(escape_path("a\nb\x1b[31m\u202e.txt"))
         a\nb\x1b[31m\u202e.txt
     """
     text = os.fsdecode(path)
@@ -272,4 +272,4 @@ def shown(path: str | bytes) -> str:
 
 
 def _escaped(c: str) -> str:
-    return repr(c)[1:-1] if c not in JOINERS and unicodedata.category(c) in OBEYED else c
+    return repr(c)[1:-1] if c not in JOINERS and unicodedata.category(c) in UNSAFE_CATEGORIES else c

@@ -23,7 +23,7 @@ from agentgit.store.objects.blobs import Leaf, leaf
 from agentgit.store.objects.content import Encoded
 from agentgit.store.records.checkpoints import Label, Snapshot
 from agentgit.store.schema import schema
-from agentgit.store.search.index import Texts
+from agentgit.store.search.index import SearchIndex
 from agentgit.store.threads.graph_rows import Draft, GraphKey
 from bench import postgres
 from bench.contenders import Wrapped
@@ -243,7 +243,7 @@ def _turns(stage: Stage) -> list[Line]:
     def turn(name: str) -> None:
         with ExitStack() as held:
             if name == BARE:
-                held.enter_context(patch.object(Texts, "follow", lambda *_: False))
+                held.enter_context(patch.object(SearchIndex, "index_next", lambda *_: False))
             say[name](said(CHAT, next(numbers), 1024))
 
     times = interleaved({name: lambda name=name: turn(name) for name in say}, stage.scale.fresh * 4)

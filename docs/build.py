@@ -119,7 +119,7 @@ def slash_commands() -> str:
     """Return the commands of `agentgit chat`, as Markdown."""
     from agentgit.cli import slash
 
-    return "".join(f"* `{form.usage}`: {form.help}\n" for form in slash.FORMS)
+    return "".join(f"* `{form.usage}`: {form.help}\n" for form in slash.COMMANDS)
 
 
 # -- the picture of the rooms

@@ -100,7 +100,7 @@ def sqlite_template(tmp_path_factory):
     """A SQLite file with its tables, to be copied; making one takes longer than most tests."""
     path = tmp_path_factory.mktemp("template") / "agentgit.db"
     with closing(Database(path)) as database:
-        schema.ready(database)
+        schema.prepare(database)
     return path
 
 

@@ -14,8 +14,8 @@ from agentgit.agents.branch_reader import BranchReader
 from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.checkpoint_tools import checkpoint_tools
 from agentgit.agents.explore.explorer import Explorer, Score, arun_exploration, run_exploration, turns_at_once
-from agentgit.agents.explore.variants import Choices, Steps, ways
-from agentgit.agents.merge.cherry_pick import What
+from agentgit.agents.explore.variants import Choices, Steps, plan_variants
+from agentgit.agents.merge.cherry_pick import CherryPickSelection
 from agentgit.async_api import async_twin
 from agentgit.checkpoints import Checkpoint, references
 from agentgit.checkpoints.merge import Resolve
@@ -29,7 +29,7 @@ from agentgit.handles.rollbacks import RollbackOptions
 from agentgit.render.views import lists
 from agentgit.sessions.tree import Exploration, ExploredBranch
 from agentgit.store.queries.lookup import CheckpointRef
-from agentgit.store.records.checkpoints import named
+from agentgit.store.records.checkpoints import named_label
 
 
 class RollbackAgent(BranchReader):
@@ -99,7 +99,7 @@ class RollbackAgent(BranchReader):
             Conflict: The branch is running.
             InvalidInput: The name is empty or too long.
         """
-        label = named(self._branch.settings.user_id, name, description, data)
+        label = named_label(self._branch.settings.user_id, name, description, data)
         files = self._branch.files(f"checkpoint {name}" if name else "checkpoint")
         return self._branching.save(self.branch_id, label, files)
 
@@ -203,11 +203,11 @@ class RollbackAgent(BranchReader):
             NotFound: There is nothing to redo.
             RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `switch`.
         """
-        rewound = self._rollbacks.rewound(self.branch_id, force=force)
+        rewound = self._rollbacks.undo_rewind_request(self.branch_id, force=force)
         if rewound is not None:  # only files were rewound, so no tool runs
             self._rollbacks.rewind(rewound)
             return self._on(self.branch_id)
-        left = self._rollbacks.left_by(self.branch_id)
+        left = self._rollbacks.rollback_source(self.branch_id)
         return self._on(self._rollbacks.switch(left, self.branch_id, sync="world", force=force)[0])
 
     def switch(
@@ -340,7 +340,7 @@ class RollbackAgent(BranchReader):
         self._require_idle()
         return self.session.get_checkpoint(self._merging.merge(source, resolve, name))
 
-    def cherry_pick(self, what: What, *, name: str | None = None) -> Checkpoint:
+    def cherry_pick(self, what: CherryPickSelection, *, name: str | None = None) -> Checkpoint:
         """Append chosen messages of other branches to this one; tool calls only together with their results.
 
         No tool runs: a picked tool call keeps its recorded result.
@@ -426,7 +426,7 @@ class RollbackAgent(BranchReader):
         config: RunnableConfig | None = None,
     ) -> Exploration:
         """Run the same steps in several variants, as `explore`; async undo functions and scores run on this loop."""
-        await self._closing()
+        await self._await_previous_turn()
         explorer = self._explorer(steps, choices, score=score, name=name, config=config, together=bool(parallel))
         await arun_exploration(explorer, turns_at_once(parallel))
         return await self.aexploration(explorer.name)
@@ -434,7 +434,7 @@ class RollbackAgent(BranchReader):
     def _explorer(self, steps: Steps, choices: Choices, **how: Any) -> Explorer:
         if self._turn is not None:
             raise Conflict("This agent is running. Explore when its turn has ended.")
-        return Explorer(self._branch, self._on, ways(steps, choices), **how)
+        return Explorer(self._branch, self._on, plan_variants(steps, choices), **how)
 
     def promote(self, branch: ExploredBranch | BranchRef, *, force: bool = False) -> RollbackAgent:
         """Switch to an explored branch, run its tool calls again, and return an agent on it.
@@ -460,17 +460,17 @@ class RollbackAgent(BranchReader):
         return checkpoint_tools(self.session, self.branch_id)
 
     aat = async_twin(at)
-    acheckpoint = async_twin(checkpoint, first=BranchRunner._closing)
+    acheckpoint = async_twin(checkpoint, first=BranchRunner._await_previous_turn)
     atag = async_twin(tag)
-    arollback = async_twin(rollback, first=BranchRunner._closing)
-    aundo = async_twin(undo, first=BranchRunner._closing)
-    aredo = async_twin(redo, first=BranchRunner._closing)
-    aswitch = async_twin(switch, first=BranchRunner._closing)
+    arollback = async_twin(rollback, first=BranchRunner._await_previous_turn)
+    aundo = async_twin(undo, first=BranchRunner._await_previous_turn)
+    aredo = async_twin(redo, first=BranchRunner._await_previous_turn)
+    aswitch = async_twin(switch, first=BranchRunner._await_previous_turn)
     afork = async_twin(fork)
-    arewind_files = async_twin(rewind_files, first=BranchRunner._closing)
-    amerge = async_twin(merge, first=BranchRunner._closing)
-    acherry_pick = async_twin(cherry_pick, first=BranchRunner._closing)
-    apromote = async_twin(promote, first=BranchRunner._closing)
+    arewind_files = async_twin(rewind_files, first=BranchRunner._await_previous_turn)
+    amerge = async_twin(merge, first=BranchRunner._await_previous_turn)
+    acherry_pick = async_twin(cherry_pick, first=BranchRunner._await_previous_turn)
+    apromote = async_twin(promote, first=BranchRunner._await_previous_turn)
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from langgraph.pregel import Pregel
 from sqlalchemy import Connection
 
 from agentgit.auth.principal import EDITOR, VIEWER
-from agentgit.effects.declarations import Declared
-from agentgit.effects.files import FilesAt, Keeper
+from agentgit.effects.declarations import ToolEffects
+from agentgit.effects.files import SnapshotRef, WorkspaceAdapter
 from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput
 from agentgit.handles.context import Context
@@ -21,7 +21,7 @@ from agentgit.rollback import Planner
 from agentgit.saver.saver import SQLModelSaver
 from agentgit.sessions import ExternalSession
 from agentgit.store.queries.lookup import CheckpointRef
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 
 AutoCheckpoint = Literal["turn", "tool", "off"] | str | int
 
@@ -83,15 +83,15 @@ class TurnSettings:
         unrecorded: Names of tools that are not part of the track.
         auto: The times at which automatic checkpoints are made.
         fence: What to do with a call whose effect already exists: `replay`, `raise` or `off`.
-        keeper: The workspace whose files belong to the session; None if there is none.
+        workspace: The workspace whose files belong to the session; None if there is none.
     """
 
     user_id: int
-    effects: Declared
+    effects: ToolEffects
     unrecorded: frozenset[str]
     auto: Interval
     fence: str
-    keeper: Keeper | None = None
+    workspace: WorkspaceAdapter | None = None
 
 
 class BranchContext:
@@ -122,7 +122,7 @@ class BranchContext:
         self.thread_id: str = row.thread_id
         self.seen: str | None = head.checkpoint_id if head else None
         """The newest graph checkpoint that the agent has seen."""
-        self.late: tuple[int | None, ...] = ()
+        self.interrupted_heads: tuple[int | None, ...] = ()
         """The head of the branch after a turn that was interrupted; empty after a completed turn.
 
         LangGraph may still save a step of the interrupted turn in another thread. As long as the head is the same, such
@@ -143,7 +143,7 @@ class BranchContext:
 
     def authorize_now(self, needs: str = VIEWER) -> None:
         """Check the user's role now, for operations whose later transactions do not check it or may not take place."""
-        if not self.context.lookup.is_free(self.session_id):
+        if not self.context.lookup.needs_no_check(self.session_id):
             with self.reading(needs):
                 pass
 
@@ -158,7 +158,7 @@ class BranchContext:
         """Return the id of the owner of the session."""
         return self.context.lookup.owner(connection, self.session_id)
 
-    def row(self, connection: Connection) -> Found:
+    def row(self, connection: Connection) -> StoredRow:
         """Read the row of the branch."""
         return self.store.sessions.branch(connection, self.branch_id)
 
@@ -166,14 +166,14 @@ class BranchContext:
         """Read the session."""
         return self.context.lookup.session(connection, self.session_id)
 
-    def checkpoint(self, connection: Connection, checkpoint_id: int) -> Found:
+    def checkpoint(self, connection: Connection, checkpoint_id: int) -> StoredRow:
         """Read the row of a checkpoint of the session."""
         return self.context.lookup.checkpoint(connection, self.session(connection), self.row(connection), checkpoint_id)
 
-    def target(self, connection: Connection, to: CheckpointRef) -> tuple[Found, str]:
+    def target(self, connection: Connection, to: CheckpointRef) -> tuple[StoredRow, str]:
         """Resolve a reference to the row of a checkpoint, and return it with its display name."""
         return self.context.lookup.target(connection, self.session(connection), self.row(connection), to)
 
-    def files(self, why: str) -> FilesAt | None:
+    def files(self, why: str) -> SnapshotRef | None:
         """Take a snapshot of the files of the workspace; return None if no workspace is attached."""
-        return self.settings.keeper.take(why) if self.settings.keeper is not None else None
+        return self.settings.workspace.take(why) if self.settings.workspace is not None else None

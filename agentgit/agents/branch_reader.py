@@ -8,7 +8,7 @@ from langchain_core.messages import BaseMessage
 
 from agentgit.agents.branch_context import Graph, TurnSettings
 from agentgit.agents.branch_runner import BranchRunner
-from agentgit.agents.merge.cherry_pick import What
+from agentgit.agents.merge.cherry_pick import CherryPickSelection
 from agentgit.agents.merge.merging import Merging
 from agentgit.async_api import async_twin
 from agentgit.checkpoints import Checkpoint
@@ -245,7 +245,7 @@ class BranchReader(BranchRunner):
         self._require_idle()
         return self._merging.plan_merge(source, resolve)
 
-    def plan_cherry_pick(self, what: What) -> MergePlan:
+    def plan_cherry_pick(self, what: CherryPickSelection) -> MergePlan:
         """Return what `cherry_pick` would add, without doing anything.
 
         Args:

@@ -17,16 +17,16 @@ from langgraph.types import StateSnapshot
 from agentgit.agents import inputs
 from agentgit.agents.branch_context import BranchContext, Graph, TurnSettings
 from agentgit.agents.inputs import pairs
-from agentgit.agents.instrumentation import captured
-from agentgit.agents.isolation import alone, by_itself, require_apart
+from agentgit.agents.instrumentation import instrumented_copy
+from agentgit.agents.isolation import detached, detached_config, require_not_nested
 from agentgit.agents.node_caches import BranchCache, hidden_cache
-from agentgit.agents.turn.checkpoint_buffer import Settling
-from agentgit.agents.turn.turn import BeginningTurn, Turn
+from agentgit.agents.turn.checkpoint_buffer import SaveBarrier
+from agentgit.agents.turn.turn import ThreadedTurn, Turn
 from agentgit.async_api import LOOP, async_twin
 from agentgit.errors import AgentGitError, BranchMoved, InvalidInput
 from agentgit.handles.context import Context
 from agentgit.langgraph_internals import CONFIG_KEY_CACHE
-from agentgit.tracing import NOTHING, Traced, start
+from agentgit.tracing import NO_SPAN, TracedSpan, start
 
 END = object()
 """The sentinel for the end of a stream."""
@@ -53,20 +53,22 @@ class BranchRunner(Runnable[Any, Any]):
     def __init__(self, context: Context, graph: Graph, settings: TurnSettings, branch_id: int) -> None:
         self.graph = graph
         self._branch = branch = BranchContext(context, graph, settings, branch_id)
-        self._runs: Graph = captured(graph, lambda cache: BranchCache(cache, self._running), checkpointer=branch.saver)
+        self._runs: Graph = instrumented_copy(
+            graph, lambda cache: BranchCache(cache, self._running), checkpointer=branch.saver
+        )
         hidden = hidden_cache(graph)
         # LangGraph passes this cache on to every nested graph, which then ignores its own.
         self._inside = {CONFIG_KEY_CACHE: BranchCache(hidden, self._running)} if hidden is not None else {}
-        self._entered = context.entered.get(branch.session_id)
+        self._entered = context.moved_to.get(branch.session_id)
         self._turn: Turn | None = None
-        self.refused: AgentGitError | None = None
+        self.rollback_error: AgentGitError | None = None
         """The error of the last rollback that the model requested; None if it succeeded or none was requested."""
         self.moved_at = monotonic()
         """The value of `time.monotonic()` when this object was created or last began a turn."""
         self._beginning: asyncio.Future[tuple[Turn, RunnableConfig]] | None = None
         self._is_leaving = False
         """True while a turn on an event loop releases its branch."""
-        self._asking: Turn | None = None
+        self._interrupted_turn: Turn | None = None
         """A turn that waits for an answer, with the checkpoints and the rollback that its tools requested."""
 
     @property
@@ -78,7 +80,7 @@ class BranchRunner(Runnable[Any, Any]):
         """Return a runner of the same graph on another branch of the session."""
         made = type(self)(self._branch.context, self.graph, self._branch.settings, branch_id)
         if branch_id == self.branch_id:
-            made._asking = self._asking  # the requests of a waiting turn belong to its branch
+            made._interrupted_turn = self._interrupted_turn  # the requests of a waiting turn belong to its branch
         return made
 
     def _running(self) -> Turn | None:
@@ -88,14 +90,14 @@ class BranchRunner(Runnable[Any, Any]):
 
     def _config(self, config: RunnableConfig | None) -> RunnableConfig:
         """Fill in the branch's thread id, and remove the keys of an outer graph that calls this one."""
-        config = alone(config)
+        config = detached_config(config)
         given = config.get("configurable", {})
         if given.get("thread_id", self._branch.thread_id) != self._branch.thread_id:
             raise InvalidInput("This agent runs on its branch's own thread; leave thread_id out of the config.")
-        with by_itself():  # else LangChain merges the surrounding config into it
+        with detached():  # else LangChain merges the surrounding config into it
             return merge_configs(config, {"configurable": {"thread_id": self._branch.thread_id, **self._inside}})
 
-    def _traced(self) -> Traced:
+    def _traced(self) -> TracedSpan:
         """Start the tracing span of a turn."""
         return start(
             f"invoke_agent {self.graph.name}",
@@ -106,14 +108,14 @@ class BranchRunner(Runnable[Any, Any]):
         )
 
     def _begin(
-        self, value: Any, config: RunnableConfig | None, traced: Traced = NOTHING
+        self, value: Any, config: RunnableConfig | None, traced: TracedSpan = NO_SPAN
     ) -> tuple[Turn, RunnableConfig]:
         """Begin a turn: acquire the branch, and build the config that records the turn."""
         with traced.current():
-            return self._begun(value, config, traced)
+            return self._start_turn(value, config, traced)
 
-    def _begun(self, value: Any, config: RunnableConfig | None, traced: Traced) -> tuple[Turn, RunnableConfig]:
-        require_apart(config)
+    def _start_turn(self, value: Any, config: RunnableConfig | None, traced: TracedSpan) -> tuple[Turn, RunnableConfig]:
+        require_not_nested(config)
         self._branch.store.database.require_open()  # before the files are read
         self._warn_if_moved()
         filled, self.moved_at = self._config(config), monotonic()
@@ -123,16 +125,19 @@ class BranchRunner(Runnable[Any, Any]):
             )
         filled["configurable"].pop("checkpoint_id", None)
         turn = Turn(self._branch, inputs.read(self._runs, value), traced)
-        if self._asking is not None and not turn.given.is_new:
-            turn.wanted, turn.afterwards = self._asking.wanted, self._asking.afterwards
+        if self._interrupted_turn is not None and not turn.given.is_new:
+            turn.requested_checkpoints, turn.afterwards = (
+                self._interrupted_turn.requested_checkpoints,
+                self._interrupted_turn.afterwards,
+            )
         turn.begin()
         self._turn = self._branch.saver.turn = turn
-        with by_itself():
+        with detached():
             return turn, merge_configs(filled, {"callbacks": [turn.recorder]})
 
     def _warn_if_moved(self) -> None:
         """Warn once if a rollback or switch in this process has since moved the session to another branch."""
-        branch, now = self._branch, self._branch.context.entered.get(self._branch.session_id)
+        branch, now = self._branch, self._branch.context.moved_to.get(self._branch.session_id)
         if now in (None, self._entered, branch.branch_id):
             return
         self._entered = now
@@ -150,23 +155,23 @@ class BranchRunner(Runnable[Any, Any]):
         try:
             with turn.span.current():
                 self._branch.seen = turn.end(completed=completed)
-            self._branch.late = () if completed else (turn.head_id,)
+            self._branch.interrupted_heads = () if completed else (turn.head_id,)
         finally:
             self._turn = None
             if self._branch.saver.turn is turn:
                 self._branch.saver.turn = None
             self._is_leaving = False
         # If a tool waits for an answer, the requests of the others are done when the answered turn has ended.
-        self._asking = turn if completed and not turn.settled else None
-        if completed and turn.settled and turn.afterwards is not None:
-            self.refused = None
+        self._interrupted_turn = turn if completed and not turn.is_settled else None
+        if completed and turn.is_settled and turn.afterwards is not None:
+            self.rollback_error = None
             try:
                 turn.afterwards()
             except AgentGitError as error:  # the turn itself succeeded, and its answer must not be lost
-                self.refused = error
+                self.rollback_error = error
 
     @contextmanager
-    def _taken(self, value: Any, config: RunnableConfig | None) -> Iterator[tuple[Any, RunnableConfig]]:
+    def _turn_held(self, value: Any, config: RunnableConfig | None) -> Iterator[tuple[Any, RunnableConfig]]:
         """Hold the branch for one turn, and yield the input and the config to run the graph with."""
         with self._traced() as traced:
             turn, filled = self._begin(value, config, traced)
@@ -178,7 +183,7 @@ class BranchRunner(Runnable[Any, Any]):
                 self._end(turn, completed=completed)
 
     @asynccontextmanager
-    async def _ataken(self, value: Any, config: RunnableConfig | None) -> AsyncIterator[tuple[Any, RunnableConfig]]:
+    async def _aturn_held(self, value: Any, config: RunnableConfig | None) -> AsyncIterator[tuple[Any, RunnableConfig]]:
         """Hold the branch for one turn without blocking the event loop, and release it even if cancelled."""
         with self._traced() as traced:
             async with self._aheld(value, config, traced) as held:
@@ -186,19 +191,19 @@ class BranchRunner(Runnable[Any, Any]):
 
     @asynccontextmanager
     async def _aheld(
-        self, value: Any, config: RunnableConfig | None, traced: Traced
+        self, value: Any, config: RunnableConfig | None, traced: TracedSpan
     ) -> AsyncIterator[tuple[Any, RunnableConfig]]:
-        await self._closing()
+        await self._await_previous_turn()
         LOOP.set(asyncio.get_running_loop())  # the async callbacks of this turn run on this loop
-        taking = BeginningTurn(self._begin, self._end)
+        taking = ThreadedTurn(self._begin, self._end)
         self._beginning = asyncio.ensure_future(asyncio.to_thread(taking.begin, value, config, traced))
         try:
             turn, filled = await asyncio.shield(self._beginning)
         except asyncio.CancelledError:
-            taking.leave()
+            taking.abandon()
             raise
-        with by_itself():
-            filled = merge_configs(filled, {"callbacks": [Settling(turn.saves, asyncio.get_running_loop())]})
+        with detached():
+            filled = merge_configs(filled, {"callbacks": [SaveBarrier(turn.saves, asyncio.get_running_loop())]})
         completed = False
         try:
             yield turn.given.value, filled
@@ -210,7 +215,7 @@ class BranchRunner(Runnable[Any, Any]):
             else:
                 self._end(turn, completed=False)  # without await: a cancelled task may not be resumed after one
 
-    async def _closing(self) -> None:
+    async def _await_previous_turn(self) -> None:
         """Wait briefly for a turn of this agent that was cancelled, or whose stream was not read to its end.
 
         Python closes an abandoned stream only in a later round of the loop, and the thread of a cancelled task keeps
@@ -230,7 +235,7 @@ class BranchRunner(Runnable[Any, Any]):
         return begun is not None and not begun.done() and begun.get_loop() is asyncio.get_running_loop()
 
     @contextmanager
-    def _left(self) -> Iterator[None]:
+    def _marking_end(self) -> Iterator[None]:
         """Mark the turn as ending as soon as its stream is closed, because the graph may take long to stop."""
         try:
             yield
@@ -248,7 +253,7 @@ class BranchRunner(Runnable[Any, Any]):
             is_async: True if the turn runs on an event loop.
         """
         how = options.get("durability") or ("exit" if options.get("checkpoint_during") is False else "async")
-        if not self._branch.settings.effects.acts or (how != "exit" and not is_async):
+        if not self._branch.settings.effects.has_effects or (how != "exit" and not is_async):
             return options
         return {**{name: value for name, value in options.items() if name != "checkpoint_during"}, "durability": "sync"}
 
@@ -262,15 +267,15 @@ class BranchRunner(Runnable[Any, Any]):
         Raises:
             Conflict: Somebody else runs this branch, or has moved it since this agent last saw it.
         """
-        with self._taken(input, config) as (value, filled), by_itself(), self._current():
+        with self._turn_held(input, config) as (value, filled), detached(), self._current():
             return self._runs.invoke(value, filled, **self._durable(kwargs))
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
         """Run one turn, as the graph's `stream`. A stream that is not read to its end leaves no end checkpoint."""
-        with self._taken(input, config) as (value, filled):
+        with self._turn_held(input, config) as (value, filled):
             chunks = self._runs.stream(value, filled, **self._durable(kwargs))
             while True:
-                with by_itself(), self._current():
+                with detached(), self._current():
                     chunk = next(chunks, END)
                 if chunk is END:
                     return
@@ -278,8 +283,8 @@ class BranchRunner(Runnable[Any, Any]):
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Run one turn, as the graph's `ainvoke`."""
-        async with self._ataken(input, config) as (value, filled):
-            with by_itself(), self._current():
+        async with self._aturn_held(input, config) as (value, filled):
+            with detached(), self._current():
                 return await self._runs.ainvoke(value, filled, **self._durable(kwargs, is_async=True))
 
     async def astream(
@@ -287,10 +292,10 @@ class BranchRunner(Runnable[Any, Any]):
     ) -> AsyncGenerator[Any, None]:
         """Run one turn, as the graph's `astream`."""
         async with (
-            self._ataken(input, config) as (value, filled),
+            self._aturn_held(input, config) as (value, filled),
             aclosing(self._each(self._runs.astream(value, filled, **self._durable(kwargs, is_async=True)))) as chunks,
         ):
-            with self._left():
+            with self._marking_end():
                 async for chunk in chunks:
                     yield chunk
 
@@ -299,12 +304,12 @@ class BranchRunner(Runnable[Any, Any]):
     ) -> AsyncIterator[Any]:
         """Run one turn, as the graph's `astream_events`."""
         async with (
-            self._ataken(input, config) as (value, filled),
+            self._aturn_held(input, config) as (value, filled),
             aclosing(
                 self._each(self._runs.astream_events(value, filled, **self._durable(kwargs, is_async=True)))
             ) as events,
         ):
-            with self._left():
+            with self._marking_end():
                 async for event in events:
                     yield event
 
@@ -313,7 +318,7 @@ class BranchRunner(Runnable[Any, Any]):
         chunks = aiter(chunks)
         try:
             while True:
-                with by_itself(), self._current():
+                with detached(), self._current():
                     chunk = await anext(chunks, END)
                 if chunk is END:
                     return
@@ -373,7 +378,7 @@ class BranchRunner(Runnable[Any, Any]):
         """Return the branch's newest state, as the graph's `get_state`."""
         self._branch.authorize_now()
         filled = self._config(config)
-        with by_itself():
+        with detached():
             return self._runs.get_state(filled, **kwargs)
 
     def get_state_history(self, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[StateSnapshot]:
@@ -385,12 +390,12 @@ class BranchRunner(Runnable[Any, Any]):
         self, config: RunnableConfig | None, values: Any, as_node: str | None = None, task_id: str | None = None
     ) -> RunnableConfig:
         """Update the state, as the graph's `update_state`. This is a separate turn without a user message."""
-        with self._taken(None, config) as (_, filled), by_itself():
+        with self._turn_held(None, config) as (_, filled), detached():
             return self._runs.update_state(filled, values, as_node, task_id)
 
     def bulk_update_state(self, config: RunnableConfig | None, supersteps: Any) -> RunnableConfig:
         """Update the state in several steps, as the graph's `bulk_update_state`."""
-        with self._taken(None, config) as (_, filled), by_itself():
+        with self._turn_held(None, config) as (_, filled), detached():
             return self._runs.bulk_update_state(filled, supersteps)
 
     def run(self, text: str) -> str:
@@ -419,8 +424,8 @@ class BranchRunner(Runnable[Any, Any]):
         for snapshot in await asyncio.to_thread(lambda: list(self.get_state_history(config, **kwargs))):
             yield snapshot
 
-    aupdate_state = async_twin(update_state, first=_closing)
-    abulk_update_state = async_twin(bulk_update_state, first=_closing)
+    aupdate_state = async_twin(update_state, first=_await_previous_turn)
+    abulk_update_state = async_twin(bulk_update_state, first=_await_previous_turn)
 
 
 def _frames_of_ours() -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Said:
+class AnswerText:
     """A piece of the text of an answer.
 
     Args:
@@ -32,7 +32,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Called:
+class ModelToolCall:
     """A tool call of the model."""
 
     name: str
@@ -53,11 +53,11 @@ class TurnFailed:
     error: Exception
 
 
-Piece = Said | Called | AskedQuestion | TurnFailed
+Piece = AnswerText | ModelToolCall | AskedQuestion | TurnFailed
 Pieces = AsyncGenerator[Piece, None]
 
 
-async def say(agent: RollbackAgent, text: str) -> Pieces:
+async def send_message(agent: RollbackAgent, text: str) -> Pieces:
     """Run a turn with a new message, or with the answer if the graph has asked a question.
 
     Args:
@@ -73,7 +73,7 @@ async def say(agent: RollbackAgent, text: str) -> Pieces:
         yield piece
 
 
-async def go_on(agent: RollbackAgent) -> Pieces:
+async def continue_turn(agent: RollbackAgent) -> Pieces:
     """Continue a turn that was interrupted.
 
     Raises:
@@ -143,7 +143,7 @@ class _Reader:
             yield from self.rest()  # a tool has answered, so the calls are complete
         elif message.id not in self.known:
             if message.text:
-                yield Said(message.id, str(message.text))
+                yield AnswerText(message.id, str(message.text))
             if not isinstance(message, AIMessageChunk):
                 yield from _calls(message)
             else:
@@ -159,4 +159,4 @@ class _Reader:
 
 
 def _calls(message: AIMessage) -> Iterator[Piece]:
-    return (Called(call["name"], call["args"]) for call in message.tool_calls)
+    return (ModelToolCall(call["name"], call["args"]) for call in message.tool_calls)

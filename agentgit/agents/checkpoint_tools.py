@@ -21,7 +21,7 @@ from agentgit.effects import RollbackReport
 from agentgit.effects.invocation import INTENDED
 from agentgit.errors import AgentGitError, RollbackBlocked
 from agentgit.handles.session import Session
-from agentgit.store.records.checkpoints import named
+from agentgit.store.records.checkpoints import named_label
 
 CHECKPOINT_TOOLS = frozenset(
     {
@@ -73,7 +73,9 @@ def checkpoint_tools(bound: Session, branch_id: int) -> list[BaseTool]:
         if recorder is None:
             return f"Saved: {bound.checkpoint(name, branch=branch_id, description=description).get_summary()}"
         turn = recorder.turn
-        turn.want(recorder.batch_in(_run_id()), named(turn.context.settings.user_id, name, description))
+        turn.request_checkpoint(
+            recorder.batch_in(_run_id()), named_label(turn.context.settings.user_id, name, description)
+        )
         return f"Checkpoint {name!r} will be saved as soon as the tool calls of this message are done."
 
     def list_checkpoints(config: RunnableConfig) -> str:

@@ -24,7 +24,7 @@ TITLE = 80
 
 
 @dataclass(frozen=True)
-class Given:
+class TurnInput:
     """The input of a turn.
 
     Args:
@@ -40,7 +40,7 @@ class Given:
     message_id: str | None = None
 
 
-def read(graph: Pregel[Any, Any, Any, Any], value: Any) -> Given:
+def read(graph: Pregel[Any, Any, Any, Any], value: Any) -> TurnInput:
     """Parse an input, and add an id to the user's message if the graph's reducer would add one.
 
     Args:
@@ -48,22 +48,22 @@ def read(graph: Pregel[Any, Any, Any, Any], value: Any) -> Given:
         value: The input as the user passed it.
     """
     if value is None or isinstance(value, Command):
-        return Given(value, is_new=False)
+        return TurnInput(value, is_new=False)
     given: Any = value.get(MESSAGES) if isinstance(value, Mapping) else value
     try:
         messages = convert_to_messages(given if isinstance(given, list) else [given])
     except (ValueError, NotImplementedError, TypeError):
-        return Given(value, is_new=True)  # the input of a graph need not be messages
+        return TurnInput(value, is_new=True)  # the input of a graph need not be messages
     last = messages[-1] if messages else None
     if not isinstance(last, HumanMessage):
-        return Given(value, is_new=True)
+        return TurnInput(value, is_new=True)
     if isinstance(value, Mapping) and _gives_ids(graph):
         last = last.model_copy(update={"id": last.id or str(uuid4())})
         value = {**value, MESSAGES: [*messages[:-1], last]}
-    return Given(value, is_new=True, title=first_line(str(last.text)), message_id=last.id)
+    return TurnInput(value, is_new=True, title=first_line(str(last.text)), message_id=last.id)
 
 
-def noted(given: Given, note: str) -> Given | None:
+def with_note(given: TurnInput, note: str) -> TurnInput | None:
     """Insert a note about the world before the user's messages; return None if the input has no messages.
 
     The note is a user message, because not every provider accepts a system message inside a conversation.

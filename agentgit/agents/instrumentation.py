@@ -22,14 +22,14 @@ from langgraph.pregel import Pregel
 from agentgit.agents.turn.interrupts import in_batch
 from agentgit.langgraph_internals import PregelNode, get_function_nonlocals, tool_node_functions, wrap_each_call
 
-OF_LANGCHAIN = frozenset({"", "functools", "langchain", "langchain_core", "langgraph"})
+FRAMEWORK_PACKAGES = frozenset({"", "functools", "langchain", "langchain_core", "langgraph"})
 """The packages whose functions are not searched for tools of the user."""
 
 _of_batch: ContextVar[list[asyncio.Future[Any]]] = ContextVar("of_batch")
 """The calls of the batch that a ToolNode runs in this context."""
 
 
-def captured(
+def instrumented_copy(
     graph: Pregel[Any, Any, Any, Any], cached: Callable[[BaseCache[Any]], BaseCache[Any]], **changes: Any
 ) -> Pregel[Any, Any, Any, Any]:
     """Copy a compiled graph, its subgraphs and its ToolNodes.
@@ -55,7 +55,7 @@ def tools_of(graph: Pregel[Any, Any, Any, Any]) -> Iterator[BaseTool]:
                 yield from tools_of(inner)
 
 
-def named_in(graph: Pregel[Any, Any, Any, Any]) -> Iterator[BaseTool]:
+def referenced_tools(graph: Pregel[Any, Any, Any, Any]) -> Iterator[BaseTool]:
     """Yield the tools that the functions of a graph's nodes refer to, directly or via functions of their package."""
     functions: list[Any] = []
     for node in graph.nodes.values():
@@ -63,11 +63,11 @@ def named_in(graph: Pregel[Any, Any, Any, Any]) -> Iterator[BaseTool]:
             functions += [getattr(node.bound, name, None) for name in ("func", "afunc")]
         for inner in node.subgraphs:
             if isinstance(inner, Pregel):
-                yield from named_in(inner)
+                yield from referenced_tools(inner)
     seen: set[int] = set()
     for function in functions:  # the loop appends to this list
         package = _package(function)
-        if id(function) in seen or package in OF_LANGCHAIN:
+        if id(function) in seen or package in FRAMEWORK_PACKAGES:
             continue
         seen.add(id(function))
         held = getattr(getattr(function, "__self__", None), "__dict__", {})
@@ -86,7 +86,7 @@ def _node(node: PregelNode, cached: Callable[[BaseCache[Any]], BaseCache[Any]]) 
     if isinstance(node.bound, ToolNode):
         return node.copy({"bound": _tool_node(node.bound)})
     if isinstance(node.bound, Pregel):
-        inner = captured(node.bound, cached)
+        inner = instrumented_copy(node.bound, cached)
         return node.copy({"bound": inner, "subgraphs": [inner]})
     return node
 

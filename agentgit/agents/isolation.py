@@ -9,15 +9,15 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 
-from agentgit.agents.turn.fence_errors import unswallowed
+from agentgit.agents.turn.fence_errors import as_bubbling
 from agentgit.agents.turn.recorder import Recorder
 from agentgit.errors import InvalidInput
 
-OF_A_RUN = frozenset({"thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint_map"})
+RUN_KEYS = frozenset({"thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint_map"})
 """The keys with which LangGraph describes the run that a config belongs to."""
 
 
-def require_apart(config: RunnableConfig | None) -> None:
+def require_not_nested(config: RunnableConfig | None) -> None:
     """Check that a turn does not begin inside a turn of another wrapped graph.
 
     Args:
@@ -29,7 +29,7 @@ def require_apart(config: RunnableConfig | None) -> None:
     around: list[Any] = [given.get("callbacks") for given in (var_child_runnable_config.get(), config) if given]
     handlers = [one for given in around for one in getattr(given, "handlers", given or ())]
     if any(isinstance(one, Recorder) for one in handlers):
-        raise unswallowed(
+        raise as_bubbling(
             InvalidInput(
                 "This agent was called inside a turn of another wrapped graph, so nothing was run: its effects would "
                 "be recorded only in its own session, and a rollback of that turn would miss them. Call agent.graph "
@@ -38,7 +38,7 @@ def require_apart(config: RunnableConfig | None) -> None:
         )
 
 
-def alone(config: RunnableConfig | None) -> RunnableConfig:
+def detached_config(config: RunnableConfig | None) -> RunnableConfig:
     """Remove from a config what identifies a position in a running graph.
 
     With these keys, a graph that is called inside another one would run as its subgraph and keep its state there.
@@ -52,13 +52,13 @@ def alone(config: RunnableConfig | None) -> RunnableConfig:
         made["callbacks"] = outer["callbacks"]
     given = made.get("configurable", {})
     if any(key.startswith("__pregel_") for key in given):
-        given = {k: v for k, v in given.items() if not k.startswith("__pregel_") and k not in OF_A_RUN}
+        given = {k: v for k, v in given.items() if not k.startswith("__pregel_") and k not in RUN_KEYS}
     made["configurable"] = dict(given)
     return made
 
 
 @contextmanager
-def by_itself() -> Iterator[None]:
+def detached() -> Iterator[None]:
     """Hide the surrounding graph run, if any, from a graph that is called in this block."""
     token = var_child_runnable_config.set(None)
     try:

@@ -106,7 +106,7 @@ class BranchCache(BaseCache[Any]):
         if turn is not self._turn:
             with turn.context.store.database.reading() as connection:
                 path = turn.context.store.parts(connection, turn.branch)
-                known = [] if turn.given.is_new else turn.context.store.world.standing_keys(connection, path)
+                known = [] if turn.given.is_new else turn.context.store.world.keys_in_effect(connection, path)
             self._turn, self._begun, self._before = turn, {}, known
             self._branches = [part.branch_id for part in reversed(path)]
         return {(ns, key): [(ns, f"{key}@{end}") for end in (*self._branches, ANY_BRANCH)] for ns, key in keys}
@@ -131,7 +131,7 @@ class BranchCache(BaseCache[Any]):
         store, branch = self._turn.context.store, self._turn.branch
         with store.database.reading() as connection:
             path = store.parts(connection, branch)
-            return store.world.has_standing(connection, branch.external_session_id, path, calls)
+            return store.world.are_in_effect(connection, branch.external_session_id, path, calls)
 
     def _noted(self, pairs: Pairs, until: int) -> dict[FullKey, tuple[Any, int | None]]:
         """Add to each entry the calls that acted during its work.

@@ -15,15 +15,15 @@ from langgraph.errors import ParentCommand
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from agentgit.agents.isolation import by_itself
+from agentgit.agents.isolation import detached
 from agentgit.agents.not_done import NotDone
-from agentgit.agents.turn.recorded_results import as_recorded, handed_over
-from agentgit.agents.turn.tool_hook import telling
+from agentgit.agents.turn.recorded_results import as_recorded, handover_record
+from agentgit.agents.turn.tool_hook import reporting_copy
 from agentgit.effects.declarations import ALL, default, hints_in, stricter
-from agentgit.effects.effects import Effect, declared_on, require_function, resolve
+from agentgit.effects.effects import Effect, declared_on, import_function, require_function
 from agentgit.effects.registry import Run
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.values import told
+from agentgit.values import describe_error
 
 Args = Mapping[str, Any]
 Form = Callable[[Args], Args]
@@ -33,7 +33,9 @@ EMPTY = (list, dict, set)
 """The default factories that always return the same value; another factory may generate an id."""
 
 
-def bare_forms(tools: Mapping[str, Sequence[BaseTool]], effects: Mapping[str, Effect | None]) -> dict[str, Form]:
+def argument_normalizers(
+    tools: Mapping[str, Sequence[BaseTool]], effects: Mapping[str, Effect | None]
+) -> dict[str, Form]:
     """Return, for each tool whose calls are compared, a function that normalizes its arguments.
 
     Args:
@@ -43,11 +45,13 @@ def bare_forms(tools: Mapping[str, Sequence[BaseTool]], effects: Mapping[str, Ef
     """
     alone = {name: same[0] for name, same in tools.items() if all(other is same[0] for other in same)}
     return {
-        name: bare_of(tool) for name, tool in alone.items() if (effect := effects.get(name)) and effect.has_identity
+        name: argument_normalizer(tool)
+        for name, tool in alone.items()
+        if (effect := effects.get(name)) and effect.has_identity
     }
 
 
-def bare_of(tool: BaseTool) -> Form:
+def argument_normalizer(tool: BaseTool) -> Form:
     """Return a function that normalizes the arguments of a tool: it drops default values and converts numbers.
 
     Arguments that do not fit the tool's schema stay as they are.
@@ -57,7 +61,7 @@ def bare_of(tool: BaseTool) -> Form:
         >>> @tool
         ... def pay(to: str, euros: int, memo: str = "") -> str:
         ...     '''Pay somebody.'''
-        >>> bare_of(pay)({"to": "Ann", "euros": "5", "memo": ""})
+        >>> argument_normalizer(pay)({"to": "Ann", "euros": "5", "memo": ""})
         {'to': 'Ann', 'euros': 5}
     """
     schema: Any = tool.tool_call_schema
@@ -192,7 +196,7 @@ def require_fit(name: str, effect: Effect, same: Sequence[BaseTool]) -> None:
 
 def _require_importable(name: str, role: str, path: str) -> None:
     try:
-        require_function(role, resolve(path))
+        require_function(role, import_function(path))
     except (NotFound, InvalidInput) as error:
         raise type(error)(f"The effect of {name}: {error} Correct its {role}, or give the function itself.") from error
 
@@ -211,7 +215,7 @@ def _arguments(tool: BaseTool) -> set[str] | None:
 # -- calling a tool again
 
 
-def forward(same: Sequence[BaseTool]) -> Run | str:
+def tool_caller(same: Sequence[BaseTool]) -> Run | str:
     """Return a function that calls a tool with recorded arguments and returns the result in its recorded form.
 
     If the tool cannot be called again, return the reason as text.
@@ -252,10 +256,10 @@ def _call(tool: BaseTool, args: Mapping[str, Any], thread_id: str) -> Any:
     returned: list[Any] = []
     begun: list[bool] = []
     try:
-        with by_itself(), _asking_nobody(), _never_begun(begun):
+        with detached(), _asking_nobody(), _never_begun(begun):
             _raising(tool, returned, begun).invoke(_asked(tool, args), _on(thread_id))
     except ParentCommand as error:
-        return handed_over(error)
+        return handover_record(error)
     return as_recorded(returned[-1])
 
 
@@ -263,10 +267,10 @@ async def _acall(tool: BaseTool, args: Mapping[str, Any], thread_id: str) -> Any
     returned: list[Any] = []
     begun: list[bool] = []
     try:
-        with by_itself(), _asking_nobody(), _never_begun(begun):
+        with detached(), _asking_nobody(), _never_begun(begun):
             await _raising(tool, returned, begun).ainvoke(_asked(tool, args), _on(thread_id))
     except ParentCommand as error:
-        return handed_over(error)
+        return handover_record(error)
     return as_recorded(returned[-1])
 
 
@@ -291,7 +295,7 @@ def _never_begun(begun: Sequence[bool]) -> Iterator[None]:
     except Exception as error:
         if begun:
             raise
-        raise NotDone(f"its tool was not called: {told(error)}") from error
+        raise NotDone(f"its tool was not called: {describe_error(error)}") from error
 
 
 def _on(thread_id: str) -> RunnableConfig:
@@ -307,7 +311,7 @@ def _raising(tool: BaseTool, returned: list[Any], begun: list[bool]) -> BaseTool
         returned: The list to which the copy appends its result.
         begun: The list to which the copy appends an item when its function is called.
     """
-    clone = telling(tool, returned.append)
+    clone = reporting_copy(tool, returned.append)
     for name in ("_run", "_arun"):
         object.__setattr__(clone, name, _noting(getattr(clone, name), begun))
     clone.handle_tool_error = clone.handle_validation_error = False

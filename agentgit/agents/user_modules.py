@@ -18,15 +18,15 @@ from langgraph.pregel import Pregel
 
 from agentgit.agents.checkpoint_tools import is_ours
 from agentgit.agents.instrumentation import tools_of
-from agentgit.agents.tools import forward, require_fit
+from agentgit.agents.tools import require_fit, tool_caller
 from agentgit.effects.effects import KINDS, Effect, as_effect, declared_on
 from agentgit.effects.function_names import MAIN
-from agentgit.effects.registry import EVERYWHERE, Registry
+from agentgit.effects.registry import ALL_SESSIONS, Registry
 from agentgit.errors import Ambiguous, InvalidInput, NotFound
-from agentgit.values import told
+from agentgit.values import describe_error
 
 
-def trust(registry: Registry, paths: Sequence[str]) -> None:
+def register_modules(registry: Registry, paths: Sequence[str]) -> None:
     """Register the tools and effects that modules declare, for the calls of every session.
 
     Effects come from decorators and from mappings of tool names to effects. Tools are LangChain tools, lists of them,
@@ -45,7 +45,7 @@ def trust(registry: Registry, paths: Sequence[str]) -> None:
     later = [path for path in paths if _is_running(_require_module(path))]
     _take(registry, [path for path in paths if path not in later])
     if later:
-        registry.offer(lambda: _take(registry, later))
+        registry.defer(lambda: _take(registry, later))
 
 
 def _take(registry: Registry, paths: Sequence[str]) -> None:
@@ -60,9 +60,9 @@ def _take(registry: Registry, paths: Sequence[str]) -> None:
     for name, effect, same in said:
         require_fit(name, effect, same)
     for name, effect, _ in said:
-        registry.declare(EVERYWHERE, name, effect)
+        registry.declare(ALL_SESSIONS, name, effect)
     for name, same in tools.items():
-        registry.provide(EVERYWHERE, name, forward(same))
+        registry.register_runner(ALL_SESSIONS, name, tool_caller(same))
 
 
 def _body(tool: BaseTool) -> Any:
@@ -81,7 +81,7 @@ def graph_in(path: str) -> Any:
         NotFound: The path cannot be imported, or the module has no graph.
         Ambiguous: The module has several graphs.
     """
-    values = imported(path)
+    values = import_path(path)
     if ":" in path:
         value = values[0]
         return called(value, path) if callable(value) and not isinstance(value, (Pregel, StateGraph)) else value
@@ -123,10 +123,10 @@ def value_in(path: str) -> Any:
     """
     if ":" not in path:
         raise InvalidInput(f"{path} names only a module. Write {path}:NAME")
-    return imported(path)[0]
+    return import_path(path)[0]
 
 
-def imported(path: str) -> list[Any]:
+def import_path(path: str) -> list[Any]:
     """Return the object that a path names, or all objects of the module.
 
     Args:
@@ -150,7 +150,9 @@ def _module(path: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a module may raise anything when it is imported
-        raise NotFound(f"{path} cannot be imported here: {told(error)}. Is its folder in PYTHONPATH?") from error
+        raise NotFound(
+            f"{path} cannot be imported here: {describe_error(error)}. Is its folder in PYTHONPATH?"
+        ) from error
 
 
 def _require_module(path: str) -> str:
@@ -185,7 +187,7 @@ def _is_main(module: str) -> bool:
 
 def _found(path: str) -> tuple[list[BaseTool], dict[str, Effect]]:
     """Return the tools that a path names, and the effects that mappings of its module declare."""
-    named, whole = imported(path), list(vars(_module(path)).values())
+    named, whole = import_path(path), list(vars(_module(path)).values())
     tools = [one for value in named for one in _tools(value)]
     effects = {name: effect for value in whole for name, effect in _effects(value)}
     if ":" in path and not tools and not any(dict(_effects(value)) for value in named):

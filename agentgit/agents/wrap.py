@@ -13,12 +13,12 @@ from agentgit.agents.agent import RollbackAgent
 from agentgit.agents.branch_context import AutoCheckpoint, Interval, TurnSettings
 from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS, is_ours
 from agentgit.agents.importing.import_langgraph import import_thread
-from agentgit.agents.instrumentation import named_in, tools_of
-from agentgit.agents.tools import ByName, bare_forms, declared_of, forward
+from agentgit.agents.instrumentation import referenced_tools, tools_of
+from agentgit.agents.tools import ByName, argument_normalizers, declared_of, tool_caller
 from agentgit.agents.turn.call_interceptor import FENCES
 from agentgit.agents.turn.tool_hook import intercept
 from agentgit.effects import Effect
-from agentgit.effects.declarations import Declared, as_effects
+from agentgit.effects.declarations import ToolEffects, as_effects
 from agentgit.effects.effects import declared_on
 from agentgit.effects.plan import EXECUTE, RECORD
 from agentgit.effects.registry import Registry
@@ -72,7 +72,7 @@ def wrap(
     )
     theirs = {name: same for name, same in tools.items() if name not in ours}
     known = declared_of(theirs, given, context.effects, check=check_effects)
-    declared = Declared(known, context.effects, bare_forms(theirs, known))
+    declared = ToolEffects(known, context.effects, argument_normalizers(theirs, known))
     keeper = None
     if workspace is not None:
         store = context.store
@@ -82,7 +82,7 @@ def wrap(
 
     def provide(session_id: int) -> None:
         register(context.registry, session_id, theirs, declared)
-        for tool in named_in(graph):
+        for tool in referenced_tools(graph):
             if tool.name not in declared.tools and (own := declared_on(tool)) is not None:
                 context.registry.declare(session_id, tool.name, own)
 
@@ -104,7 +104,7 @@ def wrap(
         unrecorded=ours,
         auto=auto,
         fence=fence,
-        keeper=keeper,
+        workspace=keeper,
     )
     intercept()
     agent = RollbackAgent(context, graph, settings, row.id)
@@ -131,10 +131,10 @@ def _by_name(graph: Pregel[Any, Any, Any, Any]) -> ByName:
     return tools
 
 
-def register(registry: Registry, session_id: int, tools: ByName, declared: Declared) -> None:
+def register(registry: Registry, session_id: int, tools: ByName, declared: ToolEffects) -> None:
     """Register the effects and functions that this process has for these tools."""
     for name, effect in declared.tools.items():
         if effect is not None:
             registry.declare(session_id, name, effect)
     for name, same in tools.items():
-        registry.provide(session_id, name, forward(same))
+        registry.register_runner(session_id, name, tool_caller(same))

@@ -61,11 +61,11 @@ def is_password_of(password: object, stored: str | None) -> bool:
         Unavailable: Pwdlib is not installed.
     """
     given = isinstance(password, str) and len(password) <= LONGEST_PASSWORD and _can_be_hashed(password)
-    matches = _hasher().verify(str(password) if given else "", stored or _of_nobody())
+    matches = _hasher().verify(str(password) if given else "", stored or _dummy_hash())
     return matches and given and stored is not None
 
 
-def renewed(password: str, stored: str) -> str | None:
+def rehash_if_outdated(password: str, stored: str) -> str | None:
     """Return a new hash of a password if its stored hash has outdated parameters; None if it is up to date."""
     hasher = _hasher()
     return hasher.hash(password) if hasher.current_hasher.check_needs_rehash(stored) else None
@@ -81,11 +81,11 @@ def _hasher() -> PasswordHash:
 
 
 @functools.cache
-def _of_nobody() -> str:
+def _dummy_hash() -> str:
     return _hasher().hash("of nobody")
 
 
-LASTS = timedelta(days=365)
+DEVICE_TOKEN_LIFETIME = timedelta(days=365)
 """How long a device token is valid after a login."""
 
 
@@ -97,7 +97,7 @@ def device_token(stored: str, user_id: int, now: datetime) -> str:
         user_id: The id of the user.
         now: The time of the login.
     """
-    said = f"{secrets.token_urlsafe(16)}.{int((now + LASTS).timestamp())}"
+    said = f"{secrets.token_urlsafe(16)}.{int((now + DEVICE_TOKEN_LIFETIME).timestamp())}"
     return f"{said}.{_signature(stored, user_id, said)}"
 
 

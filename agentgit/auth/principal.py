@@ -55,7 +55,7 @@ FOR_ROLE: dict[Role, str] = {VIEWER: READ, FORKER: FORK, EDITOR: WRITE, OWNER: A
 """The scope that a credential needs to use the rights of a role."""
 
 
-def widened(scopes: str | Collection[str]) -> frozenset[str]:
+def with_included_scopes(scopes: str | Collection[str]) -> frozenset[str]:
     """Return scopes together with the scopes that they include.
 
     Args:
@@ -65,7 +65,7 @@ def widened(scopes: str | Collection[str]) -> frozenset[str]:
         InvalidInput: A scope is not valid, or none is given.
 
     Example:
-        >>> sorted(widened("fork"))
+        >>> sorted(with_included_scopes("fork"))
         ['fork', 'read']
     """
     given = [scopes] if isinstance(scopes, str) else list(scopes)

@@ -117,7 +117,7 @@ def link_parts(token: object) -> tuple[int, str]:
     return number_of(parts[1]), parts[2]
 
 
-def end_of(expires_in: timedelta | None) -> datetime | None:
+def expiry_time(expires_in: timedelta | None) -> datetime | None:
     """Return the time when something that is valid for `expires_in` from now expires; None if it does not expire.
 
     Raises:

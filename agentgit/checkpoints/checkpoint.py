@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar, Protocol
 
 from agentgit.errors import InvalidInput
-from agentgit.values import Deferred, Listed, Shown
+from agentgit.values import Deferred, Displayable, TableList
 
 
 class HasState(Protocol):
@@ -21,7 +21,7 @@ class HasState(Protocol):
 
 
 @dataclass(kw_only=True, repr=False)
-class Checkpoint(Shown, Deferred):
+class Checkpoint(Displayable, Deferred):
     """An immutable saved point of a branch: its state, its conversation and its tool invocations.
 
     Args:
@@ -152,5 +152,5 @@ class Checkpoint(Shown, Deferred):
         return self._count("tool_track_position", "tool_invocations") > 0
 
 
-class Checkpoints(Listed[Checkpoint]):
+class Checkpoints(TableList[Checkpoint]):
     """Checkpoints in order; a notebook shows them as a table."""

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from agentgit.checkpoints.diff import Diff, harmless
-from agentgit.values import Drawn
+from agentgit.checkpoints.diff import Diff, escape_unprintable
+from agentgit.values import PrintableDrawing
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison(Drawn):
+class Comparison(PrintableDrawing):
     """The changes on two branches since they diverged.
 
     Args:
@@ -52,9 +52,9 @@ class Comparison(Drawn):
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Yield the text line by line, each line with its sign, like `Diff.lines`."""
-        yield "", harmless(self.heading)
+        yield "", escape_unprintable(self.heading)
         for side in (self.left, self.right):
-            name = harmless(side.to_reference or "?")
+            name = escape_unprintable(side.to_reference or "?")
             yield "", f"{name}: unchanged" if side.is_empty else name
             yield from (_below(sign, text) for sign, text in side.parts())
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from agentgit.checkpoints.alignment import align
 from agentgit.checkpoints.checkpoint import Checkpoint
 from agentgit.errors import InvalidInput
-from agentgit.values import Drawn, portable, to_json
+from agentgit.values import PrintableDrawing, portable, to_json
 
 Kind = Literal["added", "removed", "changed"]
 
@@ -76,7 +76,7 @@ def _count(told: Any) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diff(Drawn):
+class Diff(PrintableDrawing):
     """The differences between two checkpoints.
 
     Args:
@@ -149,7 +149,10 @@ class Diff(Drawn):
         The sign is `+`, `-`, or empty for a heading. The text has no control characters, and long values are cut.
         """
         if self.from_reference or self.to_reference:
-            yield "", f"{harmless(self.from_reference or '?')} -> {harmless(self.to_reference or '?')}"
+            yield (
+                "",
+                f"{escape_unprintable(self.from_reference or '?')} -> {escape_unprintable(self.to_reference or '?')}",
+            )
         if self.is_empty:
             yield "", "no difference"
         yield from self.parts()
@@ -159,7 +162,8 @@ class Diff(Drawn):
         yield from _part("state", list(_state_lines(self.state)))
         yield from _part(
             f"messages ({self.common_messages} in common)",
-            [("-", say(m)) for m in self.removed_messages] + [("+", say(m)) for m in self.added_messages],
+            [("-", format_message(m)) for m in self.removed_messages]
+            + [("+", format_message(m)) for m in self.added_messages],
         )
         yield from _part(
             f"tool calls ({self.common_calls} in common)",
@@ -167,7 +171,9 @@ class Diff(Drawn):
         )
         yield from _part("unfinished step", self.tasks())
         files = [("-", f) for f in self.deleted_files] + [("+", f) for f in self.added_files]
-        yield from _part("files", [(s, harmless(f)) for s, f in [*files, *(("~", f) for f in self.modified_files)]])
+        yield from _part(
+            "files", [(s, escape_unprintable(f)) for s, f in [*files, *(("~", f) for f in self.modified_files)]]
+        )
         tokens = [("-", self.removed_tokens), ("+", self.added_tokens)]
         yield from _part("tokens", [(s, _tokens(spent)) for s, spent in tokens if spent != Tokens()])
 
@@ -328,7 +334,7 @@ def _part(heading: str, lines: list[tuple[str, str]]) -> Iterator[tuple[str, str
 
 def _state_lines(changes: list[Change]) -> Iterator[tuple[str, str]]:
     for change in changes:
-        path = harmless(change.path or "/")
+        path = escape_unprintable(change.path or "/")
         if change.kind == "changed" and _has_lines(change.before, change.after):
             yield "~", path
             yield from _text_lines(change.before, change.after)
@@ -350,7 +356,7 @@ def _text_lines(before: str, after: str) -> Iterator[tuple[str, str]]:
     """Compare two texts line by line."""
     compared = list(unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""))
     lines = [line for line in compared[2:] if line[0] in "+-"]
-    yield from ((line[0], f"  {_cut(harmless(line[1:]))}") for line in lines[:_MOST_LINES])
+    yield from ((line[0], f"  {_cut(escape_unprintable(line[1:]))}") for line in lines[:_MOST_LINES])
     if len(lines) > _MOST_LINES:
         yield "~", f"  and {len(lines) - _MOST_LINES} more lines"
 
@@ -359,14 +365,14 @@ def _tokens(spent: Tokens) -> str:
     return f"{spent.total:,} ({spent.input:,} in, {spent.output:,} out)"
 
 
-def say(message: Mapping[str, Any]) -> str:
+def format_message(message: Mapping[str, Any]) -> str:
     """Format a shown message on one line: its role, its text and its tool calls."""
     content = message.get("content") or ""
     if isinstance(content, list):
         content = "".join(str(b.get("text", "")) if isinstance(b, Mapping) else str(b) for b in content)
     calls = ", ".join(f"{c.get('name')}({_arguments(c.get('args'))})" for c in message.get("tool_calls") or [])
     text = " ".join(part for part in (str(content), calls and f"-> {calls}") if part)
-    return f"{harmless(str(message.get('role', '')))}: {_cut(harmless(text))}"
+    return f"{escape_unprintable(str(message.get('role', '')))}: {_cut(escape_unprintable(text))}"
 
 
 def _call(call: Mapping[str, Any]) -> str:
@@ -374,7 +380,7 @@ def _call(call: Mapping[str, Any]) -> str:
     outcome = f"failed: {error}" if error else f"-> {call.get('result')!r}"
     # The status, such as reversed, comes before the part that may be cut.
     since = "" if status in ("done", "failed") else f"({status}) "
-    return _cut(harmless(f"{call.get('tool_name')}({_arguments(call.get('args'))}) {since}{outcome}"))
+    return _cut(escape_unprintable(f"{call.get('tool_name')}({_arguments(call.get('args'))}) {since}{outcome}"))
 
 
 def _task(task: Mapping[str, Any]) -> str:
@@ -385,14 +391,14 @@ def _task(task: Mapping[str, Any]) -> str:
     errors = ", ".join(map(str, task.get("errors") or []))
     came = {"waiting": "waits for an answer", "failed": f"failed: {errors}"}.get(str(task.get("status")), "done")
     said = [asked, came, given and f"answered {given}", results and f"wrote {results}"]
-    return _cut(harmless("; ".join(part for part in said if part)))
+    return _cut(escape_unprintable("; ".join(part for part in said if part)))
 
 
 def _arguments(args: Any) -> str:
     return ", ".join(f"{key}={value!r}" for key, value in args.items()) if isinstance(args, Mapping) else repr(args)
 
 
-def harmless(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """Escape characters that a terminal would interpret or not show, as Python's repr does."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 

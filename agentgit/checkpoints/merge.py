@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from agentgit.errors import InvalidInput
-from agentgit.values import Drawn, portable, to_json
+from agentgit.values import PrintableDrawing, portable, to_json
 
 OURS, THEIRS = "ours", "theirs"
 """The sides of a conflict that can win: `ours` is this branch, `theirs` the other branch."""
@@ -41,7 +41,7 @@ class Clash:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class MergedValue:
     """A value that a merge includes.
 
     Args:
@@ -69,7 +69,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergePlan(Drawn):
+class MergePlan(PrintableDrawing):
     """The changes that a merge or a cherry-pick would make. `str` renders them as text.
 
     Args:
@@ -89,7 +89,7 @@ class MergePlan(Drawn):
     source: str
     into: str
     base: str = ""
-    values: list[Taken] = field(default_factory=list)
+    values: list[MergedValue] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
     conflicts: list[Clash] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
@@ -220,7 +220,7 @@ def extra(base: Any, ours: Any, theirs: Any) -> Extra | None:
     return None if both or not there.keys() >= before.keys() else Extra(keys=tuple(new))
 
 
-def whole(messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], dict[int, str]]:
+def drop_incomplete_batches(messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], dict[int, str]]:
     """Leave out tool calls without their results and results without their calls; model providers reject both.
 
     Args:
@@ -231,7 +231,7 @@ def whole(messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], dict[int, s
 
     Example:
         >>> asks = {"role": "assistant", "tool_calls": [{"id": "c1"}]}
-        >>> whole([asks, {"role": "tool", "tool_call_id": "c1"}, asks])
+        >>> drop_incomplete_batches([asks, {"role": "tool", "tool_call_id": "c1"}, asks])
         ([0, 1], {2: 'one of its tool calls has no result'})
     """
     kept: list[int] = []

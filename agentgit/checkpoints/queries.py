@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from agentgit.checkpoints.search_words import Snippet
 from agentgit.errors import InvalidInput
-from agentgit.values import Drawn, Listed
+from agentgit.values import PrintableDrawing, TableList
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ class Filter:
         return replace(self, **more)
 
 
-class Mark(NamedTuple):
+class TimeCursor(NamedTuple):
     """A position in a list that is ordered by time: after the item with this time and id."""
 
     at: datetime
@@ -83,17 +83,17 @@ class Mark(NamedTuple):
         """The text that a page returns as `next`.
 
         Example:
-            >>> Mark(datetime(2026, 1, 1, tzinfo=UTC), 7).cursor
+            >>> TimeCursor(datetime(2026, 1, 1, tzinfo=UTC), 7).cursor
             '1767225600000000-7'
         """
         return f"{(self.at - _EPOCH) // _MICROSECOND}-{self.id}"
 
 
-TOP = Mark(datetime.max.replace(tzinfo=UTC), 2**53)
+TOP = TimeCursor(datetime.max.replace(tzinfo=UTC), 2**53)
 """The position before the first item of a list that starts with the newest."""
 
 
-def mark(cursor: object) -> Mark:
+def mark(cursor: object) -> TimeCursor:
     """Parse a cursor that a page returned as `next`; None is the beginning.
 
     Raises:
@@ -103,12 +103,12 @@ def mark(cursor: object) -> Mark:
         return TOP
     match = _CURSOR.fullmatch(cursor) if isinstance(cursor, str) else None
     try:
-        return Mark(_EPOCH + int(match[1]) * _MICROSECOND, min(int(match[2]), TOP.id)) if match else _bad(cursor)
+        return TimeCursor(_EPOCH + int(match[1]) * _MICROSECOND, min(int(match[2]), TOP.id)) if match else _bad(cursor)
     except OverflowError:
         return _bad(cursor)
 
 
-class Rank(NamedTuple):
+class HitCursor(NamedTuple):
     """A position in search hits: names and descriptions of checkpoints first, then the rest, each newest first."""
 
     named: bool
@@ -119,17 +119,17 @@ class Rank(NamedTuple):
         """The text that a page returns as `next`.
 
         Example:
-            >>> Rank(True, 7).cursor, Rank(False, 7).cursor
+            >>> HitCursor(True, 7).cursor, HitCursor(False, 7).cursor
             ('n7', '7')
         """
         return f"{'n' if self.named else ''}{self.id}"
 
 
-FIRST = Rank(True, TOP.id)
+FIRST = HitCursor(True, TOP.id)
 """The position before the first search hit."""
 
 
-def rank(cursor: object) -> Rank:
+def rank(cursor: object) -> HitCursor:
     """Parse a cursor that a page of hits returned as `next`; None is the beginning.
 
     Raises:
@@ -138,10 +138,10 @@ def rank(cursor: object) -> Rank:
     if cursor is None:
         return FIRST
     match = re.fullmatch(r"(n?)(\d{1,16})", cursor, re.ASCII) if isinstance(cursor, str) else None
-    return Rank(bool(match[1]), min(int(match[2]), TOP.id)) if match else Rank(False, _bad(cursor).id)
+    return HitCursor(bool(match[1]), min(int(match[2]), TOP.id)) if match else HitCursor(False, _bad(cursor).id)
 
 
-def _bad(cursor: object) -> Mark:
+def _bad(cursor: object) -> TimeCursor:
     raise InvalidInput(f"after={cursor!r} is not a cursor; give the `next` of a page of the same list, or None.")
 
 
@@ -200,7 +200,7 @@ class Tag:
         return {**vars(self), "created_at": self.created_at.isoformat()}
 
 
-class Tags(Listed[Tag]):
+class Tags(TableList[Tag]):
     """A list of tags; a notebook shows it as a table."""
 
 
@@ -236,7 +236,7 @@ class Hit:
 
 
 @dataclass(frozen=True)
-class Hits(Page[Hit], Drawn):
+class Hits(Page[Hit], PrintableDrawing):
     """A page of search hits: names and descriptions of checkpoints, then messages and calls, each newest first.
 
     Args:

@@ -100,11 +100,11 @@ def place_name(text: str, what: str) -> str:
     return text
 
 
-def near(text: str, names: Iterable[str]) -> tuple[str, ...]:
+def similar_names(text: str, names: Iterable[str]) -> tuple[str, ...]:
     """List up to five names that are similar to a text, the most similar first.
 
     Example:
-        >>> near("before paymnt", ["before payment", "start"])
+        >>> similar_names("before paymnt", ["before payment", "start"])
         ('before payment',)
     """
     by_fold = {name.casefold(): name for name in names}

@@ -122,17 +122,17 @@ class RetentionVerdict:
 
     Args:
         point: The checkpoint.
-        goes: True if it is removed.
+        is_removed: True if it is removed.
         why: The reason, as a sentence.
     """
 
     point: KeptPoint
-    goes: bool
+    is_removed: bool
     why: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Thinned:
+class RetentionResult:
     """The result of applying a retention to a session, or of a dry run.
 
     Args:
@@ -160,12 +160,12 @@ class Thinned:
     @property
     def gone(self) -> list[RetentionVerdict]:
         """The checkpoints that were removed, or would be, oldest first."""
-        return [one for one in self.verdicts if one.goes]
+        return [one for one in self.verdicts if one.is_removed]
 
     @property
     def kept(self) -> list[RetentionVerdict]:
         """The checkpoints that stay, oldest first."""
-        return [one for one in self.verdicts if not one.goes]
+        return [one for one in self.verdicts if not one.is_removed]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON-like data."""
@@ -203,7 +203,7 @@ def judge(
     Example:
         >>> made = datetime.fromisoformat("2026-01-01T00:00:00Z")
         >>> points = [KeptPoint(id=n, created_at=made) for n in range(5)]
-        >>> [v.point.id for v in judge(points, Retention(compress_after=3, keep_last=2), made) if not v.goes]
+        >>> [v.point.id for v in judge(points, Retention(compress_after=3, keep_last=2), made) if not v.is_removed]
         [0, 3, 4]
     """
     ordered = sorted(points, key=lambda point: point.id)
@@ -224,7 +224,9 @@ def judge(
     within = "it is within the limits"
     return [
         RetentionVerdict(
-            point=point, goes=point.id in goes, why=goes.get(point.id) or point.needed or keeps.get(point.id, within)
+            point=point,
+            is_removed=point.id in goes,
+            why=goes.get(point.id) or point.needed or keeps.get(point.id, within),
         )
         for point in ordered
     ]

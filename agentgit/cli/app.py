@@ -29,16 +29,16 @@ from agentgit.cli import (
     workspace,
 )
 from agentgit.cli.options import (
-    WHO,
+    GLOBAL_OPTIONS,
     AsJson,
+    DatabaseOption,
+    GlobalOptions,
     Grouped,
     Limit,
     OfBranch,
     Session,
-    Where,
-    Who,
     address,
-    places_too,
+    complete_checkpoint,
     repository,
     usage,
 )
@@ -103,27 +103,27 @@ def before(
 ) -> None:
     """Store the database, the user and the tenant that are given before the command."""
     context.obj = db
-    WHO.set(Who(user, tenant))
+    GLOBAL_OPTIONS.set(GlobalOptions(user, tenant))
 
 
 @app.command()
 def demo(
-    db: Where = None,
+    db: DatabaseOption = None,
     shop: Annotated[str, typer.Option(metavar="PATH", help="The database of the demo shop.")] = "shop.db",
     as_json: AsJson = False,
 ) -> None:
     """Run a demo of rollbacks in a small shop, without an API key or network."""
-    from agentgit.demo import tell
+    from agentgit.demo import run_story
 
     said: list[str] = []
     with repository(db, create=True) as repo:
-        tell(repo, shop, said.append if as_json else output.say, database=address(db))
+        run_story(repo, shop, said.append if as_json else output.say, database=address(db))
     if as_json:
         output.emit(True, lambda: {"database": address(db), "shop": shop, "said": said}, lambda _: [])
 
 
 @app.command()
-def sessions(db: Where = None, as_json: AsJson = False) -> None:
+def sessions(db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """List the sessions, most recently updated first."""
     with repository(db) as repo:
         found = repo.sessions()
@@ -136,10 +136,10 @@ def sessions(db: Where = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def status(session: OfBranch = None, db: Where = None, as_json: AsJson = False) -> None:
+def status(session: OfBranch = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Show a session's branch, head and unfinished operations."""
     with repository(db) as repo:
-        found, named = references.path(repo, session)
+        found, named = references.parse_session(repo, session)
         branch = found.branch(named)
         head = found.get_checkpoint("HEAD", branch=branch) if branch.checkpoint_count else None
         stopped = [operation for operation in found.operations() if operation.status != DONE]
@@ -151,12 +151,12 @@ def status(session: OfBranch = None, db: Where = None, as_json: AsJson = False) 
                 "head": records.of_checkpoint(head) if head is not None else None,
                 "stopped": [records.of_operation(operation) for operation in stopped],
             },
-            lambda _: [*standing.status_lines(found.info, branch, head), *map(standing.stopped, stopped)],
+            lambda _: [*standing.status_lines(found.info, branch, head), *map(standing.unfinished_line, stopped)],
         )
 
 
 @app.command()
-def branches(session: Session = None, db: Where = None, as_json: AsJson = False) -> None:
+def branches(session: Session = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """List the branches of a session; * marks the current one."""
     with repository(db) as repo:
         found = repo.session(session).branches()
@@ -172,7 +172,7 @@ def tree(
     session: Session = None,
     every: Annotated[bool, typer.Option("--all", help="Show each checkpoint on its own line.")] = False,
     times: Annotated[bool, typer.Option("--times", help="Show when each checkpoint was created.")] = False,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Draw the branches of a session as a tree."""
@@ -186,10 +186,10 @@ def tree(
 
 
 @app.command()
-def track(session: OfBranch = None, limit: Limit = None, db: Where = None, as_json: AsJson = False) -> None:
+def track(session: OfBranch = None, limit: Limit = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """List the tool calls of a branch, oldest first, with their effects and statuses."""
     with repository(db) as repo:
-        found, branch = references.path(repo, session)
+        found, branch = references.parse_session(repo, session)
         invocations = found.tool_track(branch=branch)[-(limit or 0) :]
         output.emit(
             as_json,
@@ -204,7 +204,7 @@ def show(
         str | None,
         typer.Argument(
             metavar="SESSION",
-            autocompletion=places_too,
+            autocompletion=complete_checkpoint,
             help="The name or id of a session; by default the most recently updated one.",
         ),
     ] = None,
@@ -212,11 +212,11 @@ def show(
         str | None,
         typer.Argument(
             metavar="REF",
-            autocompletion=places_too,
+            autocompletion=complete_checkpoint,
             help="A checkpoint, like main#7, HEAD~1, a name or an id; by default HEAD.",
         ),
     ] = None,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a checkpoint: its state, messages and tool calls."""

@@ -10,17 +10,17 @@ import typer
 from agentgit.cli import chat, output, references
 from agentgit.cli.options import (
     AsJson,
-    Brief,
+    CommandGroup,
+    DatabaseOption,
     OfBranch,
     Target,
     Trust,
-    Where,
+    complete_checkpoint,
     import_from_here,
-    places_too,
     repository,
     usage,
 )
-from agentgit.cli.rollback import Force, OnError, Yes, agree, carried, switch, write
+from agentgit.cli.rollback import Force, OnError, Yes, confirm_plan, show_plan_on_error, switch, write
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.render import records
 from agentgit.render.text import clean
@@ -37,7 +37,7 @@ app = typer.Typer(
     name="checkpoint",
     help="Create and delete checkpoints; `agentgit log` lists them.",
     no_args_is_help=True,
-    cls=Brief,
+    cls=CommandGroup,
     rich_markup_mode=None,
 )
 
@@ -70,22 +70,22 @@ def create(
     ],
     description: Annotated[str | None, typer.Option(metavar="TEXT", help="A description of the checkpoint.")] = None,
     keep_files: KeepFiles = False,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a checkpoint with a name at the head of a branch."""
     with repository(db) as repo:
-        session, branch, name = references.last(repo, words)
+        session, branch, name = references.parse_required(repo, words)
         made = session.checkpoint(name, branch=branch, description=description, files=not keep_files)
         output.emit(
             as_json, lambda: records.of_checkpoint(made), lambda width: logs.lines([made], width=width, zone=None)
         )
 
 
-def delete(target: Target, yes: Yes = False, db: Where = None, as_json: AsJson = False) -> None:
+def delete(target: Target, yes: Yes = False, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Delete a checkpoint that nothing needs; the conversation and the tool track stay."""
     with repository(db) as repo:
-        session, branch, place = references.last(repo, target)
+        session, branch, place = references.parse_required(repo, target)
         found = session.get_checkpoint(place, branch=branch)
         reference = found.metadata["reference"]
         if not yes:
@@ -99,19 +99,19 @@ def cleanup(
     keep: Annotated[
         int, typer.Option("--keep", metavar="N", min=0, help="The number of automatic checkpoints to keep.")
     ] = 5,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete older automatic checkpoints of a branch, if nothing needs them."""
     with repository(db) as repo:
-        found, branch = references.path(repo, session)
+        found, branch = references.parse_session(repo, session)
         _count(as_json, found.cleanup_auto_checkpoints(branch=branch, keep=keep))
 
 
-def clear(session: OfBranch = None, yes: Yes = False, db: Where = None, as_json: AsJson = False) -> None:
+def clear(session: OfBranch = None, yes: Yes = False, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Delete all checkpoints of a session or branch that nothing needs, named ones included."""
     with repository(db) as repo:
-        found, branch = references.path(repo, session)
+        found, branch = references.parse_session(repo, session)
         if not yes:
             output.confirm(f"Delete all checkpoints of {found.name} that nothing needs?", as_json)
         _count(as_json, found.retention.clear(branch=branch))
@@ -130,18 +130,18 @@ def fork(
         list[str] | None,
         typer.Argument(
             metavar="[SESSION[@BRANCH]] [PLACE]",
-            autocompletion=places_too,
+            autocompletion=complete_checkpoint,
             help="The checkpoint to fork from; by default the head of the branch.",
         ),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The name of the new branch.")] = None,
     keep_files: KeepFiles = False,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a branch without touching the world; the session stays on its current branch."""
     with repository(db) as repo:
-        session, branch, place = references.maybe(repo, list(words or ()))
+        session, branch, place = references.parse_optional(repo, list(words or ()))
         made = session.fork(place, branch=branch, name=name, files=not keep_files)
         _show(session, session.branch(made.branch), as_json)
 
@@ -150,12 +150,12 @@ def rename(
     words: Annotated[
         list[str], typer.Argument(metavar="[SESSION[@BRANCH]] NAME", help="The session or branch, and its new name.")
     ],
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Rename a session or, with @BRANCH, one of its branches."""
     with repository(db) as repo:
-        session, branch, name = references.last(repo, words)
+        session, branch, name = references.parse_required(repo, words)
         if branch is not None:
             _show(session, session.rename_branch(branch, name), as_json)
             return
@@ -184,14 +184,14 @@ def undo(
     force: Force = False,
     yes: Yes = False,
     trust: Trust = None,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Go back one turn or several, on a new branch: show the plan, ask, then reverse later effects."""
-    with repository(db, trust=trust) as repo, carried(as_json):
-        found, branch = references.path(repo, session)
+    with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
+        found, branch = references.parse_session(repo, session)
         if not yes:
-            agree(found.plan_undo(steps, branch=branch), "Undo?", as_json, force=force)
+            confirm_plan(found.plan_undo(steps, branch=branch), "Undo?", as_json, force=force)
         write(as_json, found.undo(steps, branch=branch, force=force))
 
 
@@ -200,14 +200,14 @@ def redo(
     force: Force = False,
     yes: Yes = False,
     trust: Trust = None,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Take back the rollback that created a branch: run again what it reversed."""
-    with repository(db, trust=trust) as repo, carried(as_json):
-        found, branch = references.path(repo, session)
+    with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
+        found, branch = references.parse_session(repo, session)
         if not yes:
-            agree(found.plan_redo(branch=branch), "Redo?", as_json, force=force)
+            confirm_plan(found.plan_redo(branch=branch), "Redo?", as_json, force=force)
         write(as_json, found.redo(branch=branch, force=force))
 
 
@@ -222,16 +222,16 @@ def recover(
             "--force", help="Recover it from a process that still runs on this machine, such as one that hangs."
         ),
     ] = False,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Recover a branch whose process died on another machine."""
     with repository(db) as repo:
-        found, branch = references.path(repo, session)
+        found, branch = references.parse_session(repo, session)
         _show(found, found.recover(branch=branch, force=force), as_json)
 
 
-WAYS = 2
+DEFAULT_CHOICES = 2
 """The default number of times that each step is run."""
 
 
@@ -267,16 +267,18 @@ def explore(
     branch: chat.OnBranch = None,
     effects: chat.Effects = None,
     workspace: chat.Folder = None,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Try alternatives, each on a branch of its own, and compare the results."""
-    said, ways = _laid(step, choices, choice, steps)
+    said, ways = _steps_and_choices(step, choices, choice, steps)
     import_from_here()
-    with repository(db, create=True) as repo, carried(as_json):
+    with repository(db, create=True) as repo, show_plan_on_error(as_json):
         agent = chat.wrapped(repo, graph, session, branch=branch, effects=effects, workspace=workspace)
         try:
-            found = agent.explore(said, ways, score=_judge(score) if score else None, parallel=parallel, name=name)
+            found = agent.explore(
+                said, ways, score=_import_score(score) if score else None, parallel=parallel, name=name
+            )
         except AgentGitError as error:
             for told in getattr(error, "__notes__", ()):
                 output.note(told)  # says how to read the results so far
@@ -284,7 +286,7 @@ def explore(
         output.emit(as_json, found.to_dict, lambda width: explorations.exploration_lines(found, width=width))
 
 
-def _laid(
+def _steps_and_choices(
     step: list[str] | None, choices: int | None, choice: list[str] | None, steps: int | None
 ) -> tuple[list[str] | int, int | list[str]]:
     """Return the steps and the choices, as `RollbackAgent.explore` takes them.
@@ -293,7 +295,7 @@ def _laid(
         InvalidInput: The options name no messages, or mix the two forms.
     """
     if step and not choice and steps is None:
-        return step, choices or WAYS
+        return step, choices or DEFAULT_CHOICES
     if choice and not step and choices is None:
         return steps or 1, choice
     raise InvalidInput(
@@ -302,7 +304,7 @@ def _laid(
     )
 
 
-def _judge(path: str) -> Callable[[ExploredBranch], float]:
+def _import_score(path: str) -> Callable[[ExploredBranch], float]:
     """Import the function that scores leaves.
 
     Raises:
@@ -319,13 +321,15 @@ def _judge(path: str) -> Callable[[ExploredBranch], float]:
 def promote(
     target: Annotated[
         list[str],
-        typer.Argument(metavar="[SESSION] BRANCH", autocompletion=places_too, help="The branch, by its name or id."),
+        typer.Argument(
+            metavar="[SESSION] BRANCH", autocompletion=complete_checkpoint, help="The branch, by its name or id."
+        ),
     ],
     force: Force = False,
     yes: Yes = False,
     on_error: OnError = "stop",
     trust: Trust = None,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Continue on an explored branch: run its tool calls again, so that the world matches it."""

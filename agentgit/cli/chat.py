@@ -9,7 +9,7 @@ import typer
 
 from agentgit.cli import orders
 from agentgit.cli.conversation import Chat
-from agentgit.cli.options import Where, import_from_here, repository
+from agentgit.cli.options import DatabaseOption, import_from_here, repository
 from agentgit.errors import NotFound
 
 if TYPE_CHECKING:
@@ -52,13 +52,13 @@ def chat(
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask before effects are reversed or files change.")
     ] = False,
-    db: Where = None,
+    db: DatabaseOption = None,
 ) -> None:
     """Talk with your graph; every turn is recorded, and /help lists the commands for going back."""
     import_from_here()
     with repository(db, create=True, trust=None) as repo:
         agent = wrapped(repo, graph, session, branch=branch, effects=effects, workspace=workspace, template=template)
-        with Chat(repo, agent, orders.carry_out, yes=yes) as talk:
+        with Chat(repo, agent, orders.run_command, yes=yes) as talk:
             failed = talk.run()
     raise typer.Exit(failed)
 

@@ -32,11 +32,11 @@ from agentgit.values import portable
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
     from agentgit.agents.chat_turn import Pieces
-    from agentgit.cli.slash import SlashOrder
+    from agentgit.cli.slash import SlashCommand
     from agentgit.effects import RollbackPlan
     from agentgit.repository import Repository
 
-REMEMBERED = 1000
+HISTORY_LENGTH = 1000
 """The number of lines that the history file keeps."""
 
 
@@ -45,11 +45,11 @@ def at_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-Offer = Callable[[str, str], list[str]]
+Completer = Callable[[str, str], list[str]]
 """A function that returns the completions of a word, from the line before it and the part that was typed."""
 
 
-def lines(prompt: Callable[[], str], offer: Offer) -> Iterator[str]:
+def lines(prompt: Callable[[], str], offer: Completer) -> Iterator[str]:
     """Yield lines until the end of the input. Ctrl-C at the prompt discards the line.
 
     Args:
@@ -64,7 +64,7 @@ def lines(prompt: Callable[[], str], offer: Offer) -> Iterator[str]:
     with _history(offer):
         while True:
             try:
-                yield input(output.fitting(prompt(), sys.stdout))
+                yield input(output.encodable(prompt(), sys.stdout))
             except KeyboardInterrupt:
                 output.say("")
             except EOFError:
@@ -80,7 +80,7 @@ def state_folder() -> Path:
 
 
 @contextmanager
-def _history(offer: Offer) -> Iterator[None]:
+def _history(offer: Completer) -> Iterator[None]:
     """Load and save the line history in a file that only its owner can read, and complete words with Tab."""
     try:
         import readline
@@ -88,16 +88,16 @@ def _history(offer: Offer) -> Iterator[None]:
         yield
         return
     path = state_folder() / "chat_history"
-    _kept(path, lambda: _read(readline, path))
+    _with_history_file(path, lambda: _read(readline, path))
     _complete(readline, offer)
     try:
         yield
     finally:
         readline.set_completer(None)
-        _kept(path, lambda: _write(readline, path))
+        _with_history_file(path, lambda: _write(readline, path))
 
 
-def _complete(readline: ModuleType, offer: Offer) -> None:
+def _complete(readline: ModuleType, offer: Completer) -> None:
     def nth(word: str, n: int) -> str | None:
         """Return the n-th completion; readline calls this until it returns None."""
         try:
@@ -114,7 +114,7 @@ def _read(readline: ModuleType, path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.touch()
     path.chmod(0o600)
-    readline.set_history_length(REMEMBERED)
+    readline.set_history_length(HISTORY_LENGTH)
     readline.read_history_file(path)
 
 
@@ -126,7 +126,7 @@ def _write(readline: ModuleType, path: Path) -> None:
         os.umask(before)
 
 
-def _kept(path: Path, do: Callable[[], None]) -> None:
+def _with_history_file(path: Path, do: Callable[[], None]) -> None:
     """Run an operation on the history file; print a note if it fails."""
     try:
         do()
@@ -134,7 +134,7 @@ def _kept(path: Path, do: Callable[[], None]) -> None:
         output.note(f"Cannot save the history of the chat in {path}: {error.strerror}.")
 
 
-CarryOut: TypeAlias = "Callable[[Chat, SlashOrder], None]"
+RunCommand: TypeAlias = "Callable[[Chat, SlashCommand], None]"
 
 
 class Chat:
@@ -147,7 +147,7 @@ class Chat:
         yes: True to skip confirmations.
     """
 
-    def __init__(self, repo: Repository, agent: RollbackAgent, carry_out: CarryOut, *, yes: bool = False) -> None:
+    def __init__(self, repo: Repository, agent: RollbackAgent, carry_out: RunCommand, *, yes: bool = False) -> None:
         self.repo = repo
         self.agent = agent
         self._carry_out = carry_out
@@ -166,15 +166,15 @@ class Chat:
         if at_terminal():
             where = f"session {self.agent.session.reference}, branch {self.agent.branch.name}"
             output.show([(Span(f"{clean(where)}. /help lists the commands, Ctrl-D quits.", "dim"),)])
-            self._say_what_waits()
-        for line in lines(lambda: f"{clean(self.agent.branch.name)}> ", self.offer):
-            goes_on = self.hear(line)
+            self._show_pending_questions()
+        for line in lines(lambda: f"{clean(self.agent.branch.name)}> ", self.complete):
+            goes_on = self.handle_line(line)
             output.flush()
             if not goes_on:
                 break
         return 0 if at_terminal() else self.failed
 
-    def offer(self, before: str, word: str) -> list[str]:
+    def complete(self, before: str, word: str) -> list[str]:
         """Return the completions of a word: slash commands and their options, branches, or checkpoint names.
 
         Args:
@@ -182,15 +182,15 @@ class Chat:
             word: The typed part of the word.
         """
         if not before.startswith("/"):
-            return slash.offer(before, word)
+            return slash.complete(before, word)
         branches = list(self.agent.tree().walk())
         names = [point.name for branch in branches for point in branch.points if point.name is not None]
         places = dict.fromkeys(["HEAD", *(branch.name for branch in branches), *names])
         quoted = {name: shlex.quote(name) for name in places if name.isprintable()}
         fitting = [text for name, text in quoted.items() if name.startswith(word) or text.startswith(word)]
-        return slash.offer(before, word) or fitting
+        return slash.complete(before, word) or fitting
 
-    def hear(self, line: str) -> bool:
+    def handle_line(self, line: str) -> bool:
         """Process a line; return whether the chat continues."""
         try:
             if line.startswith("/") and not line.startswith("//"):
@@ -204,7 +204,7 @@ class Chat:
         except KeyboardInterrupt:
             output.say("")
             output.note("Interrupted.")
-            self._say_what_is_half_done()
+            self._warn_if_interrupted()
         return True
 
     # -- turns
@@ -217,14 +217,18 @@ class Chat:
         """
         from agentgit.agents import chat_turn
 
-        agent, refused = self.agent, self.agent.refused
+        agent, refused = self.agent, self.agent.rollback_error
         before = agent.session.branch().id
-        self._runner.run(self._write(chat_turn.go_on(self.agent) if text is None else chat_turn.say(self.agent, text)))
+        self._runner.run(
+            self._write(
+                chat_turn.continue_turn(self.agent) if text is None else chat_turn.send_message(self.agent, text)
+            )
+        )
         if (now := agent.session.branch()).id not in (before, agent.branch_id):  # a tool requested a rollback
             self.agent = agent.at(now)
             self.show_report()
-        if agent.refused is not None and agent.refused is not refused:
-            self.fail(agent.refused)
+        if agent.rollback_error is not None and agent.rollback_error is not refused:
+            self.fail(agent.rollback_error)
 
     async def _write(self, pieces: Pieces) -> None:
         from agentgit.agents import chat_turn
@@ -232,26 +236,26 @@ class Chat:
         page = Transcript()
         async with aclosing(pieces):
             async for piece in pieces:
-                if isinstance(piece, chat_turn.Said):
-                    page.said(piece.message, piece.text)
-                elif isinstance(piece, chat_turn.Called):
-                    page.called(piece.name, piece.args)
+                if isinstance(piece, chat_turn.AnswerText):
+                    page.write_text(piece.message, piece.text)
+                elif isinstance(piece, chat_turn.ModelToolCall):
+                    page.write_call(piece.name, piece.args)
                 elif isinstance(piece, chat_turn.AskedQuestion):
-                    page.asked(piece.question)
+                    page.write_question(piece.question)
                 else:
                     page.end()
                     self.fail(piece.error)
-                    self._say_what_is_half_done()
+                    self._warn_if_interrupted()
         page.end()
 
-    def _say_what_waits(self) -> None:
+    def _show_pending_questions(self) -> None:
         from agentgit.agents import chat_turn
 
         for asked in chat_turn.waiting(self.agent.get_state()):
-            Transcript().asked(asked.question)
-        self._say_what_is_half_done()
+            Transcript().write_question(asked.question)
+        self._warn_if_interrupted()
 
-    def _say_what_is_half_done(self) -> None:
+    def _warn_if_interrupted(self) -> None:
         from agentgit.agents import chat_turn
 
         if chat_turn.is_half_done(self.agent):
@@ -265,14 +269,14 @@ class Chat:
         if report is not None:
             output.show(rollbacks.lines(report, width=output.width()))
 
-    def agree(self, order: SlashOrder, plan: RollbackPlan) -> bool:
+    def confirm_plan(self, order: SlashCommand, plan: RollbackPlan) -> bool:
         """Return whether to carry out a plan; show it and ask first if it changes the world.
 
         Raises:
             InvalidInput: Confirmation is needed, and there is no terminal to ask at.
         """
         planned = plan.forced() if slash.FORCE in order.options else plan
-        if not planned.is_admissible or not planned.moves_the_world:
+        if not planned.is_admissible or not planned.changes_world:
             return True  # the operation itself raises the error for an inadmissible plan
         if self.yes or slash.YES in order.options:
             return True
@@ -297,7 +301,7 @@ class Chat:
 
     def _hint(self, error: Exception) -> str:
         """Return the chat command for the Python call that an error message names."""
-        if (settle := output.to_settle(error, "/resolve")) is not None:
+        if (settle := output.resolve_command(error, "/resolve")) is not None:
             return f" In the chat: {settle}{'; or --force' if isinstance(error, RollbackBlocked) else ''}."
         if isinstance(error, RollbackBlocked | WorkspaceChanged):
             return " In the chat: --force."
@@ -317,7 +321,7 @@ class Transcript:
         self._message: str | None = None
         self._is_open = False
 
-    def said(self, message: str | None, text: str) -> None:
+    def write_text(self, message: str | None, text: str) -> None:
         """Write the next piece of a message; another message begins on a new line."""
         if message != self._message:
             self.end()
@@ -325,14 +329,14 @@ class Transcript:
         output.stream(text.replace("\r\n", "\n"))
         self._is_open = not text.endswith("\n")
 
-    def called(self, name: str, args: Mapping[str, Any]) -> None:
+    def write_call(self, name: str, args: Mapping[str, Any]) -> None:
         """Write one tool call."""
         self.end()
         line = cut(clean(f"→ {name}({conversation.arguments(args)})"), output.width())
         output.show([(Span(line, "dim"),)])
         output.flush()
 
-    def asked(self, question: Any) -> None:
+    def write_question(self, question: Any) -> None:
         """Write a question of the graph."""
         self.end()
         text = question if isinstance(question, str) else json.dumps(portable(question), ensure_ascii=False)

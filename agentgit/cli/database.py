@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.options import AsJson, Brief, Where, database, repository
+from agentgit.cli.options import AsJson, CommandGroup, DatabaseOption, database, repository
 from agentgit.cli.output import bar
 from agentgit.errors import InvalidInput
 from agentgit.render.text import Span, clean
@@ -20,19 +20,19 @@ app = typer.Typer(
     name="db",
     help="Manage the schema and the encryption of a database.",
     no_args_is_help=True,
-    cls=Brief,
+    cls=CommandGroup,
     rich_markup_mode=None,
 )
 
 
 @app.callback()
-def before(context: typer.Context, db: Where = None) -> None:
+def before(context: typer.Context, db: DatabaseOption = None) -> None:
     """Store the database that is given before the command."""
     context.obj = db
 
 
 @app.command()
-def current(db: Where = None, as_json: AsJson = False) -> None:
+def current(db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Show the schema revision of a database, and the required one."""
     with database(db) as found:
         _report(found, as_json)
@@ -40,7 +40,7 @@ def current(db: Where = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def check(
-    db: Where = None,
+    db: DatabaseOption = None,
     deep: Annotated[bool, typer.Option("--deep", help="Compare each table with what the migrations create.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -53,7 +53,7 @@ def check(
 
 
 @app.command()
-def upgrade(db: Where = None, as_json: AsJson = False) -> None:
+def upgrade(db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Upgrade the schema to the required revision, or create it."""
     from agentgit.store.schema import schema
 
@@ -67,7 +67,7 @@ def downgrade(
     revision: Annotated[
         str, typer.Argument(metavar="REVISION", help="An earlier revision, or `base` to remove all tables.")
     ],
-    db: Where = None,
+    db: DatabaseOption = None,
     yes: Annotated[bool, typer.Option("--yes", help="Downgrade even if data is lost.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -75,14 +75,14 @@ def downgrade(
     from agentgit.store.schema import schema
 
     with database(db) as found:
-        schema.downgrade(found, revision, lose=yes)
+        schema.downgrade(found, revision, allow_data_loss=yes)
         _report(found, as_json)
 
 
 @app.command()
 def stamp(
     revision: Annotated[str, typer.Argument(metavar="REVISION", help="The revision that the tables have.")],
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Record the revision of tables that were created by other means, after checking them."""
@@ -114,13 +114,13 @@ def sql(
 
     if kind in partitioning.KINDS and start is not None:
         raise InvalidInput(f"For {kind} only a script of the whole schema exists: agentgit db sql --for {kind}")
-    output.say(partitioning.spread(kind) if kind in partitioning.KINDS else schema.script(kind, start, end))
+    output.say(partitioning.distributed_script(kind) if kind in partitioning.KINDS else schema.script(kind, start, end))
 
 
 @app.command()
 def grant(
     role: Annotated[str, typer.Argument(metavar="ROLE", help="A role of the server, which must not own the tables.")],
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Grant a PostgreSQL role the rights that agentgit needs, and no more; run it again after each upgrade."""
@@ -136,7 +136,7 @@ def grant(
 @app.command()
 def partition(
     parts: Annotated[int, typer.Argument(metavar="PARTS", min=2, help="The number of partitions of each table.")],
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Partition the tables of a PostgreSQL database by tenant; it is locked while this runs."""
@@ -152,7 +152,7 @@ def partition(
 @app.command()
 def keys(
     new: Annotated[bool, typer.Option("--new", help="Generate a key, print it, and do nothing else.")] = False,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Count the stored values and row codes of each encryption key, or generate a key."""
@@ -170,7 +170,7 @@ def keys(
 @app.command()
 def rotate(
     off: Annotated[bool, typer.Option("--off", help="Decrypt everything.")] = False,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Encrypt all stored data with the first key; $AGENTGIT_ENCRYPTION_KEYS lists the keys."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.history import time_of
-from agentgit.cli.options import AsJson, Brief, Where, repository
+from agentgit.cli.history import parse_time
+from agentgit.cli.options import AsJson, CommandGroup, DatabaseOption, repository
 from agentgit.cli.output import bar
 from agentgit.errors import Corrupt, InvalidInput, NotFound
 from agentgit.render.text import Line, Span
@@ -38,21 +38,21 @@ OfSession = Annotated[
 ]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep running until Ctrl-C or SIGTERM.")]
 
-SECONDS = 1.0
+POLL_SECONDS = 1.0
 """The pause in seconds between two rounds of `webhooks deliver --follow`."""
 
 audit = typer.Typer(
     name="audit",
     help="Show and verify the audit trail.",
     no_args_is_help=True,
-    cls=Brief,
+    cls=CommandGroup,
     rich_markup_mode=None,
 )
 webhooks = typer.Typer(
     name="webhooks",
     help="Send signed events to URLs, with retries.",
     no_args_is_help=True,
-    cls=Brief,
+    cls=CommandGroup,
     rich_markup_mode=None,
 )
 
@@ -75,11 +75,11 @@ def events(
         int, typer.Option("--limit", "-n", min=1, help="The number of newest events; not with --after.")
     ] = 50,
     follow: Follow = False,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """List events, newest last."""
-    kinds, at = kind or "*", time_of(since)
+    kinds, at = kind or "*", parse_time(since)
     with repository(db) as repo:
         if after is not None and not follow:
             found = list(repo.events.list(session=session, after=after, kinds=kinds, since=at))
@@ -135,7 +135,7 @@ def _line(as_json: bool, data: Callable[[], Any], lines: Callable[[int], list[Li
 def audit_show(
     kind: Kinds = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The number of newest events.")] = 50,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """List events that belong to no session: logins, users, keys, refusals; for admins."""
@@ -152,7 +152,7 @@ def audit_show(
 
 
 @audit.command("tips")
-def audit_tips(db: Where = None) -> None:
+def audit_tips(db: DatabaseOption = None) -> None:
     """Print the tip of each trail as a line of JSON; keep them where the database owner cannot write."""
     with repository(db) as repo:
         found = repo.events.tips()
@@ -165,7 +165,7 @@ def audit_verify(
         Path | None,
         typer.Option(metavar="FILE", help="The output of `agentgit audit tips`; the trails must still contain it."),
     ] = None,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Check that nobody has changed the audit trail."""
@@ -199,7 +199,7 @@ def add(
         Path | None,
         typer.Option("--secret-file", metavar="FILE", help="The file with the secret; created if it does not exist."),
     ] = None,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Add a URL that events are sent to; `agentgit webhooks deliver` sends them."""
@@ -235,7 +235,7 @@ def _secret_in(file: Path) -> str:
 
 
 @webhooks.command("list")
-def list_(db: Where = None, as_json: AsJson = False) -> None:
+def list_(db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """List the webhooks, with their pending and failed deliveries."""
     with repository(db) as repo:
         found = repo.webhooks.list()
@@ -248,7 +248,7 @@ def list_(db: Where = None, as_json: AsJson = False) -> None:
 
 
 @webhooks.command("remove")
-def remove(webhook: OneHook, db: Where = None, as_json: AsJson = False) -> None:
+def remove(webhook: OneHook, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Remove a webhook, with its pending deliveries."""
     with repository(db) as repo:
         gone = repo.webhooks.remove(webhook)
@@ -256,7 +256,7 @@ def remove(webhook: OneHook, db: Where = None, as_json: AsJson = False) -> None:
 
 
 @webhooks.command("retry")
-def retry(webhook: OneHook, db: Where = None, as_json: AsJson = False) -> None:
+def retry(webhook: OneHook, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Make the pending and failed deliveries of a webhook due now."""
     with repository(db) as repo:
         number = repo.webhooks.retry(webhook)
@@ -264,7 +264,7 @@ def retry(webhook: OneHook, db: Where = None, as_json: AsJson = False) -> None:
 
 
 @webhooks.command("deliver")
-def deliver(follow: Follow = False, db: Where = None, as_json: AsJson = False) -> None:
+def deliver(follow: Follow = False, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Send the due events of all users; several processes may do so at once."""
     with repository(db) as repo, _until_stopped() if follow else nullcontext():
         found = repo.webhooks.deliver()
@@ -274,5 +274,5 @@ def deliver(follow: Follow = False, db: Where = None, as_json: AsJson = False) -
         while True:
             if found.sent or found.failed or found.dead:
                 _line(as_json, found.to_dict, partial(_delivered, found))
-            time.sleep(SECONDS)
+            time.sleep(POLL_SECONDS)
             found = repo.webhooks.deliver()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentgit.cli import output, references
-from agentgit.cli.options import AsJson, Limit, OfBranch, Where, places_too, repository, usage
+from agentgit.cli.options import AsJson, DatabaseOption, Limit, OfBranch, complete_checkpoint, repository, usage
 from agentgit.cli.output import bar
 from agentgit.errors import InvalidInput
 from agentgit.render import records
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agentgit.handles.log import Log
     from agentgit.handles.session import Session
     from agentgit.repository import Repository
-    from agentgit.values import Drawn
+    from agentgit.values import PrintableDrawing
 
 After = Annotated[
     str | None,
@@ -55,20 +55,20 @@ def log(
     branch_only: Own = False,
     all_branches: Every = False,
     count: Annotated[bool, typer.Option("--count", help="Write only how many there are.")] = False,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """List the checkpoints of a branch, the newest first."""
     if branch_only and all_branches:
         raise InvalidInput("Write --branch-only or --all-branches, not both.")
     with repository(db) as repo:
-        found, branch = references.path(repo, session)
+        found, branch = references.parse_session(repo, session)
         asked = found.log(
             branch=branch,
             which="all" if all_branches else "branch" if branch_only else "path",
             name=name,
-            since=time_of(since),
-            until=time_of(until),
+            since=parse_time(since),
+            until=parse_time(until),
             tag=tagged,
             author=author,
             auto=auto,
@@ -113,7 +113,7 @@ def _nothing(asked: Log, after: str | None) -> list[Line]:
     return [(Span("no matching checkpoints" if after or asked.is_filtered else "no checkpoints yet"),)]
 
 
-def time_of(text: str | None) -> datetime | None:
+def parse_time(text: str | None) -> datetime | None:
     """Parse an ISO 8601 time; without an offset it is in this machine's time zone."""
     if text is None:
         return None
@@ -130,12 +130,12 @@ def search(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="How many at most.")] = 20,
     after: After = None,
     all_branches: Every = False,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Find messages, tool calls and named checkpoints by words: names first, then the newest."""
     with repository(db) as repo:
-        session, branch, text = references.last(repo, words)
+        session, branch, text = references.parse_required(repo, words)
         with bar("reading", as_json) as progress:
             found = session.search(
                 text, branch=branch, all_branches=all_branches, limit=limit, after=after, progress=progress
@@ -148,13 +148,13 @@ def tag(
         list[str] | None,
         typer.Argument(
             metavar="[SESSION] [PLACE NAME]",
-            autocompletion=places_too,
+            autocompletion=complete_checkpoint,
             help="The place and its new name; else the tags are listed.",
         ),
     ] = None,
     description: Annotated[str | None, typer.Option(metavar="TEXT", help="A description of the checkpoint.")] = None,
     delete: Annotated[str | None, typer.Option("--delete", "-d", metavar="NAME", help="Take this tag away.")] = None,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Tag a checkpoint, which is kept as long as it has the tag; or list the tags."""
@@ -195,13 +195,13 @@ def diff(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="[SESSION] A B", autocompletion=places_too, help="Two checkpoints, like main#7 and HEAD."
+            metavar="[SESSION] A B", autocompletion=complete_checkpoint, help="Two checkpoints, like main#7 and HEAD."
         ),
     ],
     other: Annotated[str | None, typer.Option("--other", metavar="SESSION", help="Look up B in this session.")] = None,
     patch: Annotated[bool, typer.Option("--patch", "-p", help="Also show file changes line by line.")] = False,
     as_page: AsPage = False,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare two checkpoints: state, messages, tool calls, files, tokens."""
@@ -215,7 +215,7 @@ def diff(
         output.emit(as_json, found.to_dict, lambda width: [*diffs.lines(found, width=width), *shown])
 
 
-def _write_page(title: str, value: Drawn, as_json: bool) -> None:
+def _write_page(title: str, value: PrintableDrawing, as_json: bool) -> None:
     """Write a value as HTML.
 
     Raises:
@@ -230,11 +230,13 @@ def compare(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="[SESSION] A B", autocompletion=places_too, help="Two branches, or checkpoints like main#7."
+            metavar="[SESSION] A B",
+            autocompletion=complete_checkpoint,
+            help="Two branches, or checkpoints like main#7.",
         ),
     ],
     as_page: AsPage = False,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what two branches did since they diverged."""
@@ -255,7 +257,7 @@ def start(
             metavar="SESSION[@REF]", help="The checkpoint to start from, like support-42@main#3; by default HEAD."
         ),
     ],
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a session from a checkpoint of another one, with a world of its own."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentgit.cli import output, references
-from agentgit.cli.options import AsJson, OfBranch, Session, Where, Yes, names, repository
+from agentgit.cli.options import AsJson, DatabaseOption, OfBranch, Session, Yes, complete_session, repository
 from agentgit.cli.output import bar
 from agentgit.errors import Corrupt, InvalidInput
 from agentgit.render.text import clean
@@ -72,7 +72,7 @@ def retention(
     size: Size = None,
     now: Annotated[bool, typer.Option("--now", help="Also delete what exceeds the limits now.")] = False,
     dry_run: DryRun = False,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Show or set which checkpoints a session keeps."""
@@ -82,7 +82,7 @@ def retention(
         found = repo.session(session)
         before = found.retention.get()
         changes = on or off or any(one is not None for one in (most, after, last, age, size))
-        keeps = _wanted(before, on, off, most, after, last, age, size) if changes else before
+        keeps = _apply_options(before, on, off, most, after, last, age, size) if changes else before
         if changes and not dry_run:
             found.retention.set(keeps)
         if now or dry_run:
@@ -96,7 +96,7 @@ def retention(
         )
 
 
-def _wanted(
+def _apply_options(
     before: Retention | None,
     on: bool,
     off: bool,
@@ -148,7 +148,7 @@ def gc(
     ] = False,
     no_shrink: Annotated[bool, typer.Option("--no-shrink", help="Do not shrink the database.")] = False,
     imports: Annotated[bool, typer.Option("--imports", help="Also delete what interrupted imports left.")] = False,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete data that nothing needs any more, and free its space."""
@@ -166,7 +166,7 @@ def fsck(
             "--level", metavar="N", help="What to check: 1 references, 2 also hashes, 3 also the state of every head."
         ),
     ] = 2,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Check the integrity of everything that is stored; nothing is changed."""
@@ -179,10 +179,10 @@ def fsck(
 
 def delete(
     session: Annotated[
-        str, typer.Argument(metavar="SESSION", autocompletion=names, help="The name or id of a session.")
+        str, typer.Argument(metavar="SESSION", autocompletion=complete_session, help="The name or id of a session.")
     ],
     yes: Yes = False,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Erase a session and its trail permanently."""
@@ -202,7 +202,7 @@ def stats(
     storage: Annotated[
         bool, typer.Option("--storage", help="Also measure the space it takes in the database.")
     ] = False,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Count checkpoints, calls, rollbacks, reversals and tokens."""
@@ -213,7 +213,7 @@ def stats(
         if every:
             found = repo.maintenance.stats(prices=prices, storage=storage)
         else:
-            of, branch = references.path(repo, session)
+            of, branch = references.parse_session(repo, session)
             found = of.stats(branch=branch, prices=prices, storage=storage)
         output.emit(as_json, found.to_dict, lambda width: drawn.stats_lines(found, width=width, zone=None))
 

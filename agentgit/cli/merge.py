@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentgit.cli import output, references
-from agentgit.cli.options import AsJson, Where, import_from_here, repository, usage
+from agentgit.cli.options import AsJson, DatabaseOption, import_from_here, repository, usage
 from agentgit.errors import InvalidInput, MergeConflict, NotFound
 from agentgit.render import records
 from agentgit.render.views import diff as merges
@@ -47,13 +47,13 @@ def merge(
     ] = None,
     name: Name = None,
     dry_run: DryRun = False,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Merge the messages and values of another branch; no tool runs."""
     choices = _choices(resolve or ())
     with repository(db) as repo:
-        session, branch, place = references.last(repo, words)
+        session, branch, place = references.parse_required(repo, words)
         _wrap(repo, graph, session)
         plan = session.plan_merge(place, into=branch, resolve=choices)
         try:
@@ -90,13 +90,13 @@ def cherry_pick(
     ] = None,
     name: Name = None,
     dry_run: DryRun = False,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Copy chosen messages to a branch: those that a checkpoint added, by id, or of a tool call; no tool runs."""
     given = list(words or ())
     with repository(db) as repo:
-        session, branch, find = _meant(repo, given, messages, call)
+        session, branch, find = _parse_target(repo, given, messages, call)
         _wrap(repo, graph, session)
         what = find()
         plan = session.plan_cherry_pick(what, onto=branch)
@@ -104,7 +104,7 @@ def cherry_pick(
         _tell(as_json, plan, made)
 
 
-def _meant(
+def _parse_target(
     repo: Repository, words: list[str], messages: list[str] | None, call: int | None
 ) -> tuple[Session, str | None, Callable[[], Any]]:
     """Return the target session and branch, and a function that returns what to pick.
@@ -117,9 +117,9 @@ def _meant(
     if not messages and call is None:
         if not words:
             raise InvalidInput("Name what to pick: a place like retry#3, or --message ID, or --call INVOCATION.")
-        session, branch, place = references.last(repo, words)
+        session, branch, place = references.parse_required(repo, words)
         return session, branch, lambda: place
-    session, branch = references.path(repo, words[0] if words else None)
+    session, branch = references.parse_session(repo, words[0] if words else None)
     if call is None:
         return session, branch, lambda: messages or []
     return session, branch, lambda: _call(repo, session, call)

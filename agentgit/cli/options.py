@@ -66,7 +66,7 @@ GROUPS = {
 OTHERS = "Others"
 
 
-def brief(text: str, width: int) -> str:
+def shorten(text: str, width: int) -> str:
     """Shorten a sentence at a punctuation mark so that it fits.
 
     Args:
@@ -74,7 +74,7 @@ def brief(text: str, width: int) -> str:
         width: The available width in terminal cells.
 
     Example:
-        >>> brief("Roll back to a checkpoint, on a new branch: show the plan, ask.", 48)
+        >>> shorten("Roll back to a checkpoint, on a new branch: show the plan, ask.", 48)
         'Roll back to a checkpoint, on a new branch'
     """
     sentence = text.partition("\n")[0].rstrip(".")
@@ -84,7 +84,7 @@ def brief(text: str, width: int) -> str:
     return sentence[: width - 1].rstrip() + "…"
 
 
-class Brief(TyperGroup):
+class CommandGroup(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands."""
         self.list_below(formatter, "Commands", self.list_commands(ctx))
@@ -93,7 +93,7 @@ class Brief(TyperGroup):
         """Write the named commands under a heading, or nothing if none exists."""
         width = max(map(len, self.commands))
         rows = [
-            (name.ljust(width), brief(self.commands[name].help or "", formatter.width - width - 4))
+            (name.ljust(width), shorten(self.commands[name].help or "", formatter.width - width - 4))
             for name in names
             if name in self.commands and not self.commands[name].hidden
         ]
@@ -102,7 +102,7 @@ class Brief(TyperGroup):
                 formatter.write_dl(rows)
 
 
-class Grouped(Brief):
+class Grouped(CommandGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands, each group under its heading."""
         known = {name for names in GROUPS.values() for name in names}
@@ -116,7 +116,7 @@ def _from_before(context: typer.Context, value: str | None) -> str | None:
     return value or context.obj
 
 
-Where = Annotated[
+DatabaseOption = Annotated[
     str | None,
     typer.Option(
         "--db",
@@ -138,7 +138,7 @@ Trust = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def names(context: typer.Context, incomplete: str) -> list[str]:
+def complete_session(context: typer.Context, incomplete: str) -> list[str]:
     """Return shell completions: the names of sessions, and after `SESSION@` the branches of that session.
 
     If the database is missing or cannot be read, the list is empty, because an error must not disturb the prompt.
@@ -147,16 +147,16 @@ def names(context: typer.Context, incomplete: str) -> list[str]:
         context: The command, with the options before the word.
         incomplete: The typed part of the word.
     """
-    return _offered(context, incomplete, lambda repo: _sessions(repo, incomplete))
+    return _complete(context, incomplete, lambda repo: _sessions(repo, incomplete))
 
 
-def places_too(context: typer.Context, incomplete: str) -> list[str]:
+def complete_checkpoint(context: typer.Context, incomplete: str) -> list[str]:
     """Return shell completions: branches, tags and checkpoints of a session, and session names if none is given yet.
 
     The session is the one that an earlier word names, by default the most recently updated one.
 
     Args:
-        context: As `names` takes it.
+        context: As `complete_session` takes it.
         incomplete: The typed part of the word.
     """
     before = next((context.params[name] for name in WORDS if context.params.get(name)), ())
@@ -165,7 +165,7 @@ def places_too(context: typer.Context, incomplete: str) -> list[str]:
     def look(repo: Repository) -> list[str]:
         return [*([] if session else _sessions(repo, incomplete)), *_places(repo, session, incomplete)]
 
-    return _offered(context, incomplete, look)
+    return _complete(context, incomplete, look)
 
 
 WORDS = ("target", "words", "first")
@@ -184,9 +184,9 @@ def _sessions(repo: Repository, incomplete: str) -> list[str]:
 
 def _places(repo: Repository, text: str | None, incomplete: str) -> list[str]:
     """List HEAD, branches, tags and checkpoint names; after `BRANCH#`, also the checkpoint numbers of that branch."""
-    from agentgit.cli.references import path
+    from agentgit.cli.references import parse_session
 
-    session, _ = path(repo, text)
+    session, _ = parse_session(repo, text)
     branches = list(session.tree().walk())
     numbered = incomplete.partition("#")[0]
     names = [point.name for branch in branches for point in branch.points if point.name is not None]
@@ -195,13 +195,13 @@ def _places(repo: Repository, text: str | None, incomplete: str) -> list[str]:
     return list(dict.fromkeys([*places, *(numbers if "#" in incomplete else [])]))
 
 
-def _offered(context: typer.Context, incomplete: str, look: Callable[[Repository], list[str]]) -> list[str]:
+def _complete(context: typer.Context, incomplete: str, look: Callable[[Repository], list[str]]) -> list[str]:
     above = context.parent
     while above is not None and above.params.get("db") is None and above.parent is not None:
         above = above.parent
     named = above.params.get("db") if above is not None else None
     root = context.find_root().params
-    WHO.set(Who(root.get("user"), root.get("tenant")))
+    GLOBAL_OPTIONS.set(GlobalOptions(root.get("user"), root.get("tenant")))
     try:
         with repository(context.params.get("db") or named) as repo:
             return [name for name in look(repo) if name.startswith(incomplete)]
@@ -213,7 +213,7 @@ Session = Annotated[
     str | None,
     typer.Argument(
         metavar="SESSION",
-        autocompletion=names,
+        autocompletion=complete_session,
         help="The name or id of a session; by default the most recently updated one.",
     ),
 ]
@@ -222,7 +222,7 @@ OfBranch = Annotated[
     str | None,
     typer.Argument(
         metavar="SESSION[@BRANCH]",
-        autocompletion=names,
+        autocompletion=complete_session,
         help="A session, or one of its branches; by default the most recently updated session.",
     ),
 ]
@@ -231,7 +231,7 @@ Target = Annotated[
     list[str],
     typer.Argument(
         metavar="[SESSION[@BRANCH]] PLACE",
-        autocompletion=places_too,
+        autocompletion=complete_checkpoint,
         help="A checkpoint, like main#3, HEAD~1 or a name.",
     ),
 ]
@@ -271,27 +271,27 @@ def import_from_here() -> None:
         sys.path.insert(0, here)
 
 
-def to_trust(named: Sequence[str] | None) -> list[str]:
+def trusted_modules(named: Sequence[str] | None) -> list[str]:
     """Return the named modules, else the environment's, and make the current directory importable.
 
     Args:
         named: The modules to trust; None is the environment's.
     """
-    from agentgit.repository import trusted
+    from agentgit.repository import modules_to_trust
 
-    if modules := trusted(named):
+    if modules := modules_to_trust(named):
         import_from_here()
     return modules
 
 
-class Who(NamedTuple):
+class GlobalOptions(NamedTuple):
     """The user and the tenant, from the options before the command or from the environment."""
 
     user: str | None = None
     tenant: str | None = None
 
 
-WHO: ContextVar[Who] = ContextVar("agentgit_who", default=Who())  # noqa: B039  # the default is immutable
+GLOBAL_OPTIONS: ContextVar[GlobalOptions] = ContextVar("agentgit_who", default=GlobalOptions())  # noqa: B039  # the default is immutable
 
 
 @contextmanager
@@ -309,8 +309,8 @@ def repository(where: str | None, *, create: bool = False, trust: Sequence[str] 
     """
     from agentgit.repository import open
 
-    user, tenant = WHO.get()
-    modules = to_trust(trust)
+    user, tenant = GLOBAL_OPTIONS.get()
+    modules = trusted_modules(trust)
     with open(address(where), create=create and user is None, user=user, tenant=tenant, trust=modules) as repo:
         yield repo
 

@@ -22,68 +22,68 @@ if TYPE_CHECKING:
     from agentgit.checkpoints.merge import MergePlan
     from agentgit.checkpoints.queries import Tag
     from agentgit.cli.conversation import Chat
-    from agentgit.cli.slash import SlashOrder
+    from agentgit.cli.slash import SlashCommand
     from agentgit.effects import RollbackPlan
 
 
-def carry_out(chat: Chat, order: SlashOrder) -> None:
+def run_command(chat: Chat, order: SlashCommand) -> None:
     """Run a slash command.
 
     Raises:
         AgentGitError: As the operation that the command runs.
     """
-    _DO[order.form.name](chat, order)
+    _HANDLERS[order.form.name](chat, order)
 
 
 # -- rollback, undo and redo
 
 
-def _go(chat: Chat, order: SlashOrder, plan: RollbackPlan, move: Callable[[], RollbackAgent]) -> None:
+def _confirm_and_run(chat: Chat, order: SlashCommand, plan: RollbackPlan, move: Callable[[], RollbackAgent]) -> None:
     """Show a plan, ask for confirmation, run the operation, and continue with the agent that it returns."""
-    if chat.agree(order, plan):
+    if chat.confirm_plan(order, plan):
         chat.agent = move()
         chat.show_report()
 
 
-def _back(chat: Chat, order: SlashOrder, place: str | int) -> None:
+def _back(chat: Chat, order: SlashCommand, place: str | int) -> None:
     agent, force = chat.agent, slash.FORCE in order.options
-    _go(chat, order, agent.plan_rollback(place), lambda: agent.rollback(place, force=force))
+    _confirm_and_run(chat, order, agent.plan_rollback(place), lambda: agent.rollback(place, force=force))
 
 
-def _rollback(chat: Chat, order: SlashOrder) -> None:
+def _rollback(chat: Chat, order: SlashCommand) -> None:
     _back(chat, order, order.words[0])
 
 
-def _undo(chat: Chat, order: SlashOrder) -> None:
+def _undo(chat: Chat, order: SlashCommand) -> None:
     agent, steps, force = chat.agent, order.number() or 1, slash.FORCE in order.options
-    _go(chat, order, agent.plan_undo(steps), lambda: agent.undo(steps, force=force))
+    _confirm_and_run(chat, order, agent.plan_undo(steps), lambda: agent.undo(steps, force=force))
 
 
-def _redo(chat: Chat, order: SlashOrder) -> None:
+def _redo(chat: Chat, order: SlashCommand) -> None:
     agent, force = chat.agent, slash.FORCE in order.options
-    _go(chat, order, agent.plan_redo(), lambda: agent.redo(force=force))
+    _confirm_and_run(chat, order, agent.plan_redo(), lambda: agent.redo(force=force))
 
 
-def _plan(chat: Chat, order: SlashOrder) -> None:
+def _plan(chat: Chat, order: SlashCommand) -> None:
     output.show(rollbacks.lines(chat.agent.plan_rollback(order.words[0]), width=output.width()))
 
 
-def _resume(chat: Chat, order: SlashOrder) -> None:
+def _resume(chat: Chat, order: SlashCommand) -> None:
     report = chat.repo.resume(order.number() or 0, force=slash.FORCE in order.options)
     chat.agent = chat.agent.switch(report.branch)
     output.show(rollbacks.lines(report, width=output.width()))
 
 
-def _resolve(chat: Chat, order: SlashOrder) -> None:
-    result = output.result_of(order.options.get(slash.RESULT))
+def _resolve(chat: Chat, order: SlashCommand) -> None:
+    result = output.parse_result(order.options.get(slash.RESULT))
     call = chat.repo.resolve(order.number() or 0, order.words[1].replace("-", "_"), result=result)
     output.show(conversation.call_lines([call], width=output.width()))
 
 
-def _rewind(chat: Chat, order: SlashOrder) -> None:
+def _rewind(chat: Chat, order: SlashCommand) -> None:
     agent, point = chat.agent, order.words[0]
     plan = agent.session.plan_rewind(point, branch=agent.branch_id)
-    if chat.agree(order, plan):
+    if chat.confirm_plan(order, plan):
         changes = agent.rewind_files(point, force=slash.FORCE in order.options)
         output.show(rollbacks.file_lines(changes, width=output.width()))
 
@@ -91,7 +91,7 @@ def _rewind(chat: Chat, order: SlashOrder) -> None:
 # -- checkpoints
 
 
-def _create(chat: Chat, order: SlashOrder) -> None:
+def _create(chat: Chat, order: SlashCommand) -> None:
     names = {point.name for branch in chat.agent.tree().walk() for point in branch.points}
     made = chat.agent.checkpoint(order.word(0) or next_name(names), description=order.word(1))
     output.show(logs.lines([made], width=output.width(), zone=None))
@@ -116,21 +116,21 @@ def _saved(chat: Chat) -> list[int]:
     return sorted(point.id for point in points if not point.is_auto)
 
 
-def _list(chat: Chat, order: SlashOrder) -> None:
+def _list(chat: Chat, order: SlashCommand) -> None:
     found = [chat.agent.session.get_checkpoint(one) for one in _saved(chat)]
     none = [(Span("no named checkpoints yet; /checkpoint create NAME creates one"),)]
     output.show(logs.lines(found, width=output.width(), zone=None) or none)
 
 
-def _last(chat: Chat, order: SlashOrder) -> None:
-    behind = _behind(chat.agent)
+def _last(chat: Chat, order: SlashCommand) -> None:
+    behind = _checkpoint_ids_on_path(chat.agent)
     saved = [one for one in _saved(chat) if one in behind]
     if not saved:
         raise NotFound("There is no named checkpoint on this branch. /checkpoint create NAME creates one.")
     _back(chat, order, saved[-1])
 
 
-def _behind(agent: RollbackAgent) -> set[int | None]:
+def _checkpoint_ids_on_path(agent: RollbackAgent) -> set[int | None]:
     """Return the ids of the checkpoints on the agent's path, including the points where its branches start."""
     known = {branch.id: branch for branch in agent.tree().walk()}
     found = {point.id for point in agent.checkpoints()}
@@ -144,15 +144,15 @@ def _behind(agent: RollbackAgent) -> set[int | None]:
 # -- branches
 
 
-def _branch(chat: Chat, order: SlashOrder) -> None:
+def _branch(chat: Chat, order: SlashCommand) -> None:
     made = chat.agent.fork(name=order.word(0))
     chat.agent = made.switch(made.branch)
     _say_where(chat)
 
 
-def _switch(chat: Chat, order: SlashOrder) -> None:
+def _switch(chat: Chat, order: SlashCommand) -> None:
     (name,), sync, agent = order.words, order.options.get(slash.SYNC), chat.agent
-    if sync == "world" and not chat.agree(order, agent.plan_switch(name)):
+    if sync == "world" and not chat.confirm_plan(order, agent.plan_switch(name)):
         return
     chat.agent = agent.switch(name, sync, force=slash.FORCE in order.options)
     if sync is None:
@@ -169,47 +169,47 @@ def _say_where(chat: Chat) -> None:
 # -- inspection and merging
 
 
-def _tree(chat: Chat, order: SlashOrder) -> None:
+def _tree(chat: Chat, order: SlashCommand) -> None:
     output.show(trees.lines(chat.agent.tree(), width=output.width(), zone=None))
 
 
-def _log(chat: Chat, order: SlashOrder) -> None:
+def _log(chat: Chat, order: SlashCommand) -> None:
     found = list(islice(chat.agent.log(), order.number()))
     output.show(logs.lines(found[::-1], width=output.width(), zone=None) or _NOTHING)
 
 
-def _track(chat: Chat, order: SlashOrder) -> None:
+def _track(chat: Chat, order: SlashCommand) -> None:
     found = chat.agent.tool_track()[-(order.number() or 0) :]
     output.show(conversation.call_lines(found, width=output.width()) or [(Span("no tool calls yet"),)])
 
 
-def _branches(chat: Chat, order: SlashOrder) -> None:
+def _branches(chat: Chat, order: SlashCommand) -> None:
     agent = chat.agent
     output.show(branch_lines(agent.session.branches(), agent.tree(), width=output.width(), zone=None))
 
 
-def _diff(chat: Chat, order: SlashOrder) -> None:
+def _diff(chat: Chat, order: SlashCommand) -> None:
     agent = chat.agent
 
     found = agent.diff(order.word(0) or agent.plan_undo().checkpoint_id, order.word(1) or "HEAD")
     output.show(diffs.lines(found, width=output.width()))
 
 
-def _compare(chat: Chat, order: SlashOrder) -> None:
+def _compare(chat: Chat, order: SlashCommand) -> None:
     output.show(diffs.lines(chat.agent.compare(order.words[0]), width=output.width()))
 
 
-def _merge(chat: Chat, order: SlashOrder) -> None:
+def _merge(chat: Chat, order: SlashCommand) -> None:
     agent, (place,), resolve = chat.agent, order.words, order.options.get(slash.RESOLVE)
-    _carry(agent.plan_merge(place, resolve=resolve), lambda: agent.merge(place, resolve=resolve))
+    _run_merge(agent.plan_merge(place, resolve=resolve), lambda: agent.merge(place, resolve=resolve))
 
 
-def _pick(chat: Chat, order: SlashOrder) -> None:
+def _pick(chat: Chat, order: SlashCommand) -> None:
     agent, (place,) = chat.agent, order.words
-    _carry(agent.plan_cherry_pick(place), lambda: agent.cherry_pick(place))
+    _run_merge(agent.plan_cherry_pick(place), lambda: agent.cherry_pick(place))
 
 
-def _carry(plan: MergePlan, carry: Callable[[], Checkpoint]) -> None:
+def _run_merge(plan: MergePlan, carry: Callable[[], Checkpoint]) -> None:
     """Show a merge plan, and run it unless it is empty.
 
     There is no confirmation, because the world does not change and a rollback undoes the merge.
@@ -222,23 +222,23 @@ def _carry(plan: MergePlan, carry: Callable[[], Checkpoint]) -> None:
 # -- search, tags and help
 
 
-def _search(chat: Chat, order: SlashOrder) -> None:
+def _search(chat: Chat, order: SlashCommand) -> None:
     every, after = slash.EVERYWHERE in order.options, order.options.get(slash.AFTER)
     found = chat.agent.search(" ".join(order.words), all_branches=every, after=after)
     output.show(logs.hit_lines(found, width=output.width(), zone=None))
 
 
-def _tag(chat: Chat, order: SlashOrder) -> None:
+def _tag(chat: Chat, order: SlashCommand) -> None:
     *place, name = order.words
     _show_tags([chat.agent.tag(place[0] if place else "HEAD", name)])
 
 
-def _untag(chat: Chat, order: SlashOrder) -> None:
+def _untag(chat: Chat, order: SlashCommand) -> None:
     gone = chat.agent.session.untag(order.words[0])
     output.show([(Span(f"{clean(gone.reference)} no longer has that tag"),)])
 
 
-def _tags(chat: Chat, order: SlashOrder) -> None:
+def _tags(chat: Chat, order: SlashCommand) -> None:
     _show_tags(chat.agent.session.tags())
 
 
@@ -247,13 +247,13 @@ def _show_tags(tags: list[Tag]) -> None:
     output.show(logs.tag_lines(tags, width=output.width(), zone=None) or none)
 
 
-def _help(chat: Chat, order: SlashOrder) -> None:
+def _help(chat: Chat, order: SlashCommand) -> None:
     output.show(slash.lines(output.width()))
 
 
 _NOTHING: list[Line] = [(Span("no checkpoints yet"),)]
 
-_DO: dict[str, Callable[[Chat, SlashOrder], None]] = {
+_HANDLERS: dict[str, Callable[[Chat, SlashCommand], None]] = {
     "checkpoint create": _create,
     "checkpoint list": _list,
     "checkpoint restore": _rollback,
@@ -283,4 +283,4 @@ _DO: dict[str, Callable[[Chat, SlashOrder], None]] = {
     "help": _help,
     "quit": lambda chat, order: None,
 }
-"""The function for each of `slash.FORMS`."""
+"""The function for each of `slash.COMMANDS`."""

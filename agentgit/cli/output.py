@@ -89,7 +89,7 @@ def show(lines: Sequence[Line]) -> None:
     console = Console(file=sys.stdout, force_terminal=True, highlight=False, markup=False, emoji=False)
     for line in lines:
         # Text objects are never parsed as markup, whatever they contain.
-        text = Text.assemble(*((fitting(span.text, sys.stdout), COLOURS.get(span.style, "")) for span in line))
+        text = Text.assemble(*((encodable(span.text, sys.stdout), COLOURS.get(span.style, "")) for span in line))
         console.print(text, soft_wrap=True)
 
 
@@ -100,7 +100,7 @@ def say(text: str) -> None:
 
 def stream(text: str) -> None:
     """Write a piece of text immediately, without a newline."""
-    sys.stdout.write(fitting(visible(text), sys.stdout))
+    sys.stdout.write(encodable(visible(text), sys.stdout))
     flush()
 
 
@@ -147,7 +147,7 @@ def fail(error: AgentGitError) -> int:
     return error.exit_code
 
 
-def result_of(text: str | None) -> Any:
+def parse_result(text: str | None) -> Any:
     """Parse `--result`, the return value of a call as JSON.
 
     Raises:
@@ -159,7 +159,7 @@ def result_of(text: str | None) -> Any:
         raise InvalidInput(f"--result is not valid JSON: {error}.") from error
 
 
-def to_settle(error: Exception, command: str) -> str | None:
+def resolve_command(error: Exception, command: str) -> str | None:
     """Return the command that resolves the call which an error is about; None if there is no such call.
 
     Args:
@@ -174,7 +174,7 @@ def to_settle(error: Exception, command: str) -> str | None:
 
 def _hint(error: AgentGitError) -> str:
     """Return the command-line option or command for the Python call that an error message names."""
-    if (settle := to_settle(error, "agentgit resolve")) is not None:
+    if (settle := resolve_command(error, "agentgit resolve")) is not None:
         return f" On the command line: {settle}{'; or --force' if isinstance(error, RollbackBlocked) else ''}."
     if isinstance(error, RollbackBlocked | WorkspaceChanged):
         return " On the command line: --force."
@@ -192,10 +192,10 @@ def _takes_colours(stream: TextIO) -> bool:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    stream.write(fitting(text, stream) + "\n")
+    stream.write(encodable(text, stream) + "\n")
 
 
-def fitting(text: str, stream: TextIO) -> str:
+def encodable(text: str, stream: TextIO) -> str:
     """Convert text to what a stream's encoding can represent.
 
     If necessary, agentgit's own drawing characters become ASCII, and other characters are escaped.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from agentgit.repository import Repository
 
 
-def path(repo: Repository, text: str | None) -> tuple[Session, str | None]:
+def parse_session(repo: Repository, text: str | None) -> tuple[Session, str | None]:
     """Parse `SESSION`, `SESSION@BRANCH` or `@BRANCH`.
 
     Args:
@@ -32,7 +32,7 @@ def path(repo: Repository, text: str | None) -> tuple[Session, str | None]:
         return repo.session(session or None), branch
 
 
-def last(repo: Repository, words: list[str]) -> tuple[Session, str | None, str]:
+def parse_required(repo: Repository, words: list[str]) -> tuple[Session, str | None, str]:
     """Parse `[SESSION[@BRANCH]] WORD`.
 
     Args:
@@ -49,10 +49,10 @@ def last(repo: Repository, words: list[str]) -> tuple[Session, str | None, str]:
     if len(words) > 2:
         raise InvalidInput(f"{' '.join(words)}: write at most a session and a place; put quotes around a name.")
     *session, word = words
-    return *path(repo, session[0] if session else None), word
+    return *parse_session(repo, session[0] if session else None), word
 
 
-def maybe(repo: Repository, words: list[str]) -> tuple[Session, str | None, str | None]:
+def parse_optional(repo: Repository, words: list[str]) -> tuple[Session, str | None, str | None]:
     """Parse `[SESSION[@BRANCH]] [PLACE]`: one word is a place in the most recent session, else a session.
 
     Args:
@@ -67,15 +67,15 @@ def maybe(repo: Repository, words: list[str]) -> tuple[Session, str | None, str 
         NotFound: There is no such place.
     """
     if len(words) != 1:
-        return last(repo, words) if words else (*path(repo, None), None)
+        return parse_required(repo, words) if words else (*parse_session(repo, None), None)
     try:
         repo.session().get_checkpoint(words[0])
     except NotFound as error:
         try:
-            return *path(repo, words[0]), None
+            return *parse_session(repo, words[0]), None
         except NotFound:
             raise error from None
-    return *path(repo, None), words[0]
+    return *parse_session(repo, None), words[0]
 
 
 def checkpoint(repo: Repository, first: str | None, second: str | None) -> Checkpoint:

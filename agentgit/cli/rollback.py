@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from agentgit.cli import output, references
-from agentgit.cli.options import AsJson, Session, Target, Trust, Where, places_too, repository, usage
+from agentgit.cli.options import AsJson, DatabaseOption, Session, Target, Trust, complete_checkpoint, repository, usage
 from agentgit.effects import RollbackPlan, RollbackReport
 from agentgit.errors import RollbackBlocked, RollbackIncomplete
 from agentgit.render import records
@@ -66,17 +66,17 @@ def plan(
     replay: Replay = "record",
     world_only: WorldOnly = False,
     trust: Trust = None,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a rollback would do; nothing is changed."""
     with repository(db, trust=trust) as repo:
-        session, branch, place = references.last(repo, target)
-        how = _how(tools, replay, files=not keep_files, conversation=not world_only)
+        session, branch, place = references.parse_required(repo, target)
+        how = _rollback_options(tools, replay, files=not keep_files, conversation=not world_only)
         write(as_json, session.plan_rollback(place, branch=branch, **how))
 
 
-def _how(tools: str, replay: str, **which: bool) -> dict[str, Any]:
+def _rollback_options(tools: str, replay: str, **which: bool) -> dict[str, Any]:
     return {"tools": tools, "replay": replay, **which}
 
 
@@ -103,15 +103,15 @@ def rollback(
         ),
     ] = None,
     trust: Trust = None,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Roll back to a checkpoint, on a new branch: show the plan, ask, then reverse later effects."""
-    with repository(db, trust=trust) as repo, carried(as_json):
-        session, branch, place = references.last(repo, target)
-        how = _how(tools, replay, files=not keep_files, conversation=not world_only)
+    with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
+        session, branch, place = references.parse_required(repo, target)
+        how = _rollback_options(tools, replay, files=not keep_files, conversation=not world_only)
         if not yes:
-            agree(session.plan_rollback(place, branch=branch, **how), "Roll back?", as_json, force=force)
+            confirm_plan(session.plan_rollback(place, branch=branch, **how), "Roll back?", as_json, force=force)
         report = session.rollback(
             place,
             branch=branch,
@@ -130,20 +130,20 @@ def rewind(
         list[str],
         typer.Argument(
             metavar="[SESSION[@BRANCH]] RESTORE_POINT",
-            autocompletion=places_too,
+            autocompletion=complete_checkpoint,
             help="The id of a user's message, or a checkpoint.",
         ),
     ],
     force: Annotated[bool, typer.Option("--force", help="Also restore files that others changed.")] = False,
     yes: Yes = False,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Restore only the files, as they were before a user's message; the conversation stays."""
-    with repository(db) as repo, carried(as_json):
-        session, branch, point = references.last(repo, target)
+    with repository(db) as repo, show_plan_on_error(as_json):
+        session, branch, point = references.parse_required(repo, target)
         if not yes:
-            agree(session.plan_rewind(point, branch=branch), "Restore the files?", as_json)
+            confirm_plan(session.plan_rewind(point, branch=branch), "Restore the files?", as_json)
         changes = session.rewind_files(point, branch=branch, force=force)
         output.emit(as_json, changes.to_dict, lambda width: rollbacks.file_lines(changes, width=width))
 
@@ -151,7 +151,9 @@ def rewind(
 def switch(
     target: Annotated[
         list[str],
-        typer.Argument(metavar="[SESSION] BRANCH", autocompletion=places_too, help="The branch, by its name or id."),
+        typer.Argument(
+            metavar="[SESSION] BRANCH", autocompletion=complete_checkpoint, help="The branch, by its name or id."
+        ),
     ],
     sync: Annotated[
         str | None,
@@ -165,14 +167,14 @@ def switch(
     yes: Yes = False,
     on_error: OnError = "stop",
     trust: Trust = None,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Continue a session on another branch; with --sync world, bring the world to it."""
-    with repository(db, trust=trust) as repo, carried(as_json):
-        session, _, branch = references.last(repo, target)
+    with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
+        session, _, branch = references.parse_required(repo, target)
         if sync == "world" and not yes:
-            agree(session.plan_switch(branch), "Switch?", as_json, force=force)
+            confirm_plan(session.plan_switch(branch), "Switch?", as_json, force=force)
         report = session.switch(branch, sync=sync, force=force, on_error=on_error)
         if sync is not None:
             write(as_json, report)
@@ -185,7 +187,7 @@ def switch(
 # -- interrupted operations
 
 
-def operations(session: Session = None, db: Where = None, as_json: AsJson = False) -> None:
+def operations(session: Session = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """List the rollbacks, switches and forks of a session, newest first."""
     with repository(db) as repo:
         of = repo.session(session)
@@ -203,11 +205,11 @@ def resume(
     operation: Annotated[int, typer.Argument(metavar="OPERATION", help="The id that `agentgit operations` shows.")],
     force: Annotated[bool, typer.Option("--force", help="Finish without the steps that still fail.")] = False,
     trust: Trust = None,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Finish an interrupted rollback or switch; completed steps are not repeated."""
-    with repository(db, trust=trust) as repo, carried(as_json):
+    with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
         found = repo.operation(operation)
         write(as_json, repo.resume(found, force=force))
 
@@ -218,11 +220,11 @@ def resolve(
     result: Annotated[
         str | None, typer.Option("--result", metavar="JSON", help="What the call returned, for its undo function.")
     ] = None,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Record whether a call or its reversal happened, if its outcome is unknown."""
-    returned = output.result_of(result)
+    returned = output.parse_result(result)
     with repository(db) as repo:
         call = repo.resolve(invocation, outcome.replace("-", "_"), result=returned)
         output.emit(as_json, call.to_dict, lambda width: conversation.call_lines([call], width=width))
@@ -231,7 +233,7 @@ def resolve(
 # -- shared helpers
 
 
-def agree(planned: RollbackPlan, question: str, as_json: bool, *, force: bool = False) -> None:
+def confirm_plan(planned: RollbackPlan, question: str, as_json: bool, *, force: bool = False) -> None:
     """Show a plan and ask for confirmation.
 
     For a blocked plan this does nothing: the operation raises an error that says what to do.
@@ -246,7 +248,7 @@ def write(as_json: bool, value: RollbackPlan | RollbackReport) -> None:
 
 
 @contextmanager
-def carried(as_json: bool) -> Iterator[None]:
+def show_plan_on_error(as_json: bool) -> Iterator[None]:
     """Write the plan or report of an error before the error itself."""
     try:
         yield

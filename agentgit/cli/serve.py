@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.options import Session, Trust, Where, repository, to_trust
+from agentgit.cli.options import DatabaseOption, Session, Trust, repository, trusted_modules
 from agentgit.errors import Unavailable
 
 NEEDS = ("fastapi", "jinja2", "python_multipart", "uvicorn")
@@ -48,7 +48,7 @@ def serve(
         bool, typer.Option("--insecure", help="Allow logins over plain HTTP from other machines.")
     ] = False,
     trust: Trust = None,
-    db: Where = None,
+    db: DatabaseOption = None,
 ) -> None:
     """Serve the web pages and the HTTP API."""
     try:
@@ -82,11 +82,11 @@ def mcp(
         bool, typer.Option("--allow-force", help="Let clients roll back past effects that cannot be undone.")
     ] = False,
     trust: Trust = None,
-    db: Where = None,
+    db: DatabaseOption = None,
 ) -> None:
     """Serve the checkpoints of one session or all as MCP tools, over standard input and output."""
     server = _server()
-    modules = to_trust(trust)
+    modules = trusted_modules(trust)
     with repository(db) as repo:
         bound = repo.session(session) if session is not None else None
         server.serve(repo, bound, read_only=read_only, may_force=allow_force, trust=modules)

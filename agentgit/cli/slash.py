@@ -18,7 +18,7 @@ MANY = "..."
 
 
 @dataclass(frozen=True)
-class SlashForm:
+class SlashCommandSpec:
     """The form of one slash command.
 
     Args:
@@ -51,44 +51,55 @@ class SlashForm:
 
 
 _AGREED = {YES: ""}
-_GOING = {FORCE: "", **_AGREED}
+_ROLLBACK_OPTIONS = {FORCE: "", **_AGREED}
 
-FORMS = (
-    SlashForm("checkpoint create", ("[NAME]", "[DESCRIPTION]"), help="Create a checkpoint here."),
-    SlashForm("checkpoint list", help="List the checkpoints that somebody created."),
-    SlashForm("checkpoint restore", ("PLACE",), _GOING, "Roll back to a checkpoint; the same as /rollback."),
-    SlashForm("checkpoint undo", (), _GOING, "Roll back to the newest checkpoint that somebody created."),
-    SlashForm("undo", ("[N]",), _GOING, "Go back one turn, or N of them, on a new branch."),
-    SlashForm("redo", (), _GOING, "Take back the last undo or rollback."),
-    SlashForm("rollback", ("PLACE",), _GOING, "Roll back to a checkpoint, on a new branch."),
-    SlashForm("plan", ("PLACE",), help="Show what a rollback would do; nothing is changed."),
-    SlashForm("rewind", ("RESTORE_POINT",), _GOING, "Restore only the files, to before a user's message."),
-    SlashForm("resume", ("OPERATION",), {FORCE: ""}, "Finish an interrupted rollback or switch."),
-    SlashForm(
+COMMANDS = (
+    SlashCommandSpec("checkpoint create", ("[NAME]", "[DESCRIPTION]"), help="Create a checkpoint here."),
+    SlashCommandSpec("checkpoint list", help="List the checkpoints that somebody created."),
+    SlashCommandSpec(
+        "checkpoint restore", ("PLACE",), _ROLLBACK_OPTIONS, "Roll back to a checkpoint; the same as /rollback."
+    ),
+    SlashCommandSpec(
+        "checkpoint undo", (), _ROLLBACK_OPTIONS, "Roll back to the newest checkpoint that somebody created."
+    ),
+    SlashCommandSpec("undo", ("[N]",), _ROLLBACK_OPTIONS, "Go back one turn, or N of them, on a new branch."),
+    SlashCommandSpec("redo", (), _ROLLBACK_OPTIONS, "Take back the last undo or rollback."),
+    SlashCommandSpec("rollback", ("PLACE",), _ROLLBACK_OPTIONS, "Roll back to a checkpoint, on a new branch."),
+    SlashCommandSpec("plan", ("PLACE",), help="Show what a rollback would do; nothing is changed."),
+    SlashCommandSpec(
+        "rewind", ("RESTORE_POINT",), _ROLLBACK_OPTIONS, "Restore only the files, to before a user's message."
+    ),
+    SlashCommandSpec("resume", ("OPERATION",), {FORCE: ""}, "Finish an interrupted rollback or switch."),
+    SlashCommandSpec(
         "resolve",
         ("INVOCATION", "OUTCOME"),
         {RESULT: "JSON"},
         "Record the outcome of a call: happened or did-not-happen.",
     ),
-    SlashForm("tree", help="Draw the branches."),
-    SlashForm("log", ("[N]",), help="List the checkpoints, or the newest N."),
-    SlashForm("track", ("[N]",), help="List the tool calls, or the last N."),
-    SlashForm(
+    SlashCommandSpec("tree", help="Draw the branches."),
+    SlashCommandSpec("log", ("[N]",), help="List the checkpoints, or the newest N."),
+    SlashCommandSpec("track", ("[N]",), help="List the tool calls, or the last N."),
+    SlashCommandSpec(
         "search", ("TEXT...",), {EVERYWHERE: "", AFTER: "CURSOR"}, "Find messages, tool calls and named checkpoints."
     ),
-    SlashForm("tag", ("[PLACE]", "NAME"), help="Tag a checkpoint, by default the current one."),
-    SlashForm("untag", ("NAME",), help="Remove a tag; the checkpoint stays."),
-    SlashForm("tags", help="List the tags of the session."),
-    SlashForm("diff", ("[A]", "[B]"), help="Compare checkpoints, or show what the last turn changed."),
-    SlashForm("compare", ("PLACE",), help="Show what this branch and PLACE did since they diverged."),
-    SlashForm("merge", ("PLACE",), {RESOLVE: "SIDE"}, "Merge a branch into this one; --resolve ours or theirs."),
-    SlashForm("pick", ("PLACE",), help="Copy the messages that a checkpoint added."),
-    SlashForm("branches", help="List the branches."),
-    SlashForm("branch", ("[NAME]",), help="Continue from here on a new branch; the world stays."),
-    SlashForm("switch", ("NAME",), {SYNC: "HOW"} | _GOING, "Continue on another branch; --sync world, note or ignore."),
-    SlashForm("continue", help="Continue an interrupted turn."),
-    SlashForm("help", help="Show this."),
-    SlashForm("quit", help="Leave; Ctrl-D does the same."),
+    SlashCommandSpec("tag", ("[PLACE]", "NAME"), help="Tag a checkpoint, by default the current one."),
+    SlashCommandSpec("untag", ("NAME",), help="Remove a tag; the checkpoint stays."),
+    SlashCommandSpec("tags", help="List the tags of the session."),
+    SlashCommandSpec("diff", ("[A]", "[B]"), help="Compare checkpoints, or show what the last turn changed."),
+    SlashCommandSpec("compare", ("PLACE",), help="Show what this branch and PLACE did since they diverged."),
+    SlashCommandSpec("merge", ("PLACE",), {RESOLVE: "SIDE"}, "Merge a branch into this one; --resolve ours or theirs."),
+    SlashCommandSpec("pick", ("PLACE",), help="Copy the messages that a checkpoint added."),
+    SlashCommandSpec("branches", help="List the branches."),
+    SlashCommandSpec("branch", ("[NAME]",), help="Continue from here on a new branch; the world stays."),
+    SlashCommandSpec(
+        "switch",
+        ("NAME",),
+        {SYNC: "HOW"} | _ROLLBACK_OPTIONS,
+        "Continue on another branch; --sync world, note or ignore.",
+    ),
+    SlashCommandSpec("continue", help="Continue an interrupted turn."),
+    SlashCommandSpec("help", help="Show this."),
+    SlashCommandSpec("quit", help="Leave; Ctrl-D does the same."),
 )
 
 ALIASES = {
@@ -107,11 +118,11 @@ NOTES = (
 )
 """The lines that the help shows below the commands."""
 
-_BY_NAME = {form.name: form for form in FORMS}
+_BY_NAME = {form.name: form for form in COMMANDS}
 
 
 @dataclass(frozen=True)
-class SlashOrder:
+class SlashCommand:
     """A parsed slash command.
 
     Args:
@@ -120,7 +131,7 @@ class SlashOrder:
         options: The options that were given, each with its value.
     """
 
-    form: SlashForm
+    form: SlashCommandSpec
     words: list[str]
     options: Mapping[str, str]
 
@@ -140,7 +151,7 @@ class SlashOrder:
         return None if word is None else int(word)
 
 
-def parse(line: str) -> SlashOrder:
+def parse(line: str) -> SlashCommand:
     """Parse a line that begins with a slash.
 
     Args:
@@ -160,13 +171,13 @@ def parse(line: str) -> SlashOrder:
     except ValueError as error:
         raise InvalidInput(f"Invalid command: {error}. Close each quote that you open.") from error
     form, rest = _form(written)
-    words, options = _sorted(form, rest)
+    words, options = _split_options(form, rest)
     if not form.takes(len(words)):
         raise InvalidInput(f"Usage: {form.usage}. Put quotes around a name with spaces.")
-    return SlashOrder(form, words, options)
+    return SlashCommand(form, words, options)
 
 
-def _form(written: Sequence[str]) -> tuple[SlashForm, Sequence[str]]:
+def _form(written: Sequence[str]) -> tuple[SlashCommandSpec, Sequence[str]]:
     """Find the command that the first two words, or the first, name; return it with the remaining words."""
     for count in (2, 1):
         name = " ".join(written[:count]).lower()
@@ -174,14 +185,14 @@ def _form(written: Sequence[str]) -> tuple[SlashForm, Sequence[str]]:
         if form is not None and (" " not in form.name or len(written[:2]) == count):
             return form, written[count:]
     asked = " ".join(written[:2])
-    near = references.near(asked, _BY_NAME) or references.near(" ".join(written[:1]), _BY_NAME)
+    near = references.similar_names(asked, _BY_NAME) or references.similar_names(" ".join(written[:1]), _BY_NAME)
     raise NotFound(
         f"There is no command /{asked}. /help lists the commands; // starts a message with a slash.",
         near=tuple(f"/{name}" for name in near),
     )
 
 
-def _sorted(form: SlashForm, rest: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+def _split_options(form: SlashCommandSpec, rest: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Separate the words from the options."""
     words: list[str] = []
     options: dict[str, str] = {}
@@ -200,7 +211,7 @@ def _sorted(form: SlashForm, rest: Sequence[str]) -> tuple[list[str], dict[str, 
     return words, options
 
 
-def offer(before: str, word: str) -> list[str]:
+def complete(before: str, word: str) -> list[str]:
     """Return the completions of a word: commands, or the second words and options of one.
 
     Args:
@@ -208,8 +219,8 @@ def offer(before: str, word: str) -> list[str]:
         word: The typed part of the word.
 
     Example:
-        >>> offer("", "/tr"), offer("/checkpoint ", "re"), offer("/switch main ", "--s"), offer("say ", "he")
-        (['/tree', '/track'], ['restore'], ['--sync'], [])
+        >>> complete("", "/tr"), complete("/checkpoint ", "re"), complete("/switch main ", "--s")
+        (['/tree', '/track'], ['restore'], ['--sync'])
     """
     names, said = [*_BY_NAME, *ALIASES], before.removeprefix("/").split()
     if not before:
@@ -229,5 +240,5 @@ def lines(width: int) -> list[Line]:
     Args:
         width: The longest line, in terminal cells.
     """
-    rows = [[Span(" ".join([f"/{form.name}", *form.words]), "reference"), Span(form.help)] for form in FORMS]
+    rows = [[Span(" ".join([f"/{form.name}", *form.words]), "reference"), Span(form.help)] for form in COMMANDS]
     return [*table(rows, width=width, whole=True), *((Span(note, "dim"),) for note in NOTES)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentgit.cli import output, references
-from agentgit.cli.options import WHO, AsJson, OfBranch, Where, address, repository, usage
+from agentgit.cli.options import GLOBAL_OPTIONS, AsJson, DatabaseOption, OfBranch, address, repository, usage
 from agentgit.cli.output import bar
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.render.views.transfer import lines
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agentgit.handles.session import Session
     from agentgit.repository import Repository
     from agentgit.sessions.reports import Progress
-    from agentgit.store.transfer.summary import Carried
+    from agentgit.store.transfer.summary import TransferSummary
 
 PIPE = "-"
 """The file that stands for standard output, or for standard input."""
@@ -42,7 +42,7 @@ def export(
         ),
     ],
     files: Annotated[bool, typer.Option("--files", help="Include the files of the workspace.")] = False,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Export a session, a branch or a checkpoint to one file."""
@@ -50,7 +50,7 @@ def export(
     with repository(db) as repo, bar("exporting", as_json) as progress:
         if not what and _is_session(repo, file):
             raise InvalidInput(f"{file} is a session; name the file too: agentgit export {file} FILE")
-        session, branch, checkpoint = _meant(repo, what)
+        session, branch, checkpoint = _parse_target(repo, what)
         target = sys.stdout.buffer if file == PIPE else file
         carried = session.export(target, branch=branch, checkpoint=checkpoint, files=files, progress=progress)
     _tell("exported", carried, as_json=as_json, piped=file == PIPE)
@@ -71,22 +71,25 @@ def import_(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A file from `agentgit export`; - is standard input.")],
     session: Name = None,
     workspace: Folder = None,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a session from a file that `agentgit export` wrote."""
     from agentgit.repository import open
 
     source = sys.stdin.buffer if file == PIPE else file
-    with open(address(db), user=WHO.get().user, tenant=WHO.get().tenant) as repo, bar("importing", as_json) as progress:
+    with (
+        open(address(db), user=GLOBAL_OPTIONS.get().user, tenant=GLOBAL_OPTIONS.get().tenant) as repo,
+        bar("importing", as_json) as progress,
+    ):
         carried = repo.import_(source, session=session, workspace=workspace, progress=progress)
     _tell("imported", carried, as_json=as_json)
 
 
-def trajectory(session: OfBranch = None, db: Where = None, as_json: AsJson = False) -> None:
+def trajectory(session: OfBranch = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Print trajectories for training: one line of JSON for each AI message."""
     with repository(db) as repo:
-        found, branch = references.path(repo, session)
+        found, branch = references.parse_session(repo, session)
         steps = found.trajectories(branch=branch)
         if as_json:
             output.emit(True, lambda: list(steps), lambda _: [])
@@ -103,17 +106,17 @@ def _is_session(repo: Repository, word: str) -> bool:
     return True
 
 
-def _meant(repo: Repository, words: list[str]) -> tuple[Session, str | None, Checkpoint | None]:
+def _parse_target(repo: Repository, words: list[str]) -> tuple[Session, str | None, Checkpoint | None]:
     """Parse `[SESSION[@BRANCH] [PLACE]]`."""
     if len(words) > 2:
         raise InvalidInput(f"{' '.join(words)}: write at most a session, a place and a file; put quotes around a name.")
-    session, branch = references.path(repo, words[0] if words else None)
+    session, branch = references.parse_session(repo, words[0] if words else None)
     if len(words) < 2:
         return session, branch, None
     return session, branch, session.get_checkpoint(words[1], branch=branch)
 
 
-def _tell(what: str, carried: Carried, *, as_json: bool, piped: bool = False) -> None:
+def _tell(what: str, carried: TransferSummary, *, as_json: bool, piped: bool = False) -> None:
     if piped:
         for line in lines(what, carried):
             output.note("".join(span.text for span in line))
@@ -136,7 +139,7 @@ def import_langgraph(
     session_prefix: Annotated[
         str, typer.Option("--session-prefix", metavar="TEXT", help="The text before the thread id in a session's name.")
     ] = "",
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Import the threads of a LangGraph saver as sessions; run it again to add what is new."""

@@ -12,14 +12,16 @@ from typing import Annotated, Any
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.options import AsJson, Brief, Where, Yes, names, repository
+from agentgit.cli.options import AsJson, CommandGroup, DatabaseOption, Yes, complete_session, repository
 from agentgit.errors import InvalidInput
 from agentgit.render.records import of_value
 from agentgit.render.text import Line, Span, clean
 from agentgit.render.views import lists as drawn
 from agentgit.render.views.maintenance import erased_lines
 
-Named = Annotated[str, typer.Argument(metavar="SESSION", autocompletion=names, help="The name or id of a session.")]
+Named = Annotated[
+    str, typer.Argument(metavar="SESSION", autocompletion=complete_session, help="The name or id of a session.")
+]
 Who = Annotated[str, typer.Argument(metavar="USER", help="The name or id of a user.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the new user or key.")]
 Id = Annotated[int, typer.Argument(metavar="ID", help="The id that the list shows.")]
@@ -30,14 +32,14 @@ KeyExpires = Annotated[
     str, typer.Option("--expires", metavar="TIME", help="The lifetime, like 12h, 7d or 2w; or never.")
 ]
 
-PLAIN: dict[str, Any] = {"no_args_is_help": True, "cls": Brief, "rich_markup_mode": None}
+PLAIN: dict[str, Any] = {"no_args_is_help": True, "cls": CommandGroup, "rich_markup_mode": None}
 UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 users = typer.Typer(
     name="users",
     help="Manage the users of the database; for admins.",
     no_args_is_help=True,
-    cls=Brief,
+    cls=CommandGroup,
     rich_markup_mode=None,
 )
 keys = typer.Typer(name="keys", help="Manage API keys.", **PLAIN)
@@ -45,7 +47,7 @@ link = typer.Typer(
     name="link",
     help="Manage links by which others join a session.",
     no_args_is_help=True,
-    cls=Brief,
+    cls=CommandGroup,
     rich_markup_mode=None,
 )
 
@@ -58,14 +60,14 @@ def add_to(app: typer.Typer) -> None:
         app.add_typer(group)
 
 
-def time_of(text: str | None) -> timedelta | None:
+def parse_lifetime(text: str | None) -> timedelta | None:
     """Parse a lifetime; None never expires.
 
     Raises:
         InvalidInput: It is not a lifetime.
 
     Example:
-        >>> time_of("36h")
+        >>> parse_lifetime("36h")
         datetime.timedelta(days=1, seconds=43200)
     """
     if text is None:
@@ -102,16 +104,16 @@ def share(
     user: Who,
     role: RoleOf = "viewer",
     expires: Expires = None,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Share a session with a user in a role."""
     with repository(db) as repo:
-        found = repo.session(session).sharing.share(user, role, time_of(expires))
+        found = repo.session(session).sharing.share(user, role, parse_lifetime(expires))
         _one(as_json, found, f"{found.user_name} is {found.role} of {session}")
 
 
-def unshare(session: Named, user: Who, db: Where = None, as_json: AsJson = False) -> None:
+def unshare(session: Named, user: Who, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Remove all roles of a user in a session, with immediate effect."""
     with repository(db) as repo:
         repo.session(session).sharing.unshare(user)
@@ -119,7 +121,7 @@ def unshare(session: Named, user: Who, db: Where = None, as_json: AsJson = False
         _one(as_json, data, f"{user} no longer has a role in {session}")
 
 
-def members(session: Named, db: Where = None, as_json: AsJson = False) -> None:
+def members(session: Named, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """List the users who have a role in a session."""
     with repository(db) as repo:
         _emit(as_json, repo.session(session).sharing.members(), drawn.member_lines, "not shared")
@@ -127,7 +129,7 @@ def members(session: Named, db: Where = None, as_json: AsJson = False) -> None:
 
 def accept(
     token: Annotated[str, typer.Argument(metavar="TOKEN", help="The token that `agentgit link create` printed.")],
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Join a session by a link."""
@@ -136,7 +138,7 @@ def accept(
         _one(as_json, found, f"you are {found.role} of {found.reference}")
 
 
-def whoami(db: Where = None, as_json: AsJson = False) -> None:
+def whoami(db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Show which user you are; --user or $AGENTGIT_USER selects one."""
     with repository(db) as repo:
         _one(as_json, repo.user, f"{repo.user.name}{', an admin' if repo.user.is_admin else ''}")
@@ -147,23 +149,23 @@ def whoami(db: Where = None, as_json: AsJson = False) -> None:
 
 @link.command("create")
 def link_create(
-    session: Named, role: RoleOf = "viewer", expires: Expires = "7d", db: Where = None, as_json: AsJson = False
+    session: Named, role: RoleOf = "viewer", expires: Expires = "7d", db: DatabaseOption = None, as_json: AsJson = False
 ) -> None:
     """Create a link; its token is shown only once."""
     with repository(db) as repo:
-        made = repo.session(session).sharing.create_link(role, time_of(expires))
+        made = repo.session(session).sharing.create_link(role, parse_lifetime(expires))
         _one(as_json, made, f"{made.token}")
 
 
 @link.command("list")
-def link_list(session: Named, db: Where = None, as_json: AsJson = False) -> None:
+def link_list(session: Named, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """List the links of a session."""
     with repository(db) as repo:
         _emit(as_json, repo.session(session).sharing.links(), drawn.link_lines, "no links")
 
 
 @link.command("revoke")
-def link_revoke(id: Id, db: Where = None, as_json: AsJson = False) -> None:
+def link_revoke(id: Id, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Revoke a link, and the roles of all who joined by it."""
     with repository(db) as repo:
         _one(as_json, repo.revoke_link(id), f"link {id} is revoked")
@@ -177,7 +179,7 @@ def users_add(
     name: Name,
     admin: Annotated[bool, typer.Option("--admin", help="Make the user an admin.")] = False,
     password: Annotated[bool, typer.Option("--password", help="Ask for a password, or read it from a pipe.")] = False,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a user; for the local owner, also the database or tenant if it does not exist."""
@@ -187,35 +189,35 @@ def users_add(
 
 
 @users.command("list")
-def users_list(db: Where = None, as_json: AsJson = False) -> None:
+def users_list(db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """List the users."""
     with repository(db) as repo:
         _emit(as_json, repo.users.all(), drawn.user_lines, "no users")
 
 
 @users.command("password")
-def users_password(user: Who, db: Where = None, as_json: AsJson = False) -> None:
+def users_password(user: Who, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Set the password of a user, read from a prompt or a pipe; all their logins end."""
     with repository(db) as repo:
         _one(as_json, repo.users.set_password(user, _password()), f"{user} has a new password")
 
 
 @users.command("disable")
-def users_disable(user: Who, db: Where = None, as_json: AsJson = False) -> None:
+def users_disable(user: Who, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Disable a user with immediate effect."""
     with repository(db) as repo:
         _one(as_json, repo.users.disable(user), f"{user} is disabled")
 
 
 @users.command("enable")
-def users_enable(user: Who, db: Where = None, as_json: AsJson = False) -> None:
+def users_enable(user: Who, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Enable a disabled user again."""
     with repository(db) as repo:
         _one(as_json, repo.users.enable(user), f"{user} is enabled")
 
 
 @users.command("delete")
-def users_delete(user: Who, yes: Yes = False, db: Where = None, as_json: AsJson = False) -> None:
+def users_delete(user: Who, yes: Yes = False, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Erase a user and all their sessions permanently."""
     with repository(db) as repo:
         found = repo.users.find(user)
@@ -228,7 +230,7 @@ def users_delete(user: Who, yes: Yes = False, db: Where = None, as_json: AsJson 
 @users.command("revoke-tokens")
 def users_revoke_tokens(
     user: Annotated[str | None, typer.Argument(metavar="USER", help="The user; by default all users.")] = None,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Revoke all logins and tokens that were issued before now."""
@@ -246,24 +248,24 @@ def keys_create(
     scope: Annotated[str, typer.Option("--scope", "-s", help="The scope: read, fork, write or admin.")] = "read",
     expires: KeyExpires = "90d",
     of: Whom = None,
-    db: Where = None,
+    db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Create an API key; it is shown only once."""
     with repository(db) as repo:
-        made = repo.keys.create(name, scope, time_of(expires if expires != "never" else None), of)
+        made = repo.keys.create(name, scope, parse_lifetime(expires if expires != "never" else None), of)
         output.line(as_json, lambda: {**of_value(made.key), "secret": made.secret}, made.secret)
 
 
 @keys.command("list")
-def keys_list(of: Whom = None, db: Where = None, as_json: AsJson = False) -> None:
+def keys_list(of: Whom = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """List API keys."""
     with repository(db) as repo:
         _emit(as_json, repo.keys.all(of), drawn.key_lines, "no keys")
 
 
 @keys.command("revoke")
-def keys_revoke(id: Id, db: Where = None, as_json: AsJson = False) -> None:
+def keys_revoke(id: Id, db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """Revoke an API key with immediate effect."""
     with repository(db) as repo:
         _one(as_json, repo.keys.revoke(id), f"key {id} is revoked")

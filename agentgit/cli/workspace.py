@@ -11,7 +11,7 @@ import typer
 
 from agentgit.checkpoints import references
 from agentgit.cli import output
-from agentgit.cli.options import AsJson, Brief, Limit, usage
+from agentgit.cli.options import AsJson, CommandGroup, Limit, usage
 from agentgit.cli.output import bar
 from agentgit.errors import NotFound, WorkspaceChanged
 from agentgit.render.text import Span
@@ -25,7 +25,7 @@ app = typer.Typer(
     name="workspace",
     help="Save, compare and restore the files of a folder.",
     no_args_is_help=True,
-    cls=Brief,
+    cls=CommandGroup,
     rich_markup_mode=None,
 )
 
@@ -180,7 +180,8 @@ def _found(workspace: Workspace, ref: str) -> FileCheckpoint:
     if found is None:
         names = [name for one in workspace.list() for name in (one.name, one.id) if name]
         raise NotFound(
-            f"There is no snapshot {ref!r}. List them: agentgit workspace list.", near=references.near(ref, names)
+            f"There is no snapshot {ref!r}. List them: agentgit workspace list.",
+            near=references.similar_names(ref, names),
         )
     return found
 

@@ -23,7 +23,7 @@ def main() -> int:
         parser.exit(error.exit_code, f"{error}\n")
     report = check(lambda: agentgit.open(where), RULES)
     print(report)  # noqa: T201  # the output of a command
-    return 0 if report.is_kept else 1
+    return 0 if report.has_passed else 1
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from typing import Any
 
-from agentgit.conformance.rules import NotCheckable, Rule, Trial, breach, expect
+from agentgit.conformance.rules import CheckContext, NotCheckable, Rule, breach, expect
 
 
-def is_a_whole_saver(trial: Trial) -> None:
+def is_a_whole_saver(trial: CheckContext) -> None:
     """The saver on this database passes every part of LangGraph's own conformance suite."""
     if find_spec("langgraph.checkpoint.conformance") is None:
         raise NotCheckable("LangGraph's suite is not installed. Run: pip install langgraph-checkpoint-conformance")
@@ -28,7 +28,7 @@ def is_a_whole_saver(trial: Trial) -> None:
             breach(f"{name}: {'; '.join(map(str, result.failures)) or 'it did not run'}")
 
 
-def leaves_all_sound(trial: Trial) -> None:
+def leaves_all_sound(trial: CheckContext) -> None:
     """After all other checks, the contents of the database are consistent."""
     checked = trial.repo.maintenance.fsck(3)
     expect(checked.is_sound, "; ".join(str(finding) for finding in checked.findings[:3]))

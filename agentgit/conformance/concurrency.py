@@ -10,14 +10,14 @@ from threading import Barrier
 
 from sqlalchemy import Connection
 
-from agentgit.conformance.rules import Rule, Trial, expect, refused
+from agentgit.conformance.rules import CheckContext, Rule, expect, expect_error
 from agentgit.conformance.storage import NOTHING
 from agentgit.effects import invocation
 from agentgit.errors import Conflict
 from agentgit.repository import Repository
 from agentgit.store.records.checkpoints import Label
 from agentgit.store.records.journal import CallOutcome, Intent
-from agentgit.store.sql.driver_errors import Again
+from agentgit.store.sql.driver_errors import TransactionConflict
 from agentgit.values import as_object
 
 
@@ -25,7 +25,7 @@ class _Stop(Exception):
     """Aborts a transaction."""
 
 
-def leave_nothing_if_they_fail(trial: Trial) -> None:
+def leave_nothing_if_they_fail(trial: CheckContext) -> None:
     """A transaction that raises stores nothing, and the caller receives the exception unchanged."""
     branch_id, store = trial.branch(), trial.repo.context.store
 
@@ -34,16 +34,16 @@ def leave_nothing_if_they_fail(trial: Trial) -> None:
         store.sessions.create(connection, trial.repo.user.id, f"{trial.name}-2")
         raise _Stop
 
-    refused(lambda: store.database.write(fail), _Stop, "An exception raised in a transaction was swallowed.")
+    expect_error(lambda: store.database.write(fail), _Stop, "An exception raised in a transaction was swallowed.")
     expect("a" not in _facts(trial, branch_id), "A change of a failed transaction was stored.")
     names = [session.session_name for session in trial.repo.sessions()]
     expect(f"{trial.name}-2" not in names, "A row of a failed transaction was stored.")
 
 
-def are_kept(trial: Trial) -> None:
+def are_kept(trial: CheckContext) -> None:
     """Committed changes are visible to new connections, also after the repository that wrote them is closed."""
     branch_id = trial.branch()
-    first = trial.another()
+    first = trial.open_again()
     first.context.store.database.write(
         lambda c: first.context.store.sessions.note(c, branch_id, {"a": 1}), durable=True
     )
@@ -51,9 +51,9 @@ def are_kept(trial: Trial) -> None:
     expect(_facts(trial, branch_id) == {"a": 1}, "A committed change is missing.")
 
 
-def are_seen_whole(trial: Trial) -> None:
+def are_seen_whole(trial: CheckContext) -> None:
     """No reader sees uncommitted changes of another transaction, and every reader sees them after the commit."""
-    branch_id, store, other = trial.branch(), trial.repo.context.store, trial.another()
+    branch_id, store, other = trial.branch(), trial.repo.context.store, trial.open_again()
     if store.database.in_memory:
         return  # an in-memory database has one connection, so its users take turns
     seen = []
@@ -68,7 +68,7 @@ def are_seen_whole(trial: Trial) -> None:
     expect(_facts(trial, branch_id) == {"a": 1}, "A change was not seen after it was committed.")
 
 
-def run_again(trial: Trial) -> None:
+def run_again(trial: CheckContext) -> None:
     """A transaction that conflicts with another one runs again, and its changes are stored once."""
     branch_id, store, runs = trial.branch(), trial.repo.context.store, []
 
@@ -76,28 +76,28 @@ def run_again(trial: Trial) -> None:
         runs.append(1)
         store.sessions.count_turn(connection, branch_id)
         if len(runs) == 1:
-            raise Again("Another writer interfered. Try again.")
+            raise TransactionConflict("Another writer interfered. Try again.")
 
     store.database.write(write)
     expect(len(runs) == 2, f"The transaction ran {len(runs)} times.")
     expect(_facts(trial, branch_id) == {"turns": 1}, "Its change was stored twice, or not at all.")
 
 
-def see_one_moment(trial: Trial) -> None:
+def see_one_moment(trial: CheckContext) -> None:
     """A snapshot read sees nothing that is committed after it began."""
-    branch_id, store, other = trial.branch(), trial.repo.context.store, trial.another()
+    branch_id, store, other = trial.branch(), trial.repo.context.store, trial.open_again()
     if store.database.in_memory:
         return
-    with other.context.store.database.reading(one_moment=True) as reader:
+    with other.context.store.database.reading(repeatable_read=True) as reader:
         before = other.context.store.sessions.branch(reader, branch_id).meta
         store.database.write(lambda c: store.sessions.note(c, branch_id, {"a": 1}))
         after = other.context.store.sessions.branch(reader, branch_id).meta
     expect(before == after, "A snapshot read saw a later change.")
 
 
-def _facts(trial: Trial, branch_id: int) -> dict[str, object]:
+def _facts(trial: CheckContext, branch_id: int) -> dict[str, object]:
     """Read the metadata of a branch with new connections."""
-    store = trial.another().context.store
+    store = trial.open_again().context.store
     with store.database.reading() as connection:
         return as_object(store.sessions.branch(connection, branch_id).meta)
 
@@ -108,15 +108,15 @@ TRANSACTION_RULES = tuple(Rule("transactions", run) for run in _TRANSACTIONS)
 WRITERS = 6
 """The number of writers that compete at the same time."""
 
-EACH = 4
+WRITES_PER_WRITER = 4
 """The number of writes of each writer."""
 
 WAIT_SECONDS = 60
 
 
-def _at_once(trial: Trial, work: Callable[[Repository, int], object]) -> list[object]:
+def _run_concurrently(trial: CheckContext, work: Callable[[Repository, int], object]) -> list[object]:
     """Run the work of all writers at once, each with its own connections; return the results or conflicts."""
-    repos, start = [trial.another() for _ in range(WRITERS)], Barrier(WRITERS)
+    repos, start = [trial.open_again() for _ in range(WRITERS)], Barrier(WRITERS)
 
     def one(number: int) -> object:
         start.wait(WAIT_SECONDS)
@@ -129,11 +129,11 @@ def _at_once(trial: Trial, work: Callable[[Repository, int], object]) -> list[ob
         return list(pool.map(one, range(WRITERS)))
 
 
-def _won(found: list[object]) -> int:
+def _count_successes(found: list[object]) -> int:
     return sum(not isinstance(one, Conflict) for one in found)
 
 
-def one_takes_a_branch(trial: Trial) -> None:
+def one_takes_a_branch(trial: CheckContext) -> None:
     """If many runs acquire a branch at once, one succeeds, and the others get a Conflict with the branch's head."""
     branch_id = trial.branch()
     trial.repo.context.store.database.write(
@@ -142,31 +142,31 @@ def one_takes_a_branch(trial: Trial) -> None:
         )
     )
     head = trial.repo.session(trial.name).get_checkpoint("here").id
-    found = _at_once(
+    found = _run_concurrently(
         trial,
         lambda repo, number: repo.context.store.database.write(
             lambda c: repo.context.store.sessions.acquire(c, branch_id, f"conformance|{number}|0|0")
         ),
     )
     trial.repo.session(trial.name).recover(force=True)
-    expect(_won(found) == 1, f"{_won(found)} of {WRITERS} took the branch.")
+    expect(_count_successes(found) == 1, f"{_count_successes(found)} of {WRITERS} took the branch.")
     told = {error.head for error in found if isinstance(error, Conflict)}
     expect(told == {head}, f"The head is {head}, but the writers were told {told}.")
 
 
-def late_ones_are_fenced(trial: Trial) -> None:
+def late_ones_are_fenced(trial: CheckContext) -> None:
     """A run whose branch was acquired by another run no longer holds it."""
     branch_id, store = trial.branch(), trial.repo.context.store
     write, sessions = store.database.write, store.sessions
     first = write(lambda c: sessions.acquire(c, branch_id, "conformance|1|0|0"))
     write(lambda c: sessions.release(c, branch_id, "conformance|1|0|0"))
     second = write(lambda c: sessions.acquire(c, branch_id, "conformance|2|0|0"))
-    refused(lambda: write(lambda c: sessions.hold(c, first)), Conflict, "An earlier run still holds it.")
-    write(lambda c: sessions.hold(c, second))
+    expect_error(lambda: write(lambda c: sessions.require_held(c, first)), Conflict, "An earlier run still holds it.")
+    write(lambda c: sessions.require_held(c, second))
     write(lambda c: sessions.release(c, branch_id, "conformance|2|0|0"))
 
 
-def one_reverses_a_call(trial: Trial) -> None:
+def one_reverses_a_call(trial: CheckContext) -> None:
     """If many writers reverse a call at once, one succeeds; an invalid change of a call's status is refused."""
     branch_id, store = trial.branch(), trial.repo.context.store
     intent = Intent(
@@ -184,38 +184,41 @@ def one_reverses_a_call(trial: Trial) -> None:
         started_at=datetime.now(UTC),
     )
     call = store.database.write(lambda c: store.journal.intend(c, intent))
-    refused(
+    expect_error(
         lambda: store.database.write(lambda c: store.journal.move(c, call, invocation.REVERSED)),
         Conflict,
         "A call that has not ended was reversed.",
     )
     store.database.write(lambda c: store.journal.end(c, call, CallOutcome(status=invocation.DONE, result=1)))
-    found = _at_once(
+    found = _run_concurrently(
         trial,
         lambda repo, number: repo.context.store.database.write(
             lambda c: repo.context.store.journal.move(c, call, invocation.REVERSING, owner=str(number))
         ),
     )
-    expect(_won(found) == 1, f"{_won(found)} of {WRITERS} reverse the same call.")
+    expect(_count_successes(found) == 1, f"{_count_successes(found)} of {WRITERS} reverse the same call.")
 
 
-def no_checkpoint_is_lost(trial: Trial) -> None:
+def no_checkpoint_is_lost(trial: CheckContext) -> None:
     """Checkpoints that writers create on one branch at once are all stored, with gapless numbers up to the head."""
     branch_id = trial.branch()
 
     def make(repo: Repository, number: int) -> None:
-        for n in range(EACH):
+        for n in range(WRITES_PER_WRITER):
             label = Label(kind="named", user_id=repo.user.id, name=f"{number}-{n}")
             store = repo.context.store
             store.database.write(partial(store.checkpoints.add, branch_id=branch_id, snapshot=NOTHING, label=label))
 
-    _at_once(trial, make)
-    store = trial.another().context.store
+    _run_concurrently(trial, make)
+    store = trial.open_again().context.store
     with store.database.reading() as connection:
         branch = store.sessions.branch(connection, branch_id)
         rows = sorted(store.checkpoints.on_path(connection, store.sessions.lineage(connection, branch)), key=_number)
-    expect([row.number for row in rows] == list(range(1, WRITERS * EACH + 1)), "Numbers are missing or duplicated.")
-    expect(len({row.name for row in rows}) == WRITERS * EACH, "A checkpoint is lost.")
+    expect(
+        [row.number for row in rows] == list(range(1, WRITERS * WRITES_PER_WRITER + 1)),
+        "Numbers are missing or duplicated.",
+    )
+    expect(len({row.name for row in rows}) == WRITERS * WRITES_PER_WRITER, "A checkpoint is lost.")
     expect(branch.head_id == rows[-1].id, "The head is not the last checkpoint.")
 
 
@@ -223,26 +226,29 @@ def _number(row: object) -> int:
     return int(getattr(row, "number"))  # noqa: B009  # a row has the columns of its query
 
 
-def no_fact_is_lost(trial: Trial) -> None:
+def no_fact_is_lost(trial: CheckContext) -> None:
     """Concurrent changes to the metadata of one branch are all kept."""
     branch_id = trial.branch()
 
     def change(repo: Repository, number: int) -> None:
-        for n in range(EACH):
+        for n in range(WRITES_PER_WRITER):
             facts = {f"{number}-{n}": n}
             store = repo.context.store
             store.database.write(partial(store.sessions.note, branch_id=branch_id, facts=facts))
 
-    _at_once(trial, change)
-    store = trial.another().context.store
+    _run_concurrently(trial, change)
+    store = trial.open_again().context.store
     with store.database.reading() as connection:
         found = as_object(store.sessions.branch(connection, branch_id).meta)
-    expect(len(found) == WRITERS * EACH, f"{WRITERS * EACH - len(found)} of {WRITERS * EACH} facts are lost.")
+    expect(
+        len(found) == WRITERS * WRITES_PER_WRITER,
+        f"{WRITERS * WRITES_PER_WRITER - len(found)} of {WRITERS * WRITES_PER_WRITER} facts are lost.",
+    )
 
 
-def one_session_is_made(trial: Trial) -> None:
+def one_session_is_made(trial: CheckContext) -> None:
     """If many writers create a session of the same name, all get one session, with one branch and an intact trail."""
-    found = _at_once(trial, lambda repo, number: repo.session(trial.name, create=True).id)
+    found = _run_concurrently(trial, lambda repo, number: repo.session(trial.name, create=True).id)
     expect(len(set(found)) == 1, f"{len(set(found))} sessions have the same name.")
     expect(len(trial.repo.session(trial.name).branches()) == 1, "The session has more than one branch.")
     expect(trial.repo.events.verify().is_sound, "The audit trail is broken.")

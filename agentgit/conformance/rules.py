@@ -25,7 +25,7 @@ class NotCheckable(Exception):
     """A rule cannot be checked here; the message says why."""
 
 
-class Trial:
+class CheckContext:
     """The context of one check: repositories on the database, and a name that is unused there.
 
     Args:
@@ -36,9 +36,9 @@ class Trial:
     def __init__(self, opener: Opener, stack: ExitStack) -> None:
         self._opener, self._stack = opener, stack
         self.name = f"conformance-{new_id()}"
-        self.repo = self.another()
+        self.repo = self.open_again()
 
-    def another(self) -> Repository:
+    def open_again(self) -> Repository:
         """Open the database again, with separate connections."""
         return self._stack.enter_context(self._opener())
 
@@ -58,7 +58,7 @@ class Rule:
     """
 
     group: str
-    run: Callable[[Trial], None]
+    run: Callable[[CheckContext], None]
 
     @property
     def text(self) -> str:
@@ -79,7 +79,7 @@ class Rule:
             NotCheckable: The rule cannot be checked here.
         """
         with ExitStack() as stack:
-            self.run(Trial(opener, stack))
+            self.run(CheckContext(opener, stack))
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Report:
     results: tuple[Result, ...]
 
     @property
-    def is_kept(self) -> bool:
+    def has_passed(self) -> bool:
         """True if no rule failed."""
         return all(result.status != FAILED for result in self.results)
 
@@ -157,7 +157,7 @@ def breach(why: str) -> NoReturn:
     raise Breach(why)
 
 
-def refused(work: Callable[[], object], by: type[Exception], why: str) -> None:
+def expect_error(work: Callable[[], object], by: type[Exception], why: str) -> None:
     """Check that an operation is refused.
 
     Args:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from agentgit.conformance.rules import Rule, Trial, expect, refused
+from agentgit.conformance.rules import CheckContext, Rule, expect, expect_error
 from agentgit.errors import NotAllowed, NotFound
 from agentgit.repository import Repository
 
 
-def _two(trial: Trial) -> tuple[Repository, Repository]:
+def _two(trial: CheckContext) -> tuple[Repository, Repository]:
     """Create two users; the first has a session."""
     repo = trial.repo
     owner, other = (repo.as_user(repo.users.add(f"{trial.name}-{name}")) for name in ("owner", "other"))
@@ -17,16 +17,16 @@ def _two(trial: Trial) -> tuple[Repository, Repository]:
     return owner, other
 
 
-def see_only_their_own(trial: Trial) -> None:
+def see_only_their_own(trial: CheckContext) -> None:
     """A user can neither list another user's sessions nor find them by name or id."""
     owner, other = _two(trial)
     session = owner.session(trial.name)
     expect(session.id not in {one.id for one in other.sessions()}, "Another user's session is listed.")
     for ref in (trial.name, session.id, f"{owner.user.name}/{trial.name}"):
-        refused(partial(other.session, ref), NotFound, "Another user's session was found.")
+        expect_error(partial(other.session, ref), NotFound, "Another user's session was found.")
 
 
-def may_have_the_same_names(trial: Trial) -> None:
+def may_have_the_same_names(trial: CheckContext) -> None:
     """Two users may each have a session with the same name, and each finds their own."""
     owner, other = _two(trial)
     made = other.session(trial.name, create=True)
@@ -34,17 +34,17 @@ def may_have_the_same_names(trial: Trial) -> None:
     expect(other.session(trial.name).id == made.id, "A user found another user's session.")
 
 
-def do_what_their_role_allows(trial: Trial) -> None:
+def do_what_their_role_allows(trial: CheckContext) -> None:
     """A user sees a session shared with them, may do only what the role allows, and loses access when unshared."""
     owner, other = _two(trial)
     ref = f"{owner.user.name}/{trial.name}"
     owner.session(trial.name).sharing.share(other.user.name, role="viewer")
     expect(other.session(ref).id == owner.session(trial.name).id, "A shared session is not found.")
-    refused(lambda: other.session(ref).switch("main"), NotAllowed, "A viewer moved a session.")
+    expect_error(lambda: other.session(ref).switch("main"), NotAllowed, "A viewer moved a session.")
     denied = [event for event in owner.events.list(session=trial.name) if event.kind == "access.denied"]
     expect(denied, "The trail does not record a refusal.")
     owner.session(trial.name).sharing.unshare(other.user.name)
-    refused(lambda: other.session(ref), NotFound, "A session that is no longer shared was found.")
+    expect_error(lambda: other.session(ref), NotFound, "A session that is no longer shared was found.")
 
 
 _RULES = (see_only_their_own, may_have_the_same_names, do_what_their_role_allows)

@@ -144,12 +144,12 @@ def clerk(messages: Sequence[BaseMessage]) -> AIMessage:
         return AIMessage(HELP)
     results = [message for message in messages[asked:] if isinstance(message, ToolMessage)]
     if results:
-        return AIMessage(" ".join(_told(message) for message in results))
+        return AIMessage(" ".join(_format_result(message) for message in results))
     calls = list(_calls(messages[asked].text, messages))
     return AIMessage("", tool_calls=calls) if calls else AIMessage(HELP)
 
 
-def _told(message: ToolMessage) -> str:
+def _format_result(message: ToolMessage) -> str:
     if message.status == "error":
         return f"That did not work: {message.content}"
     return ANSWERS[str(message.name)].format(**json.loads(str(message.content)))
@@ -204,10 +204,10 @@ def story(database: str | Path | None, shop: str | Path, say: Say) -> None:
         ['\\n> order two chairs', '  Ordered 2 chairs for 80 euros (chair-1).']
     """
     with agentgit.open(database) as repo:
-        tell(repo, shop, say, database=database)
+        run_story(repo, shop, say, database=database)
 
 
-def tell(repo: Repository, shop: str | Path, say: Say, *, database: str | Path | None) -> None:
+def run_story(repo: Repository, shop: str | Path, say: Say, *, database: str | Path | None) -> None:
     """Run the demo in an open repository.
 
     Args:

@@ -45,7 +45,7 @@ class Order(NamedTuple):
     status: str
 
     def __str__(self) -> str:
-        return f"{self.id:<9} {counted(self.quantity, self.item):<9} {self.price:>4} euros  {self.status}"
+        return f"{self.id:<9} {format_count(self.quantity, self.item):<9} {self.price:>4} euros  {self.status}"
 
 
 @contextmanager
@@ -93,11 +93,11 @@ def orders(shop: str | Path) -> list[Order]:
         return [Order(*row) for row in rows]
 
 
-def counted(n: int, noun: str) -> str:
+def format_count(n: int, noun: str) -> str:
     """Format a number with a noun.
 
     Example:
-        >>> counted(1, "chair"), counted(2, "chair")
+        >>> format_count(1, "chair"), format_count(2, "chair")
         ('1 chair', '2 chairs')
     """
     return f"{n} {noun}" + ("" if n == 1 else "s")
@@ -128,7 +128,7 @@ def tools(shop: str) -> list[BaseTool]:
             row = connection.execute(ORDER, {"item": item, "quantity": quantity}).fetchone()
         if row is None:
             raise InvalidInput(f"The shop sells no {item}; it sells {', '.join(CATALOGUE)}.")
-        return {"order": row[0], "what": counted(quantity, item), "price": row[1], "shop": shop}
+        return {"order": row[0], "what": format_count(quantity, item), "price": row[1], "shop": shop}
 
     @tool
     def charge_card(amount: int) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def cancel_order(args: dict[str, Any], result: dict[str, Any]) -> None:
         NotFound: The shop is not at its recorded path, or at the path in the environment variable `AGENTGIT_DEMO_SHOP`.
         Conflict: The order is not open, so there is nothing to cancel.
     """
-    _take_back(result, "UPDATE orders SET status = 'cancelled' WHERE id = ? AND status = 'open'", "order")
+    _reverse_row(result, "UPDATE orders SET status = 'cancelled' WHERE id = ? AND status = 'open'", "order")
 
 
 def refund(args: dict[str, Any], result: dict[str, Any]) -> None:
@@ -179,10 +179,10 @@ def refund(args: dict[str, Any], result: dict[str, Any]) -> None:
         NotFound: The shop is not at its recorded path, or at the path in the environment variable `AGENTGIT_DEMO_SHOP`.
         Conflict: The payment was already refunded.
     """
-    _take_back(result, "UPDATE payments SET status = 'refunded' WHERE id = ? AND status = 'charged'", "payment")
+    _reverse_row(result, "UPDATE payments SET status = 'refunded' WHERE id = ? AND status = 'charged'", "payment")
 
 
-def _take_back(result: dict[str, Any], statement: str, kind: str) -> None:
+def _reverse_row(result: dict[str, Any], statement: str, kind: str) -> None:
     with _opened(os.environ.get(SHOP) or result["shop"]) as connection:
         if connection.execute(statement, [result[kind]]).rowcount != 1:
             raise Conflict(

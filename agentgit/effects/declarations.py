@@ -47,8 +47,8 @@ def hints_in(metadata: Any) -> Hints:
     if isinstance(metadata, Mapping) and KEYS.isdisjoint(metadata):
         return Hints()  # fast path: most tools have no annotations
     places = [place for path in PLACES if (place := _at(metadata, path)) is not None]
-    read_only = [said for place in places for said in _said(place, *READS)]
-    destructive = [said for place in places for said in _said(place, *DESTROYS)]
+    read_only = [said for place in places for said in _hint_values(place, *READS)]
+    destructive = [said for place in places for said in _hint_values(place, *DESTROYS)]
     return Hints(min(read_only, default=None), max(destructive, default=None))
 
 
@@ -58,7 +58,7 @@ def _at(metadata: Any, path: tuple[str, ...]) -> Any:
     return metadata
 
 
-def _said(place: Any, *names: str) -> Iterator[bool]:
+def _hint_values(place: Any, *names: str) -> Iterator[bool]:
     """Yield the values of a hint, from a mapping or from the object that an MCP library makes of it."""
     for name in names:
         said = place.get(name) if isinstance(place, Mapping) else getattr(place, name, None)
@@ -94,18 +94,18 @@ ALL = "*"
 
 
 @dataclass(frozen=True)
-class Declared:
+class ToolEffects:
     """The effects of one agent's tools on the outside world.
 
     Args:
         tools: The effect of every tool that is visible in the graph or named by the user; None for an undeclared tool.
         defaults: The repository's declarations for all other tools, by name or `*`.
-        bare: A function that normalizes the arguments of a tool, by name, for tools with a known schema.
+        normalizers: A function that normalizes the arguments of a tool, by name, for tools with a known schema.
     """
 
     tools: Mapping[str, Effect | None] = field(default_factory=dict)
     defaults: Mapping[str, Effect] = field(default_factory=dict)
-    bare: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = field(default_factory=dict)
+    normalizers: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = field(default_factory=dict)
 
     def get(self, name: str, metadata: Any = None, decorated: Effect | None = None) -> Effect | None:
         """Return the effect of a tool; None if it is undeclared.
@@ -120,14 +120,14 @@ class Declared:
         return stricter(effect, hints_in(metadata)) if metadata else effect
 
     @property
-    def acts(self) -> bool:
+    def has_effects(self) -> bool:
         """True if any tool that may be called is declared with an effect other than `read_only`."""
         declared = (*self.tools.values(), *self.defaults.values(), *decorated())
         return any(effect is not None and effect.kind != READ_ONLY for effect in declared)
 
-    def in_one_form(self, name: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+    def normalize(self, name: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the arguments of a call in the normalized form in which calls are compared."""
-        return self.bare[name](args) if name in self.bare else args
+        return self.normalizers[name](args) if name in self.normalizers else args
 
     def kinds(self) -> dict[str, str]:
         """Return the kind of effect to record for each tool, by name."""
@@ -155,7 +155,7 @@ def as_effects(declared: Mapping[str, Effect | str] | None) -> dict[str, Effect]
     return {name: as_effect(effect) for name, effect in declared.items()}
 
 
-def recorded(
+def record_fields(
     effect: Effect | None, tool_name: str, args: Mapping[str, Any], *, is_named: bool = True
 ) -> dict[str, Any]:
     """Return the fields that a tool's effect adds to the record of a call.

@@ -14,7 +14,7 @@ from agentgit.errors import InvalidInput, NotFound
 T = TypeVar("T")
 
 
-class ByName(Generic[T]):
+class DeclarationsByTool(Generic[T]):
     """Declarations about the tools of this process, by tool name.
 
     Two graphs of one program may have different tools with the same name. A declaration about one of them does not
@@ -37,7 +37,7 @@ class ByName(Generic[T]):
         """Return the distinct declarations about tools with this name.
 
         Example:
-            >>> found = ByName[str]()
+            >>> found = DeclarationsByTool[str]()
             >>> found.add(print, "harmless"), found.get("print"), found.get("input")
             (None, ['harmless'], [])
         """
@@ -79,7 +79,7 @@ ROLES = ("undo", "verify", "precheck")
 """The roles of the functions that an effect can have."""
 
 Undo = Callable[..., Any | Awaitable[Any]]
-Look = Callable[..., Any]
+CheckFunction = Callable[..., Any]
 """A function that inspects the world for one invocation and changes nothing."""
 
 Tool = TypeVar("Tool")
@@ -88,7 +88,7 @@ ATTRIBUTE = "__agentgit_effect__"
 """The attribute in which a decorated tool function carries its effect."""
 
 
-_decorated: ByName[Effect] = ByName()
+_decorated: DeclarationsByTool[Effect] = DeclarationsByTool()
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ class Effect:
     kind: str
     undo: Undo | str | None = None
     identity_args: Sequence[str] | None = None
-    verify: Look | str | None = None
-    precheck: Look | str | None = None
+    verify: CheckFunction | str | None = None
+    precheck: CheckFunction | str | None = None
     once: bool = False
     failed_on: tuple[type[Exception], ...] = ()
 
@@ -194,7 +194,7 @@ def effect(
     kind: str,
     *,
     identity_args: Sequence[str] | None = None,
-    verify: Look | str | None = None,
+    verify: CheckFunction | str | None = None,
     once: bool = False,
     failed_on: tuple[type[Exception], ...] = (),
 ) -> Effect:
@@ -225,8 +225,8 @@ def reversible(
     undo: Undo | str,
     *,
     identity_args: Sequence[str] | None = None,
-    verify: Look | str | None = None,
-    precheck: Look | str | None = None,
+    verify: CheckFunction | str | None = None,
+    precheck: CheckFunction | str | None = None,
     once: bool = False,
     failed_on: tuple[type[Exception], ...] = (),
 ) -> Effect:
@@ -254,8 +254,8 @@ def compensable(
     undo: Undo | str,
     *,
     identity_args: Sequence[str] | None = None,
-    verify: Look | str | None = None,
-    precheck: Look | str | None = None,
+    verify: CheckFunction | str | None = None,
+    precheck: CheckFunction | str | None = None,
     once: bool = False,
     failed_on: tuple[type[Exception], ...] = (),
 ) -> Effect:
@@ -320,7 +320,7 @@ def require_path(path: str) -> tuple[str, str]:
     return module, name
 
 
-def resolve(path: str) -> Undo:
+def import_function(path: str) -> Undo:
     """Import a function by its path.
 
     The path must come from a declaration of the program itself, never from a record.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
-from agentgit.values import shown
+from agentgit.values import escape_path
 
 WRITE, DELETE, ASIDE, CONFLICT, MISSING, LEFT = "write", "delete", "aside", "conflict", "missing", "left"
 """The actions for a path.
@@ -41,7 +41,7 @@ class FileChange:
     why: str = ""
 
     def __str__(self) -> str:
-        return f"{self.action} {shown(self.path)}" + (f": {shown(self.why)}" if self.why else "")
+        return f"{self.action} {escape_path(self.path)}" + (f": {escape_path(self.why)}" if self.why else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ _SAID = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class FilesAt:
+class SnapshotRef:
     """The files of a workspace at one moment.
 
     Args:
@@ -125,13 +125,13 @@ class FilesAt:
         """True if the snapshot was imported and its files have never been in this workspace."""
         return bool(self.settings.get(IMPORTED))
 
-    def brought(self) -> FilesAt:
+    def without_import_mark(self) -> SnapshotRef:
         """Return the same files without the import mark, once they are in the workspace."""
         settings = {name: value for name, value in self.settings.items() if name != IMPORTED}
-        return FilesAt(snapshot=self.snapshot, settings=settings)
+        return SnapshotRef(snapshot=self.snapshot, settings=settings)
 
 
-class Keeper(Protocol):
+class WorkspaceAdapter(Protocol):
     """The workspace interface that rollbacks use to take and restore snapshots of a session's files."""
 
     @property
@@ -142,40 +142,40 @@ class Keeper(Protocol):
     def is_automatic(self) -> bool:
         """True if snapshots are taken automatically."""
 
-    def take(self, why: str) -> FilesAt:
+    def take(self, why: str) -> SnapshotRef:
         """Take a snapshot; return the last one if nothing has changed since."""
 
-    def before(self, tool_name: str, args: Mapping[str, Any]) -> None:
+    def back_up(self, tool_name: str, args: Mapping[str, Any]) -> None:
         """Save the files that a tool call is about to change."""
 
-    def plan(self, at: FilesAt, known: FilesAt | None = None) -> FileChanges:
-        """Return what `bring` would do. Files that differ from `known` were changed by someone else.
+    def plan(self, at: SnapshotRef, known: SnapshotRef | None = None) -> FileChanges:
+        """Return what `restore` would do. Files that differ from `known` were changed by someone else.
 
         Args:
             at: The files to restore.
             known: The files as the session left them; None is the newest snapshot, whoever took it.
         """
 
-    def expect(self, at: FilesAt) -> None:
-        """Check that `bring` can restore these files.
+    def require_restorable(self, at: SnapshotRef) -> None:
+        """Check that `restore` can restore these files.
 
         Raises:
             AgentGitError: The snapshot or the directory is gone.
         """
 
-    def bring(self, at: FilesAt, known: FilesAt | None = None) -> FileChanges:
+    def restore(self, at: SnapshotRef, expected: SnapshotRef | None = None) -> FileChanges:
         """Restore the files, after taking a safety snapshot. Restoring twice is harmless.
 
         Args:
             at: The files to restore.
-            known: The files as the session left them. Files that differ from them and are replaced or deleted are
+            expected: The files as the session left them. Files that differ from them and are replaced or deleted are
                 listed as `overwritten`.
         """
 
-    def diff(self, a: FilesAt, b: FilesAt) -> Mapping[str, Any]:
+    def diff(self, a: SnapshotRef, b: SnapshotRef) -> Mapping[str, Any]:
         """Compare two snapshots; return the file fields of a checkpoint `Diff`, by name."""
 
-    def release(self, at: FilesAt) -> None:
+    def release(self, at: SnapshotRef) -> None:
         """Release a snapshot that nothing needs any more."""
 
     def collect(self) -> None:

@@ -103,16 +103,16 @@ def _source(code: CodeType) -> str | None:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:12]
 
 
-def is_other(recorded: Name, here: Name) -> bool:
+def is_different(recorded: Name, here: Name) -> bool:
     """Return whether a function that is declared here differs from the one that the call recorded.
 
     Two functions of `__main__` with the same path differ if they come from two scripts and their sources differ. A
-    function whose source has changed within its script or notebook counts as the same function; `doubt` mentions the
-    change.
+    function whose source has changed within its script or notebook counts as the same function; `possible_change`
+    mentions the change.
 
     Example:
         >>> noted, mended = Name("__main__:undo", "1", "a.py"), Name("__main__:undo", "2", "a.py")
-        >>> is_other(noted, mended), is_other(noted, Name("__main__:undo", "2", "b.py"))
+        >>> is_different(noted, mended), is_different(noted, Name("__main__:undo", "2", "b.py"))
         (False, True)
     """
     if recorded.path != here.path:
@@ -122,13 +122,13 @@ def is_other(recorded: Name, here: Name) -> bool:
     return recorded.file != here.file
 
 
-def doubt(recorded: Name, here: Name) -> str | None:
-    """Return why a function of `__main__` may not be the recorded one, although `is_other` accepts it.
+def possible_change(recorded: Name, here: Name) -> str | None:
+    """Return why a function of `__main__` may not be the recorded one, although `is_different` accepts it.
 
     Returns None if there is no doubt.
 
     Example:
-        >>> doubt(Name("__main__:undo", "1", "a.py"), Name("__main__:undo", "2", "a.py"))
+        >>> possible_change(Name("__main__:undo", "1", "a.py"), Name("__main__:undo", "2", "a.py"))
         'the source of __main__:undo has changed since the call'
     """
     if not recorded.is_of_main or (recorded.source is not None and recorded.source == here.source):

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from agentgit.effects.effects import IRREVERSIBLE, READ_ONLY, REVERSIBLE
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.values import Listed, Shown, to_json
+from agentgit.values import Displayable, TableList, to_json
 
 
 def identity(tool_name: str, args: Mapping[str, Any], identity_args: Sequence[str] | None) -> str:
@@ -56,7 +56,7 @@ def call_key(branch_id: int, place: str, call: str, tool_name: str) -> str:
     return _digest(f"{branch_id}\0{place}\0{call}\0{tool_name}")
 
 
-def key_after(key: str, what: str = "") -> str:
+def repeat_key(key: str, what: str = "") -> str:
     """Return the idempotency key of a call that is made again because its effect was reversed.
 
     Args:
@@ -83,7 +83,7 @@ def idempotency_key() -> str:
         NotFound: No recorded call is running here.
 
     Example:
-        >>> with running("5e91f633"):
+        >>> with idempotency_key_set("5e91f633"):
         ...     idempotency_key()
         '5e91f633'
     """
@@ -94,7 +94,7 @@ def idempotency_key() -> str:
 
 
 @contextmanager
-def running(key: str | None) -> Iterator[None]:
+def idempotency_key_set(key: str | None) -> Iterator[None]:
     """Set the idempotency key of the running call for the duration of the block."""
     token = _key.set(key)
     try:
@@ -116,7 +116,7 @@ REVERSED = "reversed"
 REVERSE_FAILED = "reverse_failed"
 REVERSE_UNKNOWN = "reverse_unknown"
 
-MOVES: dict[str, frozenset[str]] = {
+TRANSITIONS: dict[str, frozenset[str]] = {
     INTENDED: frozenset({DONE, FAILED, PAUSED, UNKNOWN}),
     UNKNOWN: frozenset({DONE, FAILED}),
     DONE: frozenset({REVERSING}),
@@ -162,7 +162,7 @@ brief = _Short().repr
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToolInvocation(Shown):
+class ToolInvocation(Displayable):
     """One call of one tool.
 
     Args:
@@ -272,7 +272,7 @@ class ToolInvocation(Shown):
         return f"{self.tool_name}({args})"
 
 
-def and_verify(error: str | None, raised: str | None) -> str | None:
+def join_errors(error: str | None, raised: str | None) -> str | None:
     """Combine the error of a call and the error of its `verify` into one message.
 
     Args:
@@ -280,13 +280,13 @@ def and_verify(error: str | None, raised: str | None) -> str | None:
         raised: The error of the `verify`; None if there is none.
 
     Example:
-        >>> and_verify("TimeoutError: late", "KeyError: 'id'")
+        >>> join_errors("TimeoutError: late", "KeyError: 'id'")
         "TimeoutError: late; its verify raised KeyError: 'id'"
     """
     return "; ".join(filter(None, [error, _VERIFY_RAISED + raised if raised else None])) or None
 
 
-class ToolTrack(Listed[ToolInvocation]):
+class ToolTrack(TableList[ToolInvocation]):
     """A list of tool calls in order. A notebook shows it as a table."""
 
 

@@ -10,7 +10,7 @@ from agentgit.effects import effects, invocation
 from agentgit.effects.files import FileChanges
 from agentgit.effects.invocation import ELSEWHERE, ToolInvocation
 from agentgit.errors import InvalidInput
-from agentgit.values import Drawn, shown
+from agentgit.values import PrintableDrawing, escape_path
 
 REVERSE = "reverse"
 KEEP = "keep"
@@ -70,7 +70,7 @@ class PlanStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RollbackPlan(Drawn):
+class RollbackPlan(PrintableDrawing):
     """The steps of a rollback or a switch, in order: reversals newest first, then repeated calls oldest first.
 
     `str()` renders it as text; a notebook shows it as a table.
@@ -104,7 +104,7 @@ class RollbackPlan(Drawn):
         return [step for step in self.steps if step.action == REDO]
 
     @property
-    def moves_the_world(self) -> bool:
+    def changes_world(self) -> bool:
         """True if anything would be reversed, run again or restored, or if a step is blocked."""
         return bool(self.reversals or self.redos or self.blockers or (self.files and self.files.changes))
 
@@ -222,7 +222,7 @@ def _counted(steps: list[PlanStep]) -> str:
 
 
 def _blocked_by(steps: list[PlanStep]) -> str:
-    n, tools = len(steps), list(dict.fromkeys(shown(step.invocation.tool_name) for step in steps))
+    n, tools = len(steps), list(dict.fromkeys(escape_path(step.invocation.tool_name) for step in steps))
     rest = f" and {len(tools) - NAMED} more" if len(tools) > NAMED else ""
     return f"Blocked by {n} call{'' if n == 1 else 's'} ({', '.join(tools[:NAMED])}{rest})"
 
@@ -238,13 +238,13 @@ class PastCall:
 
     Args:
         invocation: The call; if it was answered from the record, the original call.
-        stands: The run whose effect may be in the world: the call itself, or the newest run in its place; None if there
-            is none.
+        effective_run: The run whose effect may be in the world: the call itself, or the newest run in its place; None
+            if there is none.
         blocked: Why its tool must not or cannot run again; None if it can.
     """
 
     invocation: ToolInvocation
-    stands: ToolInvocation | None = None
+    effective_run: ToolInvocation | None = None
     blocked: str | None = None
 
 
@@ -284,7 +284,7 @@ def make_plan(
         remark: Returns a further remark about the functions of an invocation; None if there is none.
         kind: The kind of the plan.
     """
-    past, again = _executed(track, can_undo, tools)
+    past, again = _plan_path(track, can_undo, tools)
     steps = [
         PlanStep(action=KEEP, invocation=call, why="an earlier rollback kept it")
         if call.first_id in accepted and not call.is_imported and call.id not in past
@@ -308,7 +308,7 @@ def _remarked(step: PlanStep, remark: Why) -> PlanStep:
     return step if said is None else replace(step, why=f"{step.why}; {said}")
 
 
-def _executed(
+def _plan_path(
     track: Sequence[PastCall], can_undo: Why, tools: str
 ) -> tuple[dict[int, PlanStep | None], list[PlanStep]]:
     """Plan the calls on the path that run again.
@@ -320,14 +320,14 @@ def _executed(
     first: dict[int, PlanStep | None] = {}
     runs: list[PlanStep] = []
     for call in track:
-        step = None if call.stands is None else _step(call.stands, can_undo, tools)
+        step = None if call.effective_run is None else _step(call.effective_run, can_undo, tools)
         if call.invocation.status in (invocation.FAILED, invocation.PAUSED):
             continue  # it does not run again; an effect that it may have had is planned like any other
         why = call.blocked or (step.why if step is not None and step.action == BLOCK else None)
-        is_there = call.stands is not None or call.invocation.effect == effects.READ_ONLY
-        if call.stands is not None:
+        is_there = call.effective_run is not None or call.invocation.effect == effects.READ_ONLY
+        if call.effective_run is not None:
             is_reversed = why is None and step is not None and step.action == REVERSE
-            first[call.stands.id] = step if is_reversed else None
+            first[call.effective_run.id] = step if is_reversed else None
         action = BLOCK if why is not None else REDO
         left = ANSWER if is_there else GONE
         runs.append(PlanStep(action=action, invocation=call.invocation, why=why or AGAIN, otherwise=left))

@@ -13,28 +13,28 @@ from agentgit.effects.effects import (
     REVERSIBLE,
     ROLES,
     UNDECLARED,
+    CheckFunction,
     Effect,
-    Look,
     Undo,
-    resolve,
+    import_function,
 )
-from agentgit.effects.files import Keeper
-from agentgit.effects.function_names import Name, doubt, is_other, name_of, shown
+from agentgit.effects.files import WorkspaceAdapter
+from agentgit.effects.function_names import Name, is_different, name_of, possible_change, shown
 from agentgit.effects.invocation import ELSEWHERE, REVERSE_FAILED, REVERSE_UNKNOWN, UNKNOWN, ToolInvocation
 from agentgit.errors import InvalidInput, NotFound
 
 Run = Callable[[dict[str, Any], str], Any]
 """A function that calls a tool with recorded arguments on a branch's thread; returns the result or an awaitable."""
 
-EVERYWHERE = 0
+ALL_SESSIONS = 0
 """The session id that means all sessions."""
 
-CALLED = {"undo": "undo function", "verify": "verify", "precheck": "precheck"}
+ROLE_NAMES = {"undo": "undo function", "verify": "verify", "precheck": "precheck"}
 
 DECLARE_IT = "wrap the graph again, or name the module that declares it: trust=[...], --trust MODULE"
 
 
-class _Here(NamedTuple):
+class _DeclaredFunction(NamedTuple):
     """A function that is declared in this process.
 
     Args:
@@ -62,28 +62,28 @@ class Registry:
     """
 
     def __init__(self, defaults: Mapping[str, Effect] | None = None) -> None:
-        self._declared: dict[tuple[int, str, str], dict[str, _Here]] = {}
+        self._declared: dict[tuple[int, str, str], dict[str, _DeclaredFunction]] = {}
         self._effects: dict[tuple[int, str], Effect] = {}
         self._runners: dict[tuple[int, str], Run | str] = {}
-        self._keepers: dict[int, Keeper] = {}
-        self._waiting: list[Callable[[], None]] = []
+        self._keepers: dict[int, WorkspaceAdapter] = {}
+        self._deferred: list[Callable[[], None]] = []
         self._changing = threading.RLock()
         for tool_name, effect in (defaults or {}).items():
-            self.declare(EVERYWHERE, tool_name, effect)
+            self.declare(ALL_SESSIONS, tool_name, effect)
 
-    def offer(self, take: Callable[[], None]) -> None:
+    def defer(self, take: Callable[[], None]) -> None:
         """Defer the declarations of a module that is still being executed, until they are first needed.
 
         Args:
             take: A function that makes the declarations. It must not import a module that is not imported yet.
         """
-        self._waiting.append(take)
+        self._deferred.append(take)
 
     def declare(self, session_id: int, tool_name: str, effect: Effect) -> None:
         """Register the functions of a tool's effect. Import paths are imported now, not when a plan is made.
 
         Args:
-            session_id: The external session, or `EVERYWHERE`.
+            session_id: The external session, or `ALL_SESSIONS`.
             tool_name: The name of the tool.
             effect: The effect as this process declares it.
         """
@@ -94,24 +94,24 @@ class Registry:
             with self._changing:
                 before = self._declared.get((session_id, tool_name, role), {})
                 kept = {path: here for path, here in before.items() if path not in {one.path for one in names}}
-                now = {one.path: _Here(one, found) for one in names}
+                now = {one.path: _DeclaredFunction(one, found) for one in names}
                 self._declared[session_id, tool_name, role] = kept | now  # a new dict: others may be reading the old
 
-    def provide(self, session_id: int, tool_name: str, run: Run | str) -> None:
+    def register_runner(self, session_id: int, tool_name: str, run: Run | str) -> None:
         """Register the function that runs a tool again.
 
         Args:
-            session_id: The external session, or `EVERYWHERE`.
+            session_id: The external session, or `ALL_SESSIONS`.
             tool_name: The name of the tool.
             run: A function that calls the tool, or a sentence that says why only its graph can call it.
         """
         self._runners[session_id, tool_name] = run
 
-    def attach(self, session_id: int, keeper: Keeper) -> None:
+    def attach(self, session_id: int, keeper: WorkspaceAdapter) -> None:
         """Register the workspace that holds a session's files."""
         self._keepers[session_id] = keeper
 
-    def keeper(self, session_id: int) -> Keeper | None:
+    def workspace(self, session_id: int) -> WorkspaceAdapter | None:
         """Return the workspace that holds a session's files; None if none was attached here."""
         return self._keepers.get(session_id)
 
@@ -128,7 +128,7 @@ class Registry:
             raise NotFound(f"no undo function for {shown(call.tool_name)} is declared here; {DECLARE_IT}")
         return undo
 
-    def verify(self, session_id: int, call: ToolInvocation) -> Look | None:
+    def verify(self, session_id: int, call: ToolInvocation) -> CheckFunction | None:
         """Return the function that checks whether a recorded call happened; None if it has none.
 
         Raises:
@@ -136,7 +136,7 @@ class Registry:
         """
         return self._find("verify", session_id, call)
 
-    def precheck(self, session_id: int, call: ToolInvocation) -> Look | None:
+    def precheck(self, session_id: int, call: ToolInvocation) -> CheckFunction | None:
         """Return the function that checks whether a recorded call can be undone now; None if it has none.
 
         Raises:
@@ -156,8 +156,8 @@ class Registry:
             NotFound: The tool is not available, or only its graph can call it; or the tool of that name here has a
                 different undo function from the one that the call recorded.
         """
-        self._take_what_waits()
-        run = self._runners.get((session_id, call.tool_name)) or self._runners.get((EVERYWHERE, call.tool_name))
+        self._run_deferred()
+        run = self._runners.get((session_id, call.tool_name)) or self._runners.get((ALL_SESSIONS, call.tool_name))
         if run is None:
             raise NotFound(
                 f"the tool {shown(call.tool_name)} is unknown; first wrap a graph that has it in a ToolNode, or name "
@@ -165,8 +165,10 @@ class Registry:
             )
         if isinstance(run, str):
             raise NotFound(run)
-        if call.undo is not None and self._of(session_id, call.tool_name, "undo"):
-            self._here("undo", session_id, call)  # a tool with a different undo function is a different tool
+        if call.undo is not None and self._candidates(session_id, call.tool_name, "undo"):
+            self._declared_function(
+                "undo", session_id, call
+            )  # a tool with a different undo function is a different tool
         return run
 
     def cannot_run(self, session_id: int, call: ToolInvocation) -> str | None:
@@ -190,7 +192,7 @@ class Registry:
             return "its tool is declared once=True, and must not run a second time"
         return None
 
-    def missing(self, session_id: int, call: ToolInvocation) -> str | None:
+    def cannot_undo(self, session_id: int, call: ToolInvocation) -> str | None:
         """Return why a recorded call cannot be undone here; None if it can."""
         try:
             self.undo(session_id, call)
@@ -208,11 +210,11 @@ class Registry:
         if recorded is None:
             return None
         try:
-            here = self._here(role, session_id, call)
+            here = self._declared_function(role, session_id, call)
         except NotFound as error:  # other roles report the error when their function is used
             asks = role == "verify" and call.status in (UNKNOWN, REVERSE_UNKNOWN, REVERSE_FAILED)
             return str(error) if asks else None
-        return doubt(Name.read(recorded), here.name)
+        return possible_change(Name.read(recorded), here.name)
 
     # -- lookup of declarations
 
@@ -220,29 +222,29 @@ class Registry:
         if call.is_imported:  # a function of this program would inspect another world than the call's
             return None
         if getattr(call, role) is not None:
-            return _usable(self._here(role, session_id, call))
-        known = self._of(session_id, call.tool_name, role)
+            return _usable(self._declared_function(role, session_id, call))
+        known = self._candidates(session_id, call.tool_name, role)
         return _usable(known[0]) if known else None  # the call recorded no name that could differ
 
-    def _here(self, role: str, session_id: int, call: ToolInvocation) -> _Here:
+    def _declared_function(self, role: str, session_id: int, call: ToolInvocation) -> _DeclaredFunction:
         """Return the declared function whose name a call recorded.
 
         Raises:
             NotFound: The function is not declared here.
         """
-        recorded, known = Name.read(getattr(call, role)), self._of(session_id, call.tool_name, role)
-        if found := next((here for here in known if not is_other(recorded, here.name)), None):
+        recorded, known = Name.read(getattr(call, role)), self._candidates(session_id, call.tool_name, role)
+        if found := next((here for here in known if not is_different(recorded, here.name)), None):
             return found
         if not known:
-            raise NotFound(f"its {CALLED[role]} {shown(recorded)} is not declared here; {DECLARE_IT}")
+            raise NotFound(f"its {ROLE_NAMES[role]} {shown(recorded)} is not declared here; {DECLARE_IT}")
         raise NotFound(
-            f"its {CALLED[role]} was {shown(recorded)} at the call, and {shown(known[0].name)} is declared here "
+            f"its {ROLE_NAMES[role]} was {shown(recorded)} at the call, and {shown(known[0].name)} is declared here "
             "instead; declare the recorded one again"
         )
 
-    def _of(self, session_id: int, tool_name: str, role: str) -> list[_Here]:
+    def _candidates(self, session_id: int, tool_name: str, role: str) -> list[_DeclaredFunction]:
         """List the functions that are declared for a tool in a role, the most specific and newest declaration first."""
-        self._take_what_waits()
+        self._run_deferred()
         return [
             here
             for place in _places(session_id, tool_name)
@@ -251,30 +253,30 @@ class Registry:
 
     def _effect(self, session_id: int, tool_name: str) -> Effect | None:
         """Return the most specific declared effect of a tool; None if there is none."""
-        self._take_what_waits()
+        self._run_deferred()
         found = (self._effects.get(place) for place in _places(session_id, tool_name))
         return next((effect for effect in found if effect is not None), None)
 
-    def _take_what_waits(self) -> None:
+    def _run_deferred(self) -> None:
         with self._changing:  # a second thread waits until all are declared
-            while self._waiting:
-                self._waiting[0]()
-                self._waiting.pop(0)
+            while self._deferred:
+                self._deferred[0]()
+                self._deferred.pop(0)
 
 
 def _places(session_id: int, tool_name: str) -> tuple[tuple[int, str], ...]:
     """Return the keys under which a tool may be declared, the most specific first."""
-    return (session_id, tool_name), (EVERYWHERE, tool_name), (EVERYWHERE, ALL)
+    return (session_id, tool_name), (ALL_SESSIONS, tool_name), (ALL_SESSIONS, ALL)
 
 
 def _imported(path: str) -> Undo | str:
     try:
-        return resolve(path)
+        return import_function(path)
     except (NotFound, InvalidInput) as error:
         return str(error)
 
 
-def _usable(here: _Here) -> Undo:
+def _usable(here: _DeclaredFunction) -> Undo:
     if isinstance(here.function, str):
         raise NotFound(here.function)
     return here.function

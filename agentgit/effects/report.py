@@ -10,7 +10,7 @@ from agentgit.effects.files import FileChanges
 from agentgit.effects.invocation import ToolInvocation
 from agentgit.effects.plan import FORK, ROLLBACK, SWITCH, WORLD_ONLY
 from agentgit.errors import InvalidInput
-from agentgit.values import Drawn
+from agentgit.values import PrintableDrawing
 
 GROUPS = ("reversed", "redone", "drifted", "answered", "replayed", "kept", "gone", "failed", "remaining")
 """The possible outcomes of the steps of a plan and of the calls of the track."""
@@ -35,7 +35,7 @@ class ReportItem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RollbackReport(Drawn):
+class RollbackReport(PrintableDrawing):
     """The result of a rollback or a switch. `str()` renders it as text; a notebook shows it as a table.
 
     Args:

@@ -10,30 +10,30 @@ from typing import Any
 
 from agentgit.effects.effects import COMPENSABLE, IRREVERSIBLE, REVERSIBLE, Effect
 
-PACKED = "agentgit_packed"
+SERIALIZED_KEY = "agentgit_packed"
 """The key in the record of a `Command` or a message that holds the serialized object, if it can be rebuilt."""
 
 
-def said(result: Any) -> Any:
+def comparable(result: Any) -> Any:
     """Return a recorded result without call ids and serialized objects, so that two results can be compared.
 
     Args:
         result: The result as it was recorded, JSON-like.
 
     Example:
-        >>> said({"type": "tool", "content": "done", "tool_call_id": "call-7", PACKED: "x7kF"})
+        >>> comparable({"type": "tool", "content": "done", "tool_call_id": "call-7", SERIALIZED_KEY: "x7kF"})
         {'type': 'tool', 'content': 'done'}
     """
-    return _unaddressed(result) if isinstance(result, dict) and PACKED in result else result
+    return _without_ids(result) if isinstance(result, dict) and SERIALIZED_KEY in result else result
 
 
-def _unaddressed(value: Any) -> Any:
+def _without_ids(value: Any) -> Any:
     if isinstance(value, list):
-        return [_unaddressed(one) for one in value]
+        return [_without_ids(one) for one in value]
     if not isinstance(value, dict):
         return value
-    left = {PACKED, "tool_call_id"} if value.get("type") == "tool" else {PACKED}
-    return {name: _unaddressed(one) for name, one in value.items() if name not in left}
+    left = {SERIALIZED_KEY, "tool_call_id"} if value.get("type") == "tool" else {SERIALIZED_KEY}
+    return {name: _without_ids(one) for name, one in value.items() if name not in left}
 
 
 LASTING = frozenset({REVERSIBLE, COMPENSABLE, IRREVERSIBLE})
@@ -48,7 +48,7 @@ class NothingDone(Exception):  # not an AgentGitError: it only marks the errors 
 
 
 @dataclass(eq=False)
-class Body:
+class FunctionRun:
     """The observed facts about one run of a tool's own function.
 
     Args:
@@ -89,7 +89,7 @@ class Body:
         return self.effect is None or not isinstance(self.error, self.effect.failed_on)
 
     @property
-    def matters(self) -> bool:
+    def needs_outcome(self) -> bool:
         """True if it must be known whether the call acted: its effect lasts, or it may happen only once."""
         return self.effect is not None and (self.effect.kind in LASTING or self.effect.once)
 
@@ -110,18 +110,18 @@ BLOCKS = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answered:
+class ResultChange:
     """The answer to a tool call in a conversation.
 
     Args:
         tool_call_id: The id of the call in the AI message.
-        then: The recorded result.
-        now: The result of the run that replaced the call; the recorded result if there was none.
+        recorded: The recorded result.
+        current: The result of the run that replaced the call; the recorded result if there was none.
     """
 
     tool_call_id: str
-    then: Any
-    now: Any
+    recorded: Any
+    current: Any
 
 
 def content_of(value: Any) -> Any:
@@ -145,12 +145,12 @@ class Rewriter:
         answers: The answers to the tool calls of the path, oldest first.
     """
 
-    def __init__(self, answers: Sequence[Answered]) -> None:
-        self._left: dict[str, list[Answered]] = {}
+    def __init__(self, answers: Sequence[ResultChange]) -> None:
+        self._left: dict[str, list[ResultChange]] = {}
         for answer in answers:
             self._left.setdefault(answer.tool_call_id, []).append(answer)
 
-    def rewritten(self, messages: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    def changed_messages(self, messages: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
         """Return the messages that change, by index. A message that does not match its recorded result is not changed.
 
         Messages are matched with calls from the newest to the oldest, because models may reuse an id and old messages
@@ -173,17 +173,17 @@ class Rewriter:
         return changed
 
 
-def _in_place(data: Mapping[str, Any], answer: Answered) -> dict[str, Any] | None:
+def _in_place(data: Mapping[str, Any], answer: ResultChange) -> dict[str, Any] | None:
     """Return the fields of a message with the new result; None if the message does not match the recorded one."""
-    for then, now in zip(_forms(answer.then, answer), _forms(answer.now, answer), strict=False):
+    for then, now in zip(_forms(answer.recorded, answer), _forms(answer.current, answer), strict=False):
         if all(data.get(name) == value for name, value in then.items()):
             return now
     return None
 
 
-def _forms(value: Any, answer: Answered) -> Iterator[dict[str, Any]]:
+def _forms(value: Any, answer: ResultChange) -> Iterator[dict[str, Any]]:
     """Yield the fields that a message may have for a result, one for each way in which a tool can return it."""
-    if isinstance(value, dict) and PACKED in value:
+    if isinstance(value, dict) and SERIALIZED_KEY in value:
         message = next((m for m in _messages_in(value) if m.get("tool_call_id") == _address(value, answer)), None)
         if message is not None:
             rest = {name: message[name] for name in ("artifact", "status") if name in message}
@@ -194,7 +194,7 @@ def _forms(value: Any, answer: Answered) -> Iterator[dict[str, Any]]:
         yield {"content": content_of(value[0]), "artifact": value[1]}
 
 
-def _address(value: Mapping[str, Any], answer: Answered) -> str | None:
+def _address(value: Mapping[str, Any], answer: ResultChange) -> str | None:
     """Return the id of the call that a returned message answers: the recorded id, or else the first in the value."""
     ids = [message.get("tool_call_id") for message in _messages_in(value)]
     return answer.tool_call_id if answer.tool_call_id in ids else next(iter(ids), None)

@@ -10,18 +10,18 @@ from sqlalchemy import Connection
 from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints import Checkpoint, references
 from agentgit.checkpoints.queries import Tag, Tags
-from agentgit.effects.files import FilesAt
+from agentgit.effects.files import SnapshotRef
 from agentgit.errors import AgentGitError, Conflict, Corrupt, InvalidInput, NotFound, Unavailable
 from agentgit.handles.context import BranchRef, SessionAccess
-from agentgit.handles.rollbacks import where
-from agentgit.rollback.crash_recovery import break_off
+from agentgit.handles.rollbacks import point_key
+from agentgit.rollback.crash_recovery import mark_interrupted
 from agentgit.sessions import InternalSession
 from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import note
 from agentgit.store.maintenance import retention
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.checkpoints import Label, Snapshot
-from agentgit.store.records.sessions import Found, require_whole
+from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback
 from agentgit.store.sql import process
 from agentgit.store.sql.tables import CHECKPOINT
 
@@ -57,7 +57,7 @@ def recover(access: SessionAccess, branch: BranchRef, *, force: bool) -> Interna
         if row.status == RUNNING:
             note(connection, store.tenant_id, "turn.abandoned", branch_id=row.id, user_id=context.user.id)
         for operation in operations:
-            break_off(store, connection, operation)
+            mark_interrupted(store, connection, operation)
         return context.views.branch(connection, found, store.sessions.branch(connection, row.id))
 
     return context.change(take)
@@ -121,7 +121,7 @@ class Tagging(SessionAccess):
             raise NotFound(
                 f"Session {self.find(connection).session_name} has no tag {name!r}. List them: session.tags(), or "
                 "agentgit tag.",
-                near=references.near(name, names),
+                near=references.similar_names(name, names),
             )
         return found
 
@@ -129,7 +129,7 @@ class Tagging(SessionAccess):
 class Branching(SessionAccess):
     """Creates checkpoints and branches at the current point of a branch. The world is not changed."""
 
-    def files(self, why: str) -> FilesAt | None:
+    def take_snapshot(self, why: str) -> SnapshotRef | None:
         """Take a snapshot of the files in the session's workspace; return None if it has no workspace.
 
         Raises:
@@ -143,7 +143,7 @@ class Branching(SessionAccess):
                 "checkpoint without them, pass files=False."
             ) from error
 
-    def save(self, branch_id: int, label: Label, files: FilesAt | None) -> Checkpoint:
+    def save(self, branch_id: int, label: Label, files: SnapshotRef | None) -> Checkpoint:
         """Save the current point of a branch as a checkpoint.
 
         If the last turn stopped inside a batch of tool calls, the checkpoint is placed before that batch.
@@ -157,40 +157,40 @@ class Branching(SessionAccess):
             Conflict: The branch is running.
         """
 
-        def write(connection: Connection) -> tuple[Found, int]:
+        def write(connection: Connection) -> tuple[StoredRow, int]:
             self.context.store.sessions.lock(connection, self._editable(connection, branch_id).external_session_id)
             row = self.context.store.recover(connection, self.context.store.sessions.branch(connection, branch_id))
             if row.status == RUNNING:
                 raise Conflict(f"Branch {row.name} is running. Make the checkpoint when its turn has ended.")
-            require_whole(row)
-            point = self._standing(connection, row, files)
+            require_no_unfinished_rollback(row)
+            point = self._current_point(connection, row, files)
             made = self._point(connection, self.context.store.checkpoints.add(connection, row.id, point, label))
             with suppress(Corrupt):  # damaged texts must not prevent the checkpoint
-                self.context.store.texts.follow(connection, row.id)
-            return made, retention.automatic(connection, self.context.store, row.external_session_id)
+                self.context.store.texts.index_next(connection, row.id)
+            return made, retention.apply_if_due(connection, self.context.store, row.external_session_id)
 
         made, thinned = self.context.store.database.write(write, durable=True)
         if thinned:
             self.context.engine().files.release()
         return self.context.views.checkpoint(made)
 
-    def _editable(self, connection: Connection, branch_id: int) -> Found:
+    def _editable(self, connection: Connection, branch_id: int) -> StoredRow:
         """Read a branch, after checking that the principal may still change the session."""
         row = self.context.store.sessions.branch(connection, branch_id)
         self.context.authorize(connection, row.external_session_id)
         return row
 
-    def _point(self, connection: Connection, checkpoint_id: int) -> Found:
+    def _point(self, connection: Connection, checkpoint_id: int) -> StoredRow:
         return self.context.store.checkpoints.by_id(connection, checkpoint_id)
 
-    def _standing(self, connection: Connection, row: Found, files: FilesAt | None) -> Snapshot:
+    def _current_point(self, connection: Connection, row: StoredRow, files: SnapshotRef | None) -> Snapshot:
         """Return the current point of a branch, and record which files it has."""
         now = self.context.store.moment(connection, row).snapshot
         if files is None:
             return now
-        return replace(now, workspace_snapshot_id=self.context.store.snapshots.see(connection, row, files))
+        return replace(now, workspace_snapshot_id=self.context.store.snapshots.record(connection, row, files))
 
-    def fork(self, branch_id: int, to: CheckpointRef | None, name: str | None, files: FilesAt | None) -> int:
+    def fork(self, branch_id: int, to: CheckpointRef | None, name: str | None, files: SnapshotRef | None) -> int:
         """Create a branch from another one, and return its id.
 
         Args:
@@ -208,14 +208,14 @@ class Branching(SessionAccess):
             session = self.context.lookup.session(connection, left.external_session_id, EDITOR)
             self.context.store.sessions.lock(connection, session.id)
             if to is None:
-                target = self.here(connection, branch_id, files)
+                target = self.ensure_checkpoint(connection, branch_id, files)
             else:
                 target = self.context.lookup.target(connection, session, left, to)[0]
             return self.context.engine().fork(connection, target, name, branch_id, self.context.user.id)
 
         return self.context.store.database.write(make, durable=True)
 
-    def here(self, connection: Connection, branch_id: int, files: FilesAt | None) -> Found:
+    def ensure_checkpoint(self, connection: Connection, branch_id: int, files: SnapshotRef | None) -> StoredRow:
         """Return a checkpoint of the current point of a branch; create one if needed.
 
         While the branch runs, return its head.
@@ -226,16 +226,16 @@ class Branching(SessionAccess):
             files: The current files of the workspace; None if there are none.
         """
         row = self.context.store.recover(connection, self.context.store.sessions.branch(connection, branch_id))
-        require_whole(row)
+        require_no_unfinished_rollback(row)
         head = self._point(connection, row.head_id) if row.head_id else None
-        now = self._standing(connection, row, files)
-        if head is not None and (row.status == RUNNING or _stands_at(head, now)):
+        now = self._current_point(connection, row, files)
+        if head is not None and (row.status == RUNNING or _is_at_head(head, now)):
             return head
         label = Label(kind="after", user_id=self.context.user.id)
         return self._point(connection, self.context.store.checkpoints.add(connection, row.id, now, label))
 
 
-def _stands_at(head: Found, now: Snapshot) -> bool:
+def _is_at_head(head: StoredRow, now: Snapshot) -> bool:
     """Return whether a branch is still at its head, with the same files."""
-    same = head.graph_checkpoint_id == now.graph_checkpoint_id and where(head) == where(now)
+    same = head.graph_checkpoint_id == now.graph_checkpoint_id and point_key(head) == point_key(now)
     return same and now.workspace_snapshot_id in (None, head.workspace_snapshot_id)

@@ -12,9 +12,9 @@ from agentgit.checkpoints.diff import Diff, diff
 from agentgit.errors import InvalidInput
 from agentgit.handles.context import SessionAccess
 from agentgit.sessions import ExternalSession
-from agentgit.store.queries.comparison import Compared, Comparing
+from agentgit.store.queries.comparison import CheckpointComparer, CheckpointComparison
 from agentgit.store.queries.lookup import CheckpointRef
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 
 
 class Comparator(SessionAccess):
@@ -32,10 +32,10 @@ class Comparator(SessionAccess):
             NotFound, Ambiguous, InvalidInput: As for `Session.diff`.
         """
 
-        def look(connection: Connection) -> tuple[Checkpoint, Checkpoint, Compared]:
+        def look(connection: Connection) -> tuple[Checkpoint, Checkpoint, CheckpointComparison]:
             (one, here), (two, there) = self._find(connection, self, a), self._find(connection, other, b)
             points = self._named((one, here), (two, there))
-            return points[0], points[1], Comparing(self.context.store).fold(connection, one, two)
+            return points[0], points[1], CheckpointComparer(self.context.store).compare(connection, one, two)
 
         return self._diff(*self.context.read(look))
 
@@ -45,18 +45,20 @@ class Comparator(SessionAccess):
         Raises:
             NotFound, Ambiguous, InvalidInput: As for `Session.compare`.
         """
-        comparing = Comparing(self.context.store)
+        comparing = CheckpointComparer(self.context.store)
 
-        def look(connection: Connection) -> tuple[Checkpoint, list[tuple[Checkpoint, Checkpoint, Compared]]]:
+        def look(
+            connection: Connection,
+        ) -> tuple[Checkpoint, list[tuple[Checkpoint, Checkpoint, CheckpointComparison]]]:
             one, two = (self._find(connection, self, place)[0] for place in (a, b))
-            fork = comparing.meeting(connection, one, two)
+            fork = comparing.common_ancestor(connection, one, two)
             if fork is None:
                 raise InvalidInput(
                     "These are in two sessions without a common history. Use session.diff(a, b, other=...)."
                 )
             pairs = ((fork, one), (fork, two), (one, two))
             shown = self.context.views.checkpoint
-            return shown(fork), [(shown(x), shown(y), comparing.fold(connection, x, y)) for x, y in pairs]
+            return shown(fork), [(shown(x), shown(y), comparing.compare(connection, x, y)) for x, y in pairs]
 
         fork, (left, right, between) = self.context.read(look)
         facts = fork.metadata
@@ -69,7 +71,7 @@ class Comparator(SessionAccess):
             between=self._diff(*between),
         )
 
-    def _diff(self, one: Checkpoint, two: Checkpoint, folded: Compared) -> Diff:
+    def _diff(self, one: Checkpoint, two: Checkpoint, folded: CheckpointComparison) -> Diff:
         """Compare the parts that two checkpoints do not share, and their files."""
         rests = (
             Checkpoint(
@@ -89,7 +91,7 @@ class Comparator(SessionAccess):
             **self.context.engine().files.diff(one, two),
         )
 
-    def _named(self, *found: tuple[Found, ExternalSession]) -> list[Checkpoint]:
+    def _named(self, *found: tuple[StoredRow, ExternalSession]) -> list[Checkpoint]:
         """Convert rows to checkpoints. If these are from different sessions, their references include the session."""
         points = [self.context.views.checkpoint(row) for row, _ in found]
         if len({session.id for _, session in found}) > 1:
@@ -97,7 +99,9 @@ class Comparator(SessionAccess):
                 point.metadata["reference"] = f"{session.reference}@{point.metadata['reference']}"
         return points
 
-    def _find(self, connection: Connection, access: SessionAccess, ref: CheckpointRef) -> tuple[Found, ExternalSession]:
+    def _find(
+        self, connection: Connection, access: SessionAccess, ref: CheckpointRef
+    ) -> tuple[StoredRow, ExternalSession]:
         """Find a checkpoint and its session. The id of a checkpoint determines its session."""
         owner = self.context.lookup.owner_of(connection, ref)
         access = SessionAccess(self.context, owner.id) if owner is not None else access

@@ -16,12 +16,12 @@ from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.effects import Effect
 from agentgit.effects.registry import Registry
 from agentgit.errors import NotFound
-from agentgit.rollback import RollbackEngine, settle_here
+from agentgit.rollback import RollbackEngine, awaiter_for_current_loop
 from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.store.database import Database
 from agentgit.store.queries.lookup import CheckpointRef, Lookup
 from agentgit.store.queries.read_models import ReadModels
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.store import Store
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class Context:
         principal: The principal to act for. Objects of others that are not shared with the principal are not found.
         effects: The effects of tools without another declaration, by name; `*` covers all of these.
         registry: The registry of the context that this one is derived from; None for a new one.
-        entered: The value of `entered` of the context that this one is derived from; None for a new one.
+        moved_to: The value of `moved_to` of the context that this one is derived from; None for a new one.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class Context:
         self.views = ReadModels(self.store, self.lookup.admit)
         self.effects = effects or {}
         self.registry = registry or Registry(self.effects)
-        self.entered = {} if entered is None else entered
+        self.moved_to = {} if entered is None else entered
         """The branch to which a rollback or switch in this process has moved each session, by the session's id."""
         self.wrapped: dict[int, Callable[[int], WrappedGraph]] = {}
         """For each session with a graph wrapped here, by its id, a function that returns an agent on a branch."""
 
     def bound_to(self, principal: Principal) -> Context:
         """Return a context on the same database for another principal, with the same registry."""
-        return Context(self.store, principal, self.effects, self.registry, self.entered)
+        return Context(self.store, principal, self.effects, self.registry, self.moved_to)
 
     @property
     def user(self) -> User:
@@ -95,7 +95,7 @@ class Context:
             look: The function, which only reads.
             one_moment: True if all statements must see the same state of the database.
         """
-        with self.store.database.reading(one_moment=one_moment) as connection:
+        with self.store.database.reading(repeatable_read=one_moment) as connection:
             self.lookup.check_valid(connection)
             return look(connection)
 
@@ -149,13 +149,13 @@ class Context:
         return found
 
     @contextmanager
-    def noting_moves(self, session_id: int) -> Iterator[None]:
-        """Record in `entered` the branch on which the session continues, if it changes within this block."""
+    def recording_moves(self, session_id: int) -> Iterator[None]:
+        """Record in `moved_to` the branch on which the session continues, if it changes within this block."""
         before = self._current(session_id)
         yield
         now = self._current(session_id)
         if now is not None and now != before:
-            self.entered[session_id] = now
+            self.moved_to[session_id] = now
 
     def _current(self, session_id: int) -> int | None:
         with self.store.database.reading() as connection:
@@ -163,7 +163,7 @@ class Context:
 
     def engine(self) -> RollbackEngine:
         """Return the rollback engine. Async functions run on the caller's event loop, if there is one."""
-        return RollbackEngine(self.store, self.registry, settle_here(), admit=self.authorize)
+        return RollbackEngine(self.store, self.registry, awaiter_for_current_loop(), admit=self.authorize)
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class SessionAccess:
         """
         return self.context.lookup.session(connection, self.session_id, needs)
 
-    def branch(self, connection: Connection, ref: BranchRef, needs: Role = VIEWER) -> Found:
+    def branch(self, connection: Connection, ref: BranchRef, needs: Role = VIEWER) -> StoredRow:
         """Find the row of a branch of the session.
 
         Raises:
@@ -194,11 +194,11 @@ class SessionAccess:
         """
         return self.context.lookup.branch(connection, self.find(connection, needs), ref)
 
-    def read_branch(self, ref: BranchRef, needs: Role = VIEWER) -> Found:
+    def read_branch(self, ref: BranchRef, needs: Role = VIEWER) -> StoredRow:
         """Find the row of a branch, in its own transaction."""
         return self.context.read(lambda connection: self.branch(connection, ref, needs))
 
-    def checkpoint(self, connection: Connection, ref: CheckpointRef, branch: BranchRef = None) -> Found:
+    def checkpoint(self, connection: Connection, ref: CheckpointRef, branch: BranchRef = None) -> StoredRow:
         """Find the row of a checkpoint of the session.
 
         Raises:

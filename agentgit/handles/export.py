@@ -20,14 +20,14 @@ from agentgit.sessions.reports import OnProgress
 from agentgit.store.queries.explorations import mark_of
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.threads.graph_store import GraphKey
-from agentgit.store.transfer.export import Cut, export
+from agentgit.store.transfer.export import ExportScope, export
 from agentgit.store.transfer.import_ import check
-from agentgit.store.transfer.lines import Sealer, watched
+from agentgit.store.transfer.lines import LineWriter, with_progress
 from agentgit.store.transfer.records import COUNTED, FORMAT, HEADER
-from agentgit.store.transfer.summary import Carried
+from agentgit.store.transfer.summary import TransferSummary
 from agentgit.store.transfer.trajectory import steps
 from agentgit.version import VERSION
-from agentgit.workspace.snapshot_export import Outgoing
+from agentgit.workspace.snapshot_export import SnapshotExporter
 
 
 class Exporter(SessionAccess):
@@ -41,7 +41,7 @@ class Exporter(SessionAccess):
         *,
         files: bool,
         progress: OnProgress | None,
-    ) -> Carried:
+    ) -> TransferSummary:
         """Write a session, a branch or a checkpoint to one file.
 
         Raises:
@@ -49,18 +49,18 @@ class Exporter(SessionAccess):
         """
         with tempfile.TemporaryFile() as file:
             header = self._write(file, branch, checkpoint, files=files)
-            whole = check(watched(file, progress, times=1))  # make sure that the export can be read
+            whole = check(with_progress(file, progress, times=1))  # make sure that the export can be read
             file.seek(0)
             with _target(path) as target:
                 shutil.copyfileobj(file, target)
-        return Carried.of_counts(
-            self.context.read(self.find), header, whole.counts, whole.files.left, whole.files.left_paths
+        return TransferSummary.from_counts(
+            self.context.read(self.find), header, whole.counts, whole.files.missing_snapshots, whole.files.left_paths
         )
 
     def _write(
         self, file: IO[bytes], branch: BranchRef, checkpoint: CheckpointRef | None, *, files: bool
     ) -> dict[str, Any]:
-        sealer, counts = Sealer(), Counter[str]()
+        sealer, counts = LineWriter(), Counter[str]()
 
         def write(record: dict[str, Any]) -> None:
             file.write(sealer.line(record))
@@ -77,21 +77,21 @@ class Exporter(SessionAccess):
                 "made_at": datetime.now(UTC).isoformat(),
             }
             write(header)
-            export(self.context.store, connection, cut, write, Outgoing(write).send if files else None)
+            export(self.context.store, connection, cut, write, SnapshotExporter(write).send if files else None)
             return header
 
         header = self.context.read(pour, one_moment=True)
         write({"record": "end", "counts": {kind: counts[kind] for kind in COUNTED}})
         return header
 
-    def _cut(self, connection: Connection, branch: BranchRef, checkpoint: CheckpointRef | None) -> Cut:
+    def _cut(self, connection: Connection, branch: BranchRef, checkpoint: CheckpointRef | None) -> ExportScope:
         """Return the part to export: the session, one branch or one checkpoint."""
         session = self.context.store.sessions.one(connection, self.find(connection).id)
         if checkpoint is not None:
             point = self.checkpoint(connection, checkpoint, branch)
             left = self.context.store.sessions.branch(connection, point.internal_session_id)
-            return Cut(session=session, branch=left, point=point)
-        return Cut(session=session, branch=self.branch(connection, branch) if branch is not None else None)
+            return ExportScope(session=session, branch=left, point=point)
+        return ExportScope(session=session, branch=self.branch(connection, branch) if branch is not None else None)
 
     def trajectories(self, branch: BranchRef) -> Iterator[dict[str, Any]]:
         """Yield the steps of one branch, or of all branches.
@@ -110,7 +110,7 @@ class Exporter(SessionAccess):
 
     def _steps(self, session: ExternalSession, row: Any) -> Iterator[dict[str, Any]]:
         def look(connection: Connection) -> tuple[Any, ...]:
-            points = [self.context.views.checkpoint(point) for point in self._still_so(connection, row)]
+            points = [self.context.views.checkpoint(point) for point in self._unchanged_checkpoints(connection, row)]
             return (
                 self.context.views.branch(connection, session, row),
                 self.context.store.track(connection, row),
@@ -122,7 +122,7 @@ class Exporter(SessionAccess):
         for step in steps(line.conversation_history, track, points, score):
             yield {"session": session.session_name, "branch": row.name, **step}
 
-    def _still_so(self, connection: Connection, row: Any) -> Iterator[Any]:
+    def _unchanged_checkpoints(self, connection: Connection, row: Any) -> Iterator[Any]:
         """Yield the checkpoints on the path whose conversation is still the beginning of the branch's conversation.
 
         If messages were summarized, changed or deleted since, a message count does not identify a position any more.

@@ -13,7 +13,18 @@ from sqlalchemy import Connection
 
 from agentgit.async_api import async_twin
 from agentgit.checkpoints import Checkpoint
-from agentgit.checkpoints.queries import LARGEST_PAGE, PAGE, Filter, Hits, Mark, Page, Rank, mark, page_size, rank
+from agentgit.checkpoints.queries import (
+    LARGEST_PAGE,
+    PAGE,
+    Filter,
+    HitCursor,
+    Hits,
+    Page,
+    TimeCursor,
+    mark,
+    page_size,
+    rank,
+)
 from agentgit.checkpoints.search_words import Query, query
 from agentgit.errors import Corrupt, InvalidInput, NotFound, Unavailable
 from agentgit.handles.branching import Tagging
@@ -41,7 +52,7 @@ class TextSearch(SessionAccess):
         return self.context.read(lambda c: self._hits(c, scope, wanted, before, size, complete=complete))
 
     def _hits(
-        self, connection: Connection, scope: Scope, wanted: Query, after: Rank, limit: int, *, complete: bool
+        self, connection: Connection, scope: Scope, wanted: Query, after: HitCursor, limit: int, *, complete: bool
     ) -> Hits:
         parts = LogReader(self.context, self.session_id).parts(connection, scope, points=True)
         if not wanted.terms:  # only punctuation, which matches no text
@@ -61,13 +72,13 @@ class TextSearch(SessionAccess):
         """Index the texts of the session that are not indexed yet, and return whether that was possible."""
 
         def look(connection: Connection) -> dict[int, int]:
-            return self.context.store.texts.behind(connection, self.find(connection).id)
+            return self.context.store.texts.unindexed(connection, self.find(connection).id)
 
         try:
             behind = self.context.read(look)
             total, done = sum(behind.values()), 0
             for branch_id in behind:
-                index = functools.partial(self.context.store.texts.follow, branch_id=branch_id)
+                index = functools.partial(self.context.store.texts.index_next, branch_id=branch_id)
                 while self.context.store.database.write(index):
                     done += CHECKPOINTS_AT_ONCE
                     if progress is not None:
@@ -121,7 +132,7 @@ class LogReader(SessionAccess):
 
         return self.context.read(look)
 
-    def page(self, scope: Scope, wanted: Filter, limit: int, after: Mark) -> Page[Checkpoint]:
+    def page(self, scope: Scope, wanted: Filter, limit: int, after: TimeCursor) -> Page[Checkpoint]:
         """Read one page of a log; see `Log.page`."""
 
         def look(connection: Connection) -> Page[Checkpoint]:
@@ -129,7 +140,7 @@ class LogReader(SessionAccess):
             tagged = self._tagged(connection, wanted.tag)
             rows = self.context.store.log.page(connection, parts, wanted, tagged, after, limit + 1)
             shown = rows[:limit]
-            more = Mark(shown[-1].created_at, shown[-1].id).cursor if len(rows) > limit else None
+            more = TimeCursor(shown[-1].created_at, shown[-1].id).cursor if len(rows) > limit else None
             return Page(self.context.views.checkpoints(connection, shown), more)
 
         return self.context.read(look)
@@ -243,7 +254,7 @@ class Log:
             NotFound: There is no such session, branch or tag.
         """
         if isinstance(after, Checkpoint) and after.created_at is not None:
-            after = Mark(after.created_at, after.id or 0).cursor
+            after = TimeCursor(after.created_at, after.id or 0).cursor
         return self._reader.page(self._scope, self._wanted, page_size(limit), mark(after))
 
     apage = async_twin(page)

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from agentgit.async_api import async_twin
 from agentgit.auth.principal import OWNER, VIEWER, WRITE
-from agentgit.checkpoints.retention import Retention, RetentionVerdict, Thinned
+from agentgit.checkpoints.retention import Retention, RetentionResult, RetentionVerdict
 from agentgit.errors import Conflict, InvalidInput, Unavailable
 from agentgit.handles.context import BranchRef, Context, SessionAccess
 from agentgit.sessions.reports import Erased
@@ -20,9 +20,9 @@ from agentgit.store.maintenance import retention as retention_store
 
 def erase(
     context: Context,
-    which: erasure.Which,
+    which: erasure.SessionIds,
     may: Callable[[Connection], object],
-    work: Callable[[Connection], erasure.Gone],
+    work: Callable[[Connection], erasure.ErasedData],
 ) -> Erased:
     """Release file snapshots, delete rows in one transaction, and rewrite the database without the deleted data.
 
@@ -45,7 +45,7 @@ def erase(
             erasure.require_idle(store, connection, session_id)
         return found
 
-    def delete(connection: Connection) -> erasure.Gone:
+    def delete(connection: Connection) -> erasure.ErasedData:
         if look(connection) != sessions:
             raise Conflict("Another session was created in the meantime. Nothing was erased; try again.")
         return work(connection)
@@ -56,10 +56,10 @@ def erase(
     snapshots, left = files.release_all(which)
     try:
         # Sessions of other users may have been created from these sessions and mention their names.
-        gone = context.change(delete, scope=WRITE, on=store.everybodys)
+        gone = context.change(delete, scope=WRITE, on=store.all_users_database)
     finally:
-        files.hold_again(snapshots)  # those that were not erased, or that others need by now
-    problem = wiped(store.database)
+        files.repin(snapshots)  # those that were not erased, or that others need by now
+    problem = wipe(store.database)
     return Erased(
         sessions=len(sessions),
         rows=gone.rows,
@@ -71,7 +71,7 @@ def erase(
     )
 
 
-def wiped(database: Database) -> str:
+def wipe(database: Database) -> str:
     """Rewrite a database without deleted data; return why that failed, or an empty string."""
     try:
         database.shrink(wipe=True)
@@ -129,7 +129,7 @@ class SessionRetention(SessionAccess):
 
         return self.context.change(change)
 
-    def apply(self, retention: Retention | None = None, *, dry_run: bool = False) -> Thinned:
+    def apply(self, retention: Retention | None = None, *, dry_run: bool = False) -> RetentionResult:
         """Delete the checkpoints that the session does not keep, now; return the decision about each checkpoint.
 
         Args:
@@ -141,7 +141,7 @@ class SessionRetention(SessionAccess):
             InvalidInput: The session has no retention, and none was given.
         """
 
-        def work(connection: Connection) -> Thinned:
+        def work(connection: Connection) -> RetentionResult:
             found = self.find(connection, VIEWER if dry_run else OWNER)
             keeps = retention or retention_store.read(connection, self.context.store, found.id)
             if keeps is None:
@@ -152,8 +152,10 @@ class SessionRetention(SessionAccess):
             if dry_run:
                 judged = retention_store.verdicts(connection, self.context.store, found.id, keeps)
             else:
-                judged = retention_store.thin(connection, self.context.store, found.id, keeps, self.context.user.id)
-            return Thinned(
+                judged = retention_store.apply_retention(
+                    connection, self.context.store, found.id, keeps, self.context.user.id
+                )
+            return RetentionResult(
                 session_name=found.session_name,
                 retention=keeps,
                 verdicts=tuple(judged.verdicts),
@@ -179,10 +181,10 @@ class SessionRetention(SessionAccess):
         def work(connection: Connection) -> int:
             found = self.find(connection, OWNER)
             of = self.context.lookup.branch(connection, found, branch).id if branch is not None else None
-            judged = retention_store.clear(
+            judged = retention_store.delete_unneeded(
                 connection, self.context.store, found.id, branch_id=of, user_id=self.context.user.id
             )
-            return sum(one.goes for one in judged)
+            return sum(one.is_removed for one in judged)
 
         gone = self.context.change(work)
         self.context.engine().files.release()
@@ -205,7 +207,9 @@ def delete_unneeded(access: SessionAccess, ids: Collection[int]) -> list[Retenti
 
     def work(connection: Connection) -> list[RetentionVerdict]:
         context.authorize(connection, access.session_id)
-        return retention_store.clear(connection, context.store, access.session_id, ids=ids, user_id=context.user.id)
+        return retention_store.delete_unneeded(
+            connection, context.store, access.session_id, ids=ids, user_id=context.user.id
+        )
 
     judged = context.change(work, durable=False)
     context.engine().files.release()

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from agentgit.auth.principal import EDITOR, VIEWER, Role
 from agentgit.effects import RollbackPlan, RollbackReport
-from agentgit.effects.files import FilesAt
+from agentgit.effects.files import SnapshotRef
 from agentgit.effects.plan import ROLLBACK
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import BranchRef, SessionAccess
@@ -16,7 +16,7 @@ from agentgit.rollback import Request, SwitchRequest
 from agentgit.sessions.operation import DONE
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.checkpoints import Snapshot
-from agentgit.store.records.sessions import Found, require_whole
+from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback
 from agentgit.store.threads.pending_writes import NO_WRITES
 from agentgit.values import as_object
 
@@ -68,7 +68,7 @@ class Rollbacks(SessionAccess):
         request = Request(
             user_id=self.context.user.id, source_id=source.id, target=target, label=label, **vars(options)
         )
-        with self.context.noting_moves(self.session_id):
+        with self.context.recording_moves(self.session_id):
             return self.context.engine().run(request)
 
     def report(self, branch_id: int, *, kind: str = ROLLBACK, made: bool = True) -> RollbackReport:
@@ -94,7 +94,7 @@ class Rollbacks(SessionAccess):
 
     def _target(
         self, connection: Connection, branch: BranchRef, to: CheckpointRef, needs: Role = VIEWER
-    ) -> tuple[Found, Found, str]:
+    ) -> tuple[StoredRow, StoredRow, str]:
         """Find the branch to leave, the checkpoint to go to, and the checkpoint's display name."""
         found = self.find(connection, needs)
         source = self.context.lookup.branch(connection, found, branch)
@@ -143,7 +143,7 @@ class Rollbacks(SessionAccess):
 
         return self.context.read(find)
 
-    def _files_request(self, source_id: int, target: Found, label: str, at: FilesAt, *, force: bool) -> Request:
+    def _files_request(self, source_id: int, target: StoredRow, label: str, at: SnapshotRef, *, force: bool) -> Request:
         return Request(
             user_id=self.context.user.id,
             source_id=source_id,
@@ -161,7 +161,7 @@ class Rollbacks(SessionAccess):
         """Return what would bring the world to the state of a branch, without doing anything."""
         return self.context.engine().plan_switch(self.read_branch(branch).id)
 
-    def enter(self, branch: BranchRef) -> Found:
+    def enter(self, branch: BranchRef) -> StoredRow:
         """Make a branch the current one without changing the world, and return its row.
 
         Raises:
@@ -169,13 +169,13 @@ class Rollbacks(SessionAccess):
             Conflict: The branch's rollback is incomplete.
         """
 
-        def move(connection: Connection) -> Found:
+        def move(connection: Connection) -> StoredRow:
             row = self.branch(connection, branch, EDITOR)
-            require_whole(row)
+            require_no_unfinished_rollback(row)
             self.context.store.sessions.set_current(connection, self.session_id, row.id, self.context.user.id)
             return row
 
-        with self.context.noting_moves(self.session_id):
+        with self.context.recording_moves(self.session_id):
             return self.context.change(move)
 
     def switch(
@@ -202,9 +202,9 @@ class Rollbacks(SessionAccess):
             NotFound, InvalidInput, RollbackBlocked, RollbackIncomplete, Conflict: As for `Session.switch`.
         """
 
-        def find(connection: Connection) -> tuple[int, Found]:
+        def find(connection: Connection) -> tuple[int, StoredRow]:
             row = self.branch(connection, branch, EDITOR)
-            require_whole(row)
+            require_no_unfinished_rollback(row)
             return self.branch(connection, source).id, row
 
         source_id, row = self.context.change(find, durable=False)
@@ -217,7 +217,7 @@ class Rollbacks(SessionAccess):
             on_error=on_error,
             current=current,
         )
-        with self.context.noting_moves(self.session_id):
+        with self.context.recording_moves(self.session_id):
             return row.id, self.context.engine().switch(request)
 
     # -- undo and redo
@@ -239,11 +239,11 @@ class Rollbacks(SessionAccess):
             path = self.context.lookup.path(connection, row)
             names = store.snapshots.names(connection, [point.workspace_snapshot_id for point in path])
             last = files.snapshot if files is not None else None
-            here = (where(now.snapshot), last) if now.settled else None
+            here = (point_key(now.snapshot), last) if now.settled else None
             found = 0
             for point in reversed(path):
                 # A checkpoint without a workspace does not differ in its files.
-                there = (where(point), names.get(point.workspace_snapshot_id, last))
+                there = (point_key(point), names.get(point.workspace_snapshot_id, last))
                 if there != here:
                     here, found = there, found + 1
                 if found == steps:
@@ -255,7 +255,7 @@ class Rollbacks(SessionAccess):
 
         return self.context.read(look)
 
-    def rewound(self, branch: BranchRef, needs: Role = EDITOR, *, force: bool = False) -> Request | None:
+    def undo_rewind_request(self, branch: BranchRef, needs: Role = EDITOR, *, force: bool = False) -> Request | None:
         """Return the request to undo a rewind of files, if that was the last operation on a branch; else None."""
         store = self.context.store
 
@@ -269,13 +269,13 @@ class Rollbacks(SessionAccess):
             wanted = as_object(last.request).get("files")
             if wanted is None or report.files is None or not report.files.safety or report.reversed or report.redone:
                 return None
-            at = FilesAt(snapshot=report.files.safety, settings=wanted["settings"]).brought()
+            at = SnapshotRef(snapshot=report.files.safety, settings=wanted["settings"]).without_import_mark()
             target = self.context.lookup.target(connection, self.find(connection), row, "HEAD")[0]
             return self._files_request(row.id, target, "before the files were brought back", at, force=force)
 
         return self.context.read(look)
 
-    def left_by(self, branch: BranchRef, needs: Role = EDITOR) -> int:
+    def rollback_source(self, branch: BranchRef, needs: Role = EDITOR) -> int:
         """Return the id of the branch from which a rollback created this one.
 
         Raises:
@@ -292,6 +292,6 @@ class Rollbacks(SessionAccess):
         return self.context.read(look)
 
 
-def where(point: Found | Snapshot) -> tuple[bytes, int, bytes]:
+def point_key(point: StoredRow | Snapshot) -> tuple[bytes, int, bytes]:
     """Return a key that identifies a point: its state, its position on the track, and its pending writes."""
     return point.state_hash, point.position, point.pending or NO_WRITES

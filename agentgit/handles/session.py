@@ -29,7 +29,7 @@ from agentgit.sessions.reports import Erased
 from agentgit.store.maintenance import erasure
 from agentgit.store.queries.explorations import mark_of
 from agentgit.store.queries.lookup import CheckpointRef
-from agentgit.store.records.checkpoints import named
+from agentgit.store.records.checkpoints import named_label
 
 
 class Session(SessionReader):
@@ -94,9 +94,9 @@ class Session(SessionReader):
             InvalidInput: The name is empty or too long.
             Unavailable: The workspace is not available here, or its files cannot be saved.
         """
-        label = named(self._context.user.id, name, description, data)
+        label = named_label(self._context.user.id, name, description, data)
         row = self._access.read_branch(branch, EDITOR)
-        kept = self._branching.files(f"checkpoint {name}") if files else None
+        kept = self._branching.take_snapshot(f"checkpoint {name}") if files else None
         return self._branching.save(row.id, label, kept)
 
     def delete_checkpoint(self, ref: CheckpointRef, *, branch: BranchRef = None) -> Checkpoint:
@@ -113,7 +113,7 @@ class Session(SessionReader):
         found = self.get_checkpoint(ref, branch=branch)
         found.to_dict()  # load its content before it is deleted
         for one in delete_unneeded(self._access, {found.id or 0}):
-            if not one.goes:
+            if not one.is_removed:
                 raise Conflict(f"Checkpoint {one.point.reference} cannot be deleted: {one.why}.")
         return found
 
@@ -133,7 +133,9 @@ class Session(SessionReader):
             raise InvalidInput(f"keep must be 0 or more automatic checkpoints, not {keep}.")
         self._context.read(lambda c: self._access.find(c, EDITOR))
         automatic = [point.id or 0 for point in self.checkpoints(branch=branch) if point.is_auto]
-        return sum(one.goes for one in delete_unneeded(self._access, set(automatic[: max(0, len(automatic) - keep)])))
+        return sum(
+            one.is_removed for one in delete_unneeded(self._access, set(automatic[: max(0, len(automatic) - keep)]))
+        )
 
     def tag(self, ref: CheckpointRef, name: str, *, branch: BranchRef = None, description: str | None = None) -> Tag:
         """Tag a checkpoint with a name that is unique in the session. A tagged checkpoint is kept.
@@ -247,10 +249,10 @@ class Session(SessionReader):
             RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As for `switch`.
         """
         made = self._access.read_branch(branch, EDITOR).id
-        rewound = self._rollbacks.rewound(made, force=force)
+        rewound = self._rollbacks.undo_rewind_request(made, force=force)
         if rewound is not None:
             return self._rollbacks.rewind(rewound)
-        left = self._rollbacks.left_by(made)
+        left = self._rollbacks.rollback_source(made)
         return self._rollbacks.operation(self._rollbacks.switch(left, made, sync="world", force=force)[1])
 
     def switch(
@@ -307,7 +309,7 @@ class Session(SessionReader):
             Unavailable: The workspace is not available here, or its files cannot be saved.
         """
         left = self._access.read_branch(branch, EDITOR)
-        kept = self._branching.files("fork") if files and to is None else None
+        kept = self._branching.take_snapshot("fork") if files and to is None else None
         return self._rollbacks.report(self._branching.fork(left.id, to, name, kept), kind="fork")
 
     def rewind_files(
@@ -354,7 +356,7 @@ class Session(SessionReader):
             return self._access.find(connection)
 
         # The name must be unique among all sessions of the owner, even if a co-owner cannot see all of them.
-        return self._context.change(change, on=self._context.store.everybodys)
+        return self._context.change(change, on=self._context.store.all_users_database)
 
     def rename_branch(self, branch: BranchRef, name: str) -> InternalSession:
         """Rename a branch and return it. Its checkpoints and its thread are unchanged.

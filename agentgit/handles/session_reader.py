@@ -31,7 +31,7 @@ from agentgit.sessions.reports import OnProgress
 from agentgit.sessions.session import Branches
 from agentgit.sessions.stats import Prices, Stats
 from agentgit.store.queries.lookup import CheckpointRef
-from agentgit.store.transfer.summary import Carried
+from agentgit.store.transfer.summary import TransferSummary
 
 SessionRef = ExternalSession | str | int | None
 """A session, its name or its id; None is the most recently updated one."""
@@ -309,10 +309,10 @@ class SessionReader:
             NotFound: There is nothing to redo.
         """
         made = self._access.read_branch(branch).id
-        rewound = self._rollbacks.rewound(made, VIEWER)
+        rewound = self._rollbacks.undo_rewind_request(made, VIEWER)
         if rewound is not None:
             return self._rollbacks.plan_request(rewound)
-        return self.plan_switch(self._rollbacks.left_by(made, VIEWER))
+        return self.plan_switch(self._rollbacks.rollback_source(made, VIEWER))
 
     def plan_switch(self, branch: BranchRef) -> RollbackPlan:
         """Return what `switch(branch, sync="world")` would do, without doing anything.
@@ -376,7 +376,7 @@ class SessionReader:
         checkpoint: CheckpointRef | None = None,
         files: bool = False,
         progress: OnProgress | None = None,
-    ) -> Carried:
+    ) -> TransferSummary:
         """Write the session, one branch or one checkpoint to a file that any agentgit can read with `import_`.
 
         The file is in JSON Lines format. It has the conversation and state at every checkpoint, the tool track, the

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from agentgit.async_api import async_twin
 from agentgit.auth import Member, ShareLink
 from agentgit.auth.principal import OWNER, VIEWER, WRITE, Role, require_role
-from agentgit.auth.sharing import end_of
+from agentgit.auth.sharing import expiry_time
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import SessionAccess, UserRef
 from agentgit.store.sql.ids import is_id
@@ -37,7 +37,7 @@ class Sharing(SessionAccess):
             InvalidInput: The role or the time is not valid, or the user owns the session.
         """
         require_role(role)
-        until = end_of(expires_in)
+        until = expiry_time(expires_in)
 
         def give(connection: Connection) -> Member:
             found = self.find(connection, OWNER)
@@ -101,7 +101,7 @@ class Sharing(SessionAccess):
             raise InvalidInput(
                 "A link cannot give away ownership. Share it with a user: session.sharing.share(user, 'owner')."
             )
-        until = end_of(expires_in)
+        until = expiry_time(expires_in)
 
         def make(connection: Connection) -> ShareLink:
             found = self.find(connection, OWNER)

@@ -16,10 +16,10 @@ from agentgit.sessions import ExternalSession
 from agentgit.sessions.operation import DONE
 from agentgit.store.queries import templates
 from agentgit.store.queries.lookup import CheckpointRef
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import SESSION
 
-FRESH = "template"
+TEMPLATE_REQUEST_ID = "template"
 """The request id of the operation that runs a template's calls in the world of a session created from it."""
 
 
@@ -59,14 +59,14 @@ class SessionFactory:
         require_name(name)
 
         def find_or_make(connection: Connection) -> ExternalSession:
-            found = self._called(connection, name)
+            found = self._find_by_name(connection, name)
             if template is not None:
                 point = self._template(connection, template)
                 if found:
                     templates.require_same(self.context.store, connection, found[0].id, name, *point)
                 else:
                     self.context.lookup.require_scope(connection, FORK)
-                    session_id = templates.begin(
+                    session_id = templates.create_session(
                         self.context.store, connection, self.context.user.id, name, *point, calls=run is not None
                     )
                     if run is not None:
@@ -80,7 +80,7 @@ class SessionFactory:
 
         return self.context.change(find_or_make)
 
-    def _called(self, connection: Connection, name: str) -> list[ExternalSession]:
+    def _find_by_name(self, connection: Connection, name: str) -> list[ExternalSession]:
         """Find the session with that name: the user's own, or another user's by its full name.
 
         Raises:
@@ -92,7 +92,7 @@ class SessionFactory:
             return [self.context.lookup.session(connection, name)]
         return [self.context.lookup.session(connection, one) for one in own]
 
-    def _template(self, connection: Connection, ref: CheckpointRef) -> tuple[Found, str]:
+    def _template(self, connection: Connection, ref: CheckpointRef) -> tuple[StoredRow, str]:
         """Find the checkpoint of a template, and its display name.
 
         A string names a session, or a checkpoint in it: `support-42`, `support-42@main#3`.
@@ -147,12 +147,12 @@ class SessionFactory:
             Conflict: The session was created without the calls of the template.
         """
 
-        def look(connection: Connection) -> tuple[Found | None, Found | None]:
-            begun = self.context.store.operations.requested(connection, session.id, FRESH)
+        def look(connection: Connection) -> tuple[StoredRow | None, StoredRow | None]:
+            begun = self.context.store.operations.find_by_request_id(connection, session.id, TEMPLATE_REQUEST_ID)
             if begun is not None:
                 return begun, None
             point, _ = self._template(connection, template)
-            return None, templates.require_to_run(self.context.store, connection, session.id, point)
+            return None, templates.require_calls_pending(self.context.store, connection, session.id, point)
 
         begun, first = self.context.read(look)
         if begun is not None and begun.status != DONE:
@@ -168,14 +168,14 @@ class SessionFactory:
         """
         (branch,) = self.context.store.sessions.branches(connection, session_id)
         first = self.context.store.checkpoints.by_id(connection, branch.head_id)
-        plan = self.context.engine().planner.of(connection, self._fresh_request(first, force=False))
+        plan = self.context.engine().planner.plan_request(connection, self._fresh_request(first, force=False))
         if not plan.is_admissible:
             why = "; ".join(f"{step.invocation}: {step.why}" for step in plan.blockers)
             raise RollbackBlocked(
                 f"Nothing was done, and no session was created. {why}. force=True answers these from the record.", plan
             )
 
-    def _fresh_request(self, first: Found, *, force: bool) -> Request:
+    def _fresh_request(self, first: StoredRow, *, force: bool) -> Request:
         return Request(
             user_id=self.context.user.id,
             source_id=first.internal_session_id,
@@ -184,10 +184,12 @@ class SessionFactory:
             replay=EXECUTE,
             on_drift="continue",
             force=force,
-            request_id=FRESH,
+            request_id=TEMPLATE_REQUEST_ID,
         )
 
-    def _find(self, connection: Connection, ref: CheckpointRef, session: str | None) -> tuple[Found, ExternalSession]:
+    def _find(
+        self, connection: Connection, ref: CheckpointRef, session: str | None
+    ) -> tuple[StoredRow, ExternalSession]:
         """Find the row of a template and its session. The id of a checkpoint determines its session."""
         lookup = self.context.lookup
         owner = lookup.owner_of(connection, ref) if session is None else None

@@ -125,7 +125,7 @@ class ReadTools:
         self.repo = repo
         self.bound = session
 
-    def of(self, session: str | None) -> Session:
+    def find_session(self, session: str | None) -> Session:
         """Return the session that a tool call is about."""
         return self.bound if self.bound is not None else self.repo.session(session)
 
@@ -146,7 +146,7 @@ class ReadTools:
         after: After = None,
     ) -> ToolAnswer:
         """List the checkpoints (saved points) of a branch, newest first: where the conversation can go back to."""
-        asked = self.of(session).log(branch=branch, auto=False if named_only else None)
+        asked = self.find_session(session).log(branch=branch, auto=False if named_only else None)
         page = asked.page(limit, after=after)
         lines = logs.lines(page.items[::-1], width=WIDTH, zone=None) or _nothing("no checkpoints")
         more = [(Span(f"more: after={page.next}", "dim"),)] if page.next else []
@@ -156,17 +156,17 @@ class ReadTools:
 
     def get_checkpoint_info(self, checkpoint: Place, session: SessionName = None, branch: Branch = None) -> ToolAnswer:
         """Show one saved point: the last messages before it, the state, and which tools were called."""
-        found = self.of(session).get_checkpoint(checkpoint, branch=branch)
+        found = self.find_session(session).get_checkpoint(checkpoint, branch=branch)
         return ToolAnswer(shows.lines(found, width=WIDTH, zone=None), records.of_checkpoint(found))
 
     def list_tool_calls(self, session: SessionName = None, branch: Branch = None, limit: Limit = 50) -> ToolAnswer:
         """List the tool calls along a branch: the effect of each, whether it is still in the world, and the result."""
-        found = self.of(session).tool_track(branch=branch)[-limit:]
+        found = self.find_session(session).tool_track(branch=branch)[-limit:]
         return ToolAnswer(conversation.call_lines(found, width=WIDTH) or _nothing("no tool calls"))
 
     def list_branches(self, session: SessionName = None) -> ToolAnswer:
         """List the branches of a session, with a * before the current one."""
-        of = self.of(session)
+        of = self.find_session(session)
         found = of.branches()
         return ToolAnswer(
             branch_lines(found, of.tree(), width=WIDTH, zone=None),
@@ -175,13 +175,13 @@ class ReadTools:
 
     def show_tree(self, session: SessionName = None, every: bool = False) -> ToolAnswer:
         """Draw the tree of a session's branches; with `every`, show each checkpoint on its own line."""
-        return ToolAnswer(trees.lines(self.of(session).tree(), width=WIDTH, every=every, zone=None))
+        return ToolAnswer(trees.lines(self.find_session(session).tree(), width=WIDTH, every=every, zone=None))
 
     def diff_checkpoints(
         self, a: Place, b: Place = "HEAD", session: SessionName = None, patch: bool = False
     ) -> ToolAnswer:
         """Compare two saved points: state, messages, tool calls and files; with `patch`, include the files' diff."""
-        found = self.of(session).diff(a, b)
+        found = self.find_session(session).diff(a, b)
         return ToolAnswer([*diffs.lines(found, width=WIDTH), *(diffs.patch(found.diff_content) if patch else ())])
 
     def search(
@@ -194,12 +194,14 @@ class ReadTools:
         after: After = None,
     ) -> ToolAnswer:
         """Find messages, tool calls and named saved points by their words: names first, then newest first."""
-        found = self.of(session).search(text, branch=branch, all_branches=all_branches, limit=limit, after=after)
+        found = self.find_session(session).search(
+            text, branch=branch, all_branches=all_branches, limit=limit, after=after
+        )
         return ToolAnswer(logs.hit_lines(found, width=WIDTH, zone=None), found.to_dict())
 
     def list_operations(self, session: SessionName = None, limit: Limit = 20) -> ToolAnswer:
         """List rollbacks, switches and forks, newest first, and show which of them are incomplete."""
-        of = self.of(session)
+        of = self.find_session(session)
         found, names = of.operations()[:limit], {one.id: one.name for one in of.branches()}
         return ToolAnswer(
             rollbacks.operation_lines(found, names, width=WIDTH, zone=None) or _nothing("no operations"),
@@ -219,14 +221,14 @@ class ReadTools:
         force: Force = False,
     ) -> ToolAnswer:
         """Show what a rollback would undo and cannot undo. Changes nothing; returns the `confirm` code to run it."""
-        of = self.of(session)
+        of = self.find_session(session)
         how: dict[str, Any] = {"tools": tools, "files": files, "conversation": conversation}
         plan = of.plan_rollback(checkpoint, branch=branch, **how)
         return _planned(plan, confirmation_code(of, branch, plan, force=force, **how), force=force)
 
     def plan_switch(self, branch: str, session: SessionName = None, force: Force = False) -> ToolAnswer:
         """Show what a switch to another branch would undo and run again. Changes nothing; returns a `confirm` code."""
-        of = self.of(session)
+        of = self.find_session(session)
         plan = of.plan_switch(branch)
         return _planned(plan, confirmation_code(of, branch, plan, force=force), force=force)
 

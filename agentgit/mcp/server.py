@@ -23,13 +23,13 @@ from agentgit.checkpoints import references
 from agentgit.errors import AgentGitError, InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete
 from agentgit.mcp.read_tools import ReadTools, ToolAnswer
 from agentgit.mcp.write_tools import WriteTools
-from agentgit.values import is_of_database, portable
+from agentgit.values import is_database_error, portable
 
 if TYPE_CHECKING:
     from agentgit.handles.session import Session
     from agentgit.repository import Repository
 
-LOOKS = (
+READ_TOOLS = (
     ReadTools.list_sessions,
     ReadTools.list_checkpoints,
     ReadTools.get_checkpoint_info,
@@ -44,7 +44,7 @@ LOOKS = (
 )
 """The read-only tools."""
 
-MOVES: Mapping[Callable[..., ToolAnswer], Mapping[str, bool]] = {
+WRITE_TOOLS: Mapping[Callable[..., ToolAnswer], Mapping[str, bool]] = {
     WriteTools.create_checkpoint: {"destructiveHint": False, "idempotentHint": False, "openWorldHint": False},
     WriteTools.create_branch: {"destructiveHint": False, "idempotentHint": False, "openWorldHint": False},
     WriteTools.delete_checkpoint: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": False},
@@ -69,7 +69,7 @@ class ToolSchema:
     tool: types.Tool
     model: type[BaseModel]
 
-    def read(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Validate the arguments of a call.
 
         Raises:
@@ -83,7 +83,7 @@ class ToolSchema:
         return {name: getattr(given, name) for name in self.model.model_fields}
 
 
-def forms(*, bound: bool, read_only: bool) -> dict[str, ToolSchema]:
+def tool_schemas(*, bound: bool, read_only: bool) -> dict[str, ToolSchema]:
     """Return the tools by name.
 
     Args:
@@ -91,8 +91,8 @@ def forms(*, bound: bool, read_only: bool) -> dict[str, ToolSchema]:
         read_only: True to return only the read-only tools.
     """
     reads = {"readOnlyHint": True, "destructiveHint": False, "idempotentHint": True, "openWorldHint": False}
-    said: dict[Callable[..., ToolAnswer], Mapping[str, bool]] = dict.fromkeys(LOOKS, reads)
-    said |= {} if read_only else MOVES
+    said: dict[Callable[..., ToolAnswer], Mapping[str, bool]] = dict.fromkeys(READ_TOOLS, reads)
+    said |= {} if read_only else WRITE_TOOLS
     made = [_form(function, hints, bound=bound) for function, hints in said.items()]
     return {form.tool.name: form for form in made if not (bound and form.tool.name == ReadTools.list_sessions.__name__)}
 
@@ -120,8 +120,8 @@ def _form(function: Callable[..., ToolAnswer], hints: Mapping[str, bool], *, bou
 
 LOG = logging.getLogger("agentgit.mcp")
 
-LOOKING = """The saved points (checkpoints) of agent sessions. This server is read-only: plan_rollback and
-plan_switch show what going back would do; only a person can do it."""
+READ_ONLY_INSTRUCTIONS = """The saved points (checkpoints) of agent sessions. This server is read-only: plan_rollback
+and plan_switch show what going back would do; only a person can do it."""
 
 INSTRUCTIONS = """The saved points (checkpoints) of agent sessions, and the way back to them.
 Going back creates a new branch, undoes what tools did after the point, newest first, and restores files; the old branch
@@ -150,13 +150,13 @@ def serve(
         NotFound: A module cannot be imported, or declares nothing.
         InvalidInput: A module name is not valid, or an effect does not fit its tool.
     """
-    streams = _own_streams()  # before the imports: what modules print must not reach the client
+    streams = _reserve_streams()  # before the imports: what modules print must not reach the client
     repo.trust(*trust)
     tools = WriteTools(repo, session, may_force=may_force)
-    anyio.run(_speak, made(tools, bound=session is not None, read_only=read_only), *streams)
+    anyio.run(_run_server, create_server(tools, bound=session is not None, read_only=read_only), *streams)
 
 
-def made(tools: WriteTools, *, bound: bool, read_only: bool) -> Server[Any, Any]:
+def create_server(tools: WriteTools, *, bound: bool, read_only: bool) -> Server[Any, Any]:
     """Create the MCP server for a set of tools.
 
     Args:
@@ -164,9 +164,9 @@ def made(tools: WriteTools, *, bound: bool, read_only: bool) -> Server[Any, Any]
         bound: True if the server serves one session.
         read_only: True to offer only the read-only tools.
     """
-    said = LOOKING if read_only else INSTRUCTIONS
+    said = READ_ONLY_INSTRUCTIONS if read_only else INSTRUCTIONS
     server: Server[Any, Any] = Server("agentgit", version=agentgit.__version__, instructions=said)
-    known = forms(bound=bound, read_only=read_only)
+    known = tool_schemas(bound=bound, read_only=read_only)
 
     @server.list_tools()  # type: ignore[no-untyped-call, untyped-decorator]  # untyped in mcp
     async def list_tools() -> list[types.Tool]:
@@ -176,12 +176,12 @@ def made(tools: WriteTools, *, bound: bool, read_only: bool) -> Server[Any, Any]
     async def call_tool(name: str, arguments: dict[str, Any]) -> types.CallToolResult:
         try:
             if (form := known.get(name)) is None:
-                raise NotFound(f"There is no tool {name}.", near=references.near(name, known))
-            given = form.read(arguments)
+                raise NotFound(f"There is no tool {name}.", near=references.similar_names(name, known))
+            given = form.validate(arguments)
             # In a thread, so that the server keeps reading requests. A call that has started is never abandoned.
             return _result(await to_thread.run_sync(lambda: getattr(tools, name)(**given)))
         except AgentGitError as error:
-            if is_of_database(error.__cause__):
+            if is_database_error(error.__cause__):
                 LOG.warning("The database refused something.", exc_info=error)
             return _failure(error)
         except Exception:  # otherwise mcp sends the text of the exception to the client
@@ -223,12 +223,12 @@ def _text(text: str) -> types.TextContent:
     return types.TextContent(type="text", text=text)
 
 
-async def _speak(server: Server[Any, Any], stdin: io.TextIOWrapper, stdout: io.TextIOWrapper) -> None:
+async def _run_server(server: Server[Any, Any], stdin: io.TextIOWrapper, stdout: io.TextIOWrapper) -> None:
     async with stdio_server(anyio.wrap_file(stdin), anyio.wrap_file(stdout)) as (reading, writing):
         await server.run(reading, writing, server.create_initialization_options())
 
 
-def _own_streams() -> tuple[io.TextIOWrapper, io.TextIOWrapper]:
+def _reserve_streams() -> tuple[io.TextIOWrapper, io.TextIOWrapper]:
     """Reserve standard input and output for the protocol.
 
     Undo functions then print to standard error and read an empty standard input. A single stray line from them would

@@ -57,20 +57,20 @@ class WriteTools(ReadTools):
         self, name: str, description: str | None = None, session: SessionName = None, branch: Branch = None
     ) -> ToolAnswer:
         """Save the current point of a branch under a name, with its files, so that you can go back to it later."""
-        made = self.of(session).checkpoint(name, branch=branch, description=description)
+        made = self.find_session(session).checkpoint(name, branch=branch, description=description)
         return ToolAnswer(logs.lines([made], width=WIDTH, zone=None), records.of_checkpoint(made))
 
     def delete_checkpoint(self, checkpoint: Place, session: SessionName = None, branch: Branch = None) -> ToolAnswer:
         """Delete one saved point. The conversation is kept. Fails if a branch, tag or rollback needs the point."""
-        gone = self.of(session).delete_checkpoint(checkpoint, branch=branch)
-        return _said(f"Deleted {gone.metadata['reference']}.")
+        gone = self.find_session(session).delete_checkpoint(checkpoint, branch=branch)
+        return _text_answer(f"Deleted {gone.metadata['reference']}.")
 
     def cleanup_auto_checkpoints(
         self, keep_latest: Annotated[int, Field(ge=0)] = 5, session: SessionName = None, branch: Branch = None
     ) -> ToolAnswer:
         """Delete all automatic saved points except the newest. Named points and points that are needed are kept."""
-        count = self.of(session).cleanup_auto_checkpoints(branch=branch, keep=keep_latest)
-        return _said(f"Deleted {count} automatic checkpoint{'' if count == 1 else 's'}.")
+        count = self.find_session(session).cleanup_auto_checkpoints(branch=branch, keep=keep_latest)
+        return _text_answer(f"Deleted {count} automatic checkpoint{'' if count == 1 else 's'}.")
 
     def create_branch(
         self,
@@ -80,7 +80,7 @@ class WriteTools(ReadTools):
         branch: Branch = None,
     ) -> ToolAnswer:
         """Create a branch at a saved point or the head of a branch, without switching to it or undoing anything."""
-        of = self.of(session)
+        of = self.find_session(session)
         made = of.branch(of.fork(checkpoint, branch=branch, name=name).branch)
         return ToolAnswer(branch_lines([made], of.tree(), width=WIDTH, zone=None), records.of_branch(made))
 
@@ -98,7 +98,7 @@ class WriteTools(ReadTools):
         force: Force = False,
     ) -> ToolAnswer:
         """Go back to a saved point on a new branch, undoing what tools did after it. Call plan_rollback first."""
-        of = self.of(session)
+        of = self.find_session(session)
         if (before := read_tools.done_before(of, confirm)) is not None:
             return _report(self.repo.resume(before))
         self._require_force(force=force)
@@ -115,7 +115,7 @@ class WriteTools(ReadTools):
         self, branch: str, sync: Sync = None, confirm: Confirm = "", session: SessionName = None, force: Force = False
     ) -> ToolAnswer:
         """Continue on another branch. The world is unchanged unless `sync` is `world`; call plan_switch before that."""
-        of = self.of(session)
+        of = self.find_session(session)
         if sync == "world":
             self._require_force(force=force)
             plan = of.plan_switch(branch)
@@ -124,11 +124,15 @@ class WriteTools(ReadTools):
         elif confirm or force:
             raise InvalidInput("confirm and force are for sync='world'; leave them out.")
         report = of.switch(branch, sync=sync, force=force)
-        return _said(f"{branch} is the current branch; the world is unchanged.") if sync is None else _report(report)
+        return (
+            _text_answer(f"{branch} is the current branch; the world is unchanged.")
+            if sync is None
+            else _report(report)
+        )
 
     def resume_operation(self, operation: int, session: SessionName = None, force: Force = False) -> ToolAnswer:
         """Finish a rollback or switch that stopped halfway. Completed steps are not repeated."""
-        of = self.of(session)
+        of = self.find_session(session)
         self._require_force(force=force)
         found = self.repo.operation(operation)
         if found.external_session_id != of.id:
@@ -143,7 +147,7 @@ class WriteTools(ReadTools):
             )
 
 
-def _said(text: str) -> ToolAnswer:
+def _text_answer(text: str) -> ToolAnswer:
     return ToolAnswer([(Span(text),)])
 
 

@@ -12,7 +12,7 @@ from agentgit.checkpoints import references
 from agentgit.checkpoints.checkpoint import Checkpoints
 from agentgit.effects.invocation import ToolTrack
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.notebook.target import MagicTarget, Names
+from agentgit.notebook.target import MagicTarget, NotebookNamespace
 from agentgit.render import html
 from agentgit.render.text import Line, Span, clean, plain, table
 from agentgit.render.views import lists
@@ -46,7 +46,7 @@ _SYNC = _word("--sync", choices=SYNC, metavar="HOW")
 _LIMIT = _word("-n", "--limit", type=count, metavar="N")
 _PLACE = _word("place", metavar="PLACE")
 
-FORMS: dict[str, tuple[str, tuple[Argument, ...]]] = {
+COMMANDS: dict[str, tuple[str, tuple[Argument, ...]]] = {
     "status": ("Show the session, the branch, its head and the tree.", ()),
     "log": ("List the checkpoints of the branch, the newest first.", (_LIMIT,)),
     "tree": ("Draw the branches.", ()),
@@ -149,10 +149,10 @@ def parse(line: str) -> tuple[str, argparse.Namespace]:
     name, *words = split(line) or ["status"]
     if {"-h", "--help"} & {name, *words}:
         name, words = "help", []
-    if name not in FORMS:
-        near = references.near(name, FORMS)
+    if name not in COMMANDS:
+        near = references.similar_names(name, COMMANDS)
         raise NotFound(f"There is no command %agentgit {name}. %agentgit help lists the commands.", near=near)
-    return name, parser(f"%agentgit {name}", FORMS[name][1]).parse_args(words)
+    return name, parser(f"%agentgit {name}", COMMANDS[name][1]).parse_args(words)
 
 
 def parse_branch(line: str) -> argparse.Namespace:
@@ -168,12 +168,12 @@ def help_lines(width: int = 100) -> list[Line]:
     """Return the help as lines."""
     rows = [
         [Span(parser(name, arguments).usage_line.removeprefix("Usage: "), "reference"), Span(said)]
-        for name, (said, arguments) in FORMS.items()
+        for name, (said, arguments) in COMMANDS.items()
     ]
     return [*table(rows, width=width, whole=True), *((Span(note, "dim"),) for note in NOTES)]
 
 
-class Sheet:
+class DisplayLines:
     """Lines of text that display themselves in a notebook.
 
     Args:
@@ -195,92 +195,92 @@ class Command(NamedTuple):
 
     Args:
         names: The notebook's variables.
-        words: The parsed arguments.
-        say: A function that displays a value in addition to the result of the command.
+        arguments: The parsed arguments.
+        display: A function that displays a value in addition to the result of the command.
     """
 
-    names: Names
-    words: Namespace
-    say: Callable[[Any], None]
+    names: NotebookNamespace
+    arguments: Namespace
+    display: Callable[[Any], None]
 
     @property
-    def about(self) -> MagicTarget:
+    def target(self) -> MagicTarget:
         """The session and branch that the command applies to, and their agent if there is one."""
-        return self.names.subject()
+        return self.names.target()
 
 
-def carry_out(name: str, asked: Command) -> Any:
+def run_command(name: str, asked: Command) -> Any:
     """Run a command, and return the value to display.
 
     Raises:
         AgentGitError: The operation behind the command failed.
     """
-    return _DO[name](asked)
+    return _HANDLERS[name](asked)
 
 
 # -- read-only commands
 
 
 def _status(asked: Command) -> Any:
-    about = asked.about
+    about = asked.target
     if about.agent is not None:
         return about.agent
     branch = about.session.branch()
     head = about.session.get_checkpoint("HEAD") if branch.checkpoint_count else None
-    asked.say(Sheet(*lists.status_lines(about.session.info, branch, head)))
+    asked.display(DisplayLines(*lists.status_lines(about.session.info, branch, head)))
     return about.session.tree()
 
 
 def _log(asked: Command) -> Any:
-    about, limit = asked.about, asked.words.limit
+    about, limit = asked.target, asked.arguments.limit
     log = about.session.log(branch=about.branch_id)
     return log if limit is None else Checkpoints(log.page(limit).items[::-1])
 
 
 def _track(asked: Command) -> Any:
-    about = asked.about
-    return ToolTrack(about.session.tool_track(branch=about.branch_id)[-(asked.words.limit or 0) :])
+    about = asked.target
+    return ToolTrack(about.session.tool_track(branch=about.branch_id)[-(asked.arguments.limit or 0) :])
 
 
 def _search(asked: Command) -> Any:
-    text, everywhere = " ".join(asked.words.text), asked.words.all_branches
-    return asked.about.session.search(text, branch=asked.about.branch_id, all_branches=everywhere)
+    text, everywhere = " ".join(asked.arguments.text), asked.arguments.all_branches
+    return asked.target.session.search(text, branch=asked.target.branch_id, all_branches=everywhere)
 
 
 def _diff(asked: Command) -> Any:
-    about = asked.about
+    about = asked.target
     session, branch = about.session, about.branch_id
-    before = asked.words.a or session.plan_undo(branch=branch).checkpoint_id
-    a, b = (session.get_checkpoint(place, branch=branch) for place in (before, asked.words.b or "HEAD"))
+    before = asked.arguments.a or session.plan_undo(branch=branch).checkpoint_id
+    a, b = (session.get_checkpoint(place, branch=branch) for place in (before, asked.arguments.b or "HEAD"))
     return session.diff(a, b)
 
 
 def _compare(asked: Command) -> Any:
-    return asked.about.require_agent()[0].compare(asked.words.place)
+    return asked.target.require_agent()[0].compare(asked.arguments.place)
 
 
 def _plan(asked: Command) -> Any:
-    return asked.about.session.plan_rollback(asked.words.place, branch=asked.about.branch_id)
+    return asked.target.session.plan_rollback(asked.arguments.place, branch=asked.target.branch_id)
 
 
 # -- checkpoints and tags
 
 
 def _checkpoint(asked: Command) -> Any:
-    words, about = asked.words, asked.about
+    words, about = asked.arguments, asked.target
     if about.agent is None:
         return about.session.checkpoint(words.name, description=words.description)
     return about.agent.checkpoint(words.name, description=words.description)
 
 
 def _tag(asked: Command) -> Any:
-    session, branch = asked.about.session, asked.about.branch_id
-    if len(asked.words.words) > 2:
+    session, branch = asked.target.session, asked.target.branch_id
+    if len(asked.arguments.words) > 2:
         raise InvalidInput("Write at most a place and a name; put quotes around a name with spaces.")
-    if asked.words.delete is not None:
-        session.untag(asked.words.delete)
-    if asked.words.words:
-        *place, name = asked.words.words
+    if asked.arguments.delete is not None:
+        session.untag(asked.arguments.delete)
+    if asked.arguments.words:
+        *place, name = asked.arguments.words
         session.tag(place[0] if place else "HEAD", name, branch=branch)
     return session.tags()
 
@@ -288,9 +288,9 @@ def _tag(asked: Command) -> Any:
 # -- rollback and checkout
 
 
-def _moved(asked: Command, move: Callable[[RollbackAgent], RollbackAgent]) -> Any:
+def _move_agent(asked: Command, move: Callable[[RollbackAgent], RollbackAgent]) -> Any:
     """Call `move`, assign the agent that it returns to the variable, and return the agent's report."""
-    agent, variable = asked.about.require_agent()
+    agent, variable = asked.target.require_agent()
     made = move(agent)
     _bind(asked, variable, made)
     return made.report
@@ -298,63 +298,65 @@ def _moved(asked: Command, move: Callable[[RollbackAgent], RollbackAgent]) -> An
 
 def _bind(asked: Command, variable: str, agent: RollbackAgent) -> None:
     asked.names.names[variable] = agent
-    asked.say(Sheet((Span(variable, "reference"), Span(" is on branch "), Span(clean(agent.branch.name), "head"))))
+    asked.display(
+        DisplayLines((Span(variable, "reference"), Span(" is on branch "), Span(clean(agent.branch.name), "head")))
+    )
 
 
 def _rollback(asked: Command) -> Any:
-    words, about = asked.words, asked.about
+    words, about = asked.arguments, asked.target
     if about.agent is not None:
-        return _moved(asked, lambda agent: agent.rollback(words.place, name=words.name, force=words.force))
+        return _move_agent(asked, lambda agent: agent.rollback(words.place, name=words.name, force=words.force))
     return about.session.rollback(words.place, name=words.name, force=words.force)
 
 
 def _undo(asked: Command) -> Any:
-    words, about = asked.words, asked.about
+    words, about = asked.arguments, asked.target
     if about.agent is None:
         return about.session.undo(words.steps, force=words.force)
-    return _moved(asked, lambda agent: agent.undo(words.steps, force=words.force))
+    return _move_agent(asked, lambda agent: agent.undo(words.steps, force=words.force))
 
 
 def _redo(asked: Command) -> Any:
-    words, about = asked.words, asked.about
+    words, about = asked.arguments, asked.target
     if about.agent is None:
         return about.session.redo(force=words.force)
-    return _moved(asked, lambda agent: agent.redo(force=words.force))
+    return _move_agent(asked, lambda agent: agent.redo(force=words.force))
 
 
 def _checkout(asked: Command) -> Any:
-    name, sync, force = asked.words.branch, asked.words.sync, asked.words.force
-    about = asked.about
+    name, sync, force = asked.arguments.branch, asked.arguments.sync, asked.arguments.force
+    about = asked.target
     if about.agent is None:
         report = about.session.switch(name, sync=sync, force=force)
         return report if sync is not None else about.session.branch()
-    report = _moved(asked, lambda agent: agent.switch(name, sync, force=force))
-    return report if sync is not None else asked.about.agent
+    report = _move_agent(asked, lambda agent: agent.switch(name, sync, force=force))
+    return report if sync is not None else asked.target.agent
 
 
 # -- trust and use
 
 
 def _trust(asked: Command) -> Any:
-    asked.names.repository().trust(*asked.words.modules)
-    return Sheet((Span("trusted: "), Span(clean(", ".join(asked.words.modules)), "reference")))
+    asked.names.repository().trust(*asked.arguments.modules)
+    return DisplayLines((Span("trusted: "), Span(clean(", ".join(asked.arguments.modules)), "reference")))
 
 
 def _use(asked: Command) -> Any:
-    about = asked.names.use(asked.words.what)
+    about = asked.names.use(asked.arguments.what)
     return about.agent if about.agent is not None else about.session
 
 
-_DO: dict[str, Callable[[Command], Any]] = {
+_HANDLERS: dict[str, Callable[[Command], Any]] = {
     "status": _status,
     "log": _log,
-    "tree": lambda asked: asked.about.session.tree(),
-    "branches": lambda asked: asked.about.session.branches(),
+    "tree": lambda asked: asked.target.session.tree(),
+    "branches": lambda asked: asked.target.session.branches(),
     "track": _track,
     "search": _search,
     "diff": _diff,
     "compare": _compare,
-    "stats": lambda asked: asked.about.session.stats(),
+    "stats": lambda asked: asked.target.session.stats(),
     "checkpoint": _checkpoint,
     "tag": _tag,
     "plan": _plan,
@@ -364,6 +366,6 @@ _DO: dict[str, Callable[[Command], Any]] = {
     "checkout": _checkout,
     "trust": _trust,
     "use": _use,
-    "help": lambda asked: Sheet(*help_lines()),
+    "help": lambda asked: DisplayLines(*help_lines()),
 }
-"""The function for each command in `FORMS`."""
+"""The function for each command in `COMMANDS`."""

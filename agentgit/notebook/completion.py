@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Iterable, Iterator
 
 from agentgit.errors import AgentGitError
-from agentgit.notebook.commands import BRANCH, FORMS, SYNC, Argument, split
-from agentgit.notebook.target import Names
+from agentgit.notebook.commands import BRANCH, COMMANDS, SYNC, Argument, split
+from agentgit.notebook.target import NotebookNamespace
 
 _MOST = 50
 """The maximum number of checkpoints that are offered; the newest ones."""
@@ -22,7 +22,7 @@ _LAST = re.compile(r"""'[^']*$|"[^"]*$|[^\s'"]*$""")
 """The word at the cursor, with its opening quote if it has one."""
 
 
-def complete(names: Names, text: str) -> tuple[str, list[str]] | None:
+def complete(names: NotebookNamespace, text: str) -> tuple[str, list[str]] | None:
     """Return the word at the cursor, and its completions.
 
     Args:
@@ -40,7 +40,7 @@ def complete(names: Names, text: str) -> tuple[str, list[str]] | None:
     begun = last[0] if last is not None else ""
     before = line.removesuffix(begun)
     try:
-        found = list(_offered(names, magic, split(before)))
+        found = list(_completions(names, magic, split(before)))
     except AgentGitError:  # no session yet, or an open quote: typing must not raise errors
         return begun, []
     plain = begun.lstrip("\"'")
@@ -52,18 +52,20 @@ def _quoted(text: str) -> str:
     return text if not set(text) & set(" \t\n\\\"'") and text else shlex.quote(text)
 
 
-def _offered(names: Names, magic: str, before: list[str]) -> Iterator[str]:
+def _completions(names: NotebookNamespace, magic: str, before: list[str]) -> Iterator[str]:
     if magic == "%%branch":
-        yield from _of(names, BRANCH, before, {"--from": "place"})
+        yield from _argument_completions(names, BRANCH, before, {"--from": "place"})
     elif magic == "%%agentgit":
         yield "live"
     elif not before:
-        yield from FORMS
-    elif before[0] in FORMS:
-        yield from _of(names, FORMS[before[0]][1], before, {"--delete": "tag"})
+        yield from COMMANDS
+    elif before[0] in COMMANDS:
+        yield from _argument_completions(names, COMMANDS[before[0]][1], before, {"--delete": "tag"})
 
 
-def _of(names: Names, arguments: Iterable[Argument], before: list[str], valued: dict[str, str]) -> Iterator[str]:
+def _argument_completions(
+    names: NotebookNamespace, arguments: Iterable[Argument], before: list[str], valued: dict[str, str]
+) -> Iterator[str]:
     """Yield the values of the option before the cursor if it takes one, otherwise arguments and options."""
     taken = before[-1] if before else ""
     if taken == "--sync":
@@ -78,12 +80,12 @@ def _of(names: Names, arguments: Iterable[Argument], before: list[str], valued: 
                 yield from _named(names, first)
 
 
-def _named(names: Names, what: str) -> Iterator[str]:
+def _named(names: NotebookNamespace, what: str) -> Iterator[str]:
     """Yield the names that one kind of argument accepts."""
     if what == "what":
         yield from names.choices()
         return
-    about = names.subject()
+    about = names.target()
     session = about.session
     if what in (*_PLACES, "branch"):
         yield from (branch.name for branch in session.branches())

@@ -46,7 +46,7 @@ class MagicTarget:
         return self.agent, self.variable
 
 
-class Names:
+class NotebookNamespace:
     """The variables of a notebook, and the target that was chosen with `%agentgit use`.
 
     Args:
@@ -57,15 +57,15 @@ class Names:
         self.names = names
         self.chosen: str | None = None
 
-    def subject(self) -> MagicTarget:
+    def target(self) -> MagicTarget:
         """Return the chosen target, otherwise the agent that ran or was created last, otherwise a repository.
 
         Raises:
             NotFound: There is no agent and no repository, or the chosen target no longer exists.
         """
         if self.chosen is not None:
-            return self._called(self.chosen)
-        agents = list(self._of("agent"))
+            return self._find_target(self.chosen)
+        agents = list(self._variables("agent"))
         if agents:
             return _of_agent(*max(agents, key=lambda pair: pair[1].moved_at))
         return _of_session(self.repository(), None)
@@ -76,30 +76,30 @@ class Names:
         Raises:
             NotFound: There is no such variable or session.
         """
-        found = self._called(name) if name is not None else None
+        found = self._find_target(name) if name is not None else None
         self.chosen = name
-        return found or self.subject()
+        return found or self.target()
 
     def choices(self) -> list[str]:
         """Return the names that `use` accepts: variables of agents and repositories, and sessions."""
-        known = [variable for kind in _PLACES for variable, _ in self._of(kind)]
+        known = [variable for kind in _PLACES for variable, _ in self._variables(kind)]
         return [*known, *(session.session_name for session in self.repository().sessions())]
 
-    def _called(self, name: str) -> MagicTarget:
-        for variable, agent in self._of("agent"):
+    def _find_target(self, name: str) -> MagicTarget:
+        for variable, agent in self._variables("agent"):
             if variable == name:
                 return _of_agent(variable, agent)
-        repositories = dict(self._of("repository"))
+        repositories = dict(self._variables("repository"))
         if name in repositories:
             return _of_session(repositories[name], None)
-        known = [variable for kind in _PLACES for variable, _ in self._of(kind)]
+        known = [variable for kind in _PLACES for variable, _ in self._variables(kind)]
         try:
             return _of_session(self.repository(), name)
         except NotFound as error:
             raise NotFound(
                 f"There is no agent, repository or session called {name!r}. "
                 "%agentgit use without a name takes the agent that ran last.",
-                near=references.near(name, known) or error.near,
+                near=references.similar_names(name, known) or error.near,
             ) from error
 
     def repository(self) -> Repository:
@@ -108,15 +108,15 @@ class Names:
         Raises:
             NotFound: There is no repository and no agent.
         """
-        agents = sorted((agent for _, agent in self._of("agent")), key=lambda agent: agent.moved_at)
-        found: list[Repository] = [one for _, one in self._of("repository")] or [
+        agents = sorted((agent for _, agent in self._variables("agent")), key=lambda agent: agent.moved_at)
+        found: list[Repository] = [one for _, one in self._variables("repository")] or [
             Repository(one.session.context, is_borrowed=True) for one in agents
         ]
         if not found:
             raise NotFound("There is no agent here yet. Create one: agent = repo.wrap(graph, session=...)")
         return found[-1]
 
-    def _of(self, kind: str) -> Iterator[tuple[str, Any]]:
+    def _variables(self, kind: str) -> Iterator[tuple[str, Any]]:
         """Yield the variables of one kind with their values, without those in which IPython keeps the results of cells.
 
         Values whose database is closed are yielded only if there are no others.
@@ -124,7 +124,11 @@ class Names:
         module, name = _PLACES[kind]
         wanted = getattr(sys.modules.get(module), name, None)
         if wanted is not None:  # otherwise the class was never imported, so there is no instance
-            found = [(variable, value) for variable, value in _plain(self.names).items() if isinstance(value, wanted)]
+            found = [
+                (variable, value)
+                for variable, value in _user_variables(self.names).items()
+                if isinstance(value, wanted)
+            ]
             yield from [one for one in found if not _context_of(kind, one[1]).store.database.is_closed] or found
 
 
@@ -133,7 +137,7 @@ def _context_of(kind: str, found: Any) -> Context:
     return context
 
 
-def _plain(names: Mapping[str, Any]) -> dict[str, Any]:
+def _user_variables(names: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in names.items() if not name.startswith("_")}
 
 

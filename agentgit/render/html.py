@@ -53,7 +53,7 @@ def code(text: str) -> str:
     return f'<code style="white-space:pre-wrap;overflow-wrap:anywhere">{escape(text)}</code>'
 
 
-def room(content: str, letters: int) -> str:
+def wrapping_cell(content: str, letters: int) -> str:
     """Let long words in a table cell wrap, with a minimum width so that other cells cannot squeeze it.
 
     Args:

@@ -63,7 +63,7 @@ def events_of(branch: Branch, *, every: bool = False, most: int | None = None) -
         yield LayoutRow(branch, [])
         yield from leaving.get(None, ())
     rows = _rows(branch, leaving.keys(), every)
-    for row in rows if most is None else _squeezed(rows, leaving.keys(), most):
+    for row in rows if most is None else _fold_middle(rows, leaving.keys(), most):
         yield row
         if not row.folded:
             yield from leaving.get(row.points[-1].id, ())
@@ -75,16 +75,16 @@ def _rows(branch: Branch, joints: Set[int | None], every: bool) -> list[LayoutRo
     ended = True
     for point in branch.points:
         begins_turn = point.kind == "before" and bool(groups) and groups[-1][-1].kind != "branch"
-        if every or ended or begins_turn or _stands_out(point):
+        if every or ended or begins_turn or _is_marked(point):
             groups.append([point])
         else:
             groups[-1].append(point)
-        ended = _stands_out(point) or point.id in joints
+        ended = _is_marked(point) or point.id in joints
     rows: list[LayoutRow] = []
     run: list[list[Point]] = []
     for group in groups:
         last = group[-1]
-        if every or _stands_out(last) or last.id in joints or last is branch.points[-1]:
+        if every or _is_marked(last) or last.id in joints or last is branch.points[-1]:
             rows += [*_fold(branch, run), LayoutRow(branch, group)]
             run = []
         else:
@@ -97,7 +97,7 @@ def is_named(point: Point) -> bool:
     return point.name is not None or point.kind == "named"
 
 
-def _stands_out(point: Point) -> bool:
+def _is_marked(point: Point) -> bool:
     return is_named(point) or bool(point.tags)
 
 
@@ -108,7 +108,7 @@ def _fold(branch: Branch, run: list[list[Point]]) -> list[LayoutRow]:
     return [LayoutRow(branch, run[0]), LayoutRow(branch, middle, folded=len(run) - 2), LayoutRow(branch, run[-1])]
 
 
-def _squeezed(rows: list[LayoutRow], joints: Set[int | None], most: int) -> Iterator[LayoutRow]:
+def _fold_middle(rows: list[LayoutRow], joints: Set[int | None], most: int) -> Iterator[LayoutRow]:
     """Fold the lines in the middle if there are too many, even named ones."""
     run: list[LayoutRow] = []
     for i, row in enumerate(rows):
@@ -127,7 +127,7 @@ def _together(run: list[LayoutRow]) -> Iterator[LayoutRow]:
         )
 
 
-def pruned(tree: Tree, most: int) -> tuple[Tree, int]:
+def prune(tree: Tree, most: int) -> tuple[Tree, int]:
     """Drop branches if there are too many; the current branch, its ancestors and the newest ones stay.
 
     Args:
@@ -206,7 +206,7 @@ class Dot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlacedPoint:
+class PlacedRow:
     """A line of text, with the dots that belong to it.
 
     Args:
@@ -234,8 +234,8 @@ class Lane:
         number: The index of the lane, which determines its colour.
         start: The y at which it begins; None before its first line.
         down: The y that it has reached.
-        runs: Its line segments: the y at the top, the y at the bottom, and whether the segment is dashed.
-        left: The column and the y at which it leaves its parent; None for a root.
+        segments: Its line segments: the y at the top, the y at the bottom, and whether the segment is dashed.
+        joint: The column and the y at which it leaves its parent; None for a root.
     """
 
     branch: Branch
@@ -243,24 +243,24 @@ class Lane:
     number: int
     start: int | None = None
     down: int = 0
-    runs: list[tuple[int, int, bool]] = field(default_factory=list)
-    left: tuple[int, int] | None = None
+    segments: list[tuple[int, int, bool]] = field(default_factory=list)
+    joint: tuple[int, int] | None = None
 
     @property
     def x(self) -> int:
         """The distance from the left edge."""
-        return across(self.column)
+        return column_x(self.column)
 
-    def reach(self, y: int, *, broken: bool = False) -> None:
+    def extend_to(self, y: int, *, broken: bool = False) -> None:
         """Extend the lane down to `y`."""
         if self.start is None:
             self.start = y
         elif y > self.down:
-            self.runs.append((self.down, y, broken))
+            self.segments.append((self.down, y, broken))
         self.down = y
 
 
-def across(column: int) -> int:
+def column_x(column: int) -> int:
     """Return the x of a column."""
     return LEFT + column * LANE
 
@@ -279,7 +279,7 @@ class Picture:
 
     tree: Tree
     lanes: list[Lane]
-    lines: list[PlacedPoint]
+    lines: list[PlacedRow]
     references: Mapping[int, str]
     hidden: int
 
@@ -310,20 +310,20 @@ def picture(tree: Tree) -> Picture:
     Args:
         tree: The branches of a session.
     """
-    shown, hidden = pruned(tree, _MOST_BRANCHES)
-    pen = _Pen()
+    shown, hidden = prune(tree, _MOST_BRANCHES)
+    pen = _PictureBuilder()
     for root in shown.roots:
         pen.draw(root)
     return Picture(tree, pen.lanes, pen.lines, references(shown), hidden)
 
 
-class _Pen:
+class _PictureBuilder:
     """Places lanes and lines from top to bottom."""
 
     def __init__(self) -> None:
         self.y = TOP - LINE
         self.lanes: list[Lane] = []
-        self.lines: list[PlacedPoint] = []
+        self.lines: list[PlacedRow] = []
 
     def draw(self, root: Branch) -> None:
         # An explicit stack, because branches may be nested deeper than Python's recursion limit.
@@ -338,9 +338,9 @@ class _Pen:
                 self._line(lane, event)
             else:
                 taken = {other.column for other, rest in stack if rest} | {lane.column}
-                lane.reach(self.y)
+                lane.extend_to(self.y)
                 child = self._lane(event, _free(taken, lane.column))
-                child.left = (lane.column, self.y)
+                child.joint = (lane.column, self.y)
                 stack.append((child, deque(_events(event))))
 
     def _lane(self, branch: Branch, column: int) -> Lane:
@@ -353,10 +353,10 @@ class _Pen:
         first = _LEAD if lane.start is None else STEP
         self.y += max(LINE, first + STEP * (len(points) - 1))
         dots = tuple(Dot(point, self.y - STEP * i) for i, point in enumerate(reversed(points)))[::-1]
-        lane.reach(dots[0].y if dots else self.y, broken=not dots)
-        lane.reach(self.y)
+        lane.extend_to(dots[0].y if dots else self.y, broken=not dots)
+        lane.extend_to(self.y)
         after = not row.points and bool(lane.branch.points)
-        self.lines.append(PlacedPoint(row=row, lane=lane, y=self.y, dots=dots, after=after))
+        self.lines.append(PlacedRow(row=row, lane=lane, y=self.y, dots=dots, after=after))
 
 
 def _events(branch: Branch) -> Iterator[Event]:

@@ -9,7 +9,7 @@ from typing import Any
 from agentgit.checkpoints import Checkpoint
 from agentgit.errors import AgentGitError
 from agentgit.render import html
-from agentgit.render.text import Line, Span, clean, clock, count, cut, plain, table
+from agentgit.render.text import Line, Span, clean, count, cut, format_time, plain, table
 from agentgit.render.views import conversation as said
 from agentgit.render.views.conversation import LATEST, call_rows
 from agentgit.render.views.log import kind, reference
@@ -53,7 +53,7 @@ def _facts(checkpoint: Checkpoint, zone: tzinfo | None) -> list[list[Span]]:
     facts: Mapping[str, Any] = checkpoint.metadata
     known = {
         "id": checkpoint.id,
-        "made": " ".join([clock(checkpoint.created_at, zone, seconds=True), f"({kind(checkpoint)})"]).strip(),
+        "made": " ".join([format_time(checkpoint.created_at, zone, seconds=True), f"({kind(checkpoint)})"]).strip(),
         "description": facts.get("description"),
         "restore point": facts.get("restore_point"),
         "state hash": facts.get("state_hash"),
@@ -93,7 +93,7 @@ def _content(checkpoint: Checkpoint) -> str:
     state, messages, calls = checkpoint.session_state, checkpoint.conversation_history, checkpoint.tool_invocations
     values = [[html.escape(str(key)), html.code(repr(value)[:_LONGEST])] for key, value in state.items()]
     shown = [
-        [*map(html.styled, facts), html.room(html.styled(called), len(called.text))]
+        [*map(html.styled, facts), html.wrapping_cell(html.styled(called), len(called.text))]
         for *facts, called in call_rows(calls, LATEST)
     ]
     return "".join(

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from agentgit.effects.invocation import MARKS
 from agentgit.render.html import escape, fold, pre
-from agentgit.render.layout import LINE, Lane, Picture, PlacedPoint, across, branch_name, is_named, picture, title_of
-from agentgit.render.text import cells, clean, clock, count, cut
+from agentgit.render.layout import LINE, Lane, Picture, PlacedRow, branch_name, column_x, is_named, picture, title_of
+from agentgit.render.text import cells, clean, count, cut, format_time
 from agentgit.render.views.tree import lines as text_lines
 from agentgit.sessions.session import OPEN
 from agentgit.sessions.tree import Point, Tree
@@ -120,7 +120,7 @@ def _drawn(drawing: Picture, link: Link | None, *, follow_reader: bool) -> tuple
 
 def _summary(drawing: Picture) -> str:
     """Describe a picture in a sentence, for screen readers."""
-    return _legal(escape(_heading(drawing)))
+    return _escape_xml_controls(escape(_heading(drawing)))
 
 
 # -- the parts, each with the x of its right edge
@@ -134,9 +134,9 @@ def _heading(drawing: Picture) -> str:
 
 def _lane(lane: Lane) -> _Part:
     colour, x = _colour(lane), lane.x
-    parts = [_run(x, *run, colour) for run in lane.runs]
-    if lane.left is not None and lane.start is not None:
-        from_x, from_y = across(lane.left[0]), lane.left[1]
+    parts = [_run(x, *run, colour) for run in lane.segments]
+    if lane.joint is not None and lane.start is not None:
+        from_x, from_y = column_x(lane.joint[0]), lane.joint[1]
         bend = (lane.start - from_y) * 0.6
         curve = f"M{from_x} {from_y}C{from_x} {from_y + bend:.0f} {x} {lane.start - bend:.0f} {x} {lane.start}"
         parts.insert(0, f'<path d="{curve}" stroke="{colour}" stroke-width="2"/>')
@@ -153,10 +153,10 @@ def _colour(lane: Lane) -> str:
 
 
 def _lines(drawing: Picture, link: Link | None) -> Iterator[_Part]:
-    left = across(drawing.columns) + 4
+    left = column_x(drawing.columns) + 4
     column = max((cells(_where(line, drawing)) for line in drawing.lines), default=0)
     for line in drawing.lines:
-        words, right = _words(line, drawing, left, left + (column + 1.5) * _CELL)
+        words, right = _line_text(line, drawing, left, left + (column + 1.5) * _CELL)
         address = link(line.row.points[-1]) if link is not None and line.dots else None
         marks = [_dot(line, i, drawing, None if i == len(line.dots) - 1 else link) for i in range(len(line.dots))]
         *others, last = marks or [""]
@@ -164,27 +164,27 @@ def _lines(drawing: Picture, link: Link | None) -> Iterator[_Part]:
 
 
 def _linked(content: str, address: str | None) -> str:
-    return content if address is None else f'<a href="{_legal(html.escape(address))}">{content}</a>'
+    return content if address is None else f'<a href="{_escape_xml_controls(html.escape(address))}">{content}</a>'
 
 
-def _dot(line: PlacedPoint, which: int, drawing: Picture, link: Link | None) -> str:
+def _dot(line: PlacedRow, which: int, drawing: Picture, link: Link | None) -> str:
     dot, lane = line.dots[which], line.lane
     point, main = dot.point, which == len(line.dots) - 1
     radius = "6.5" if is_named(point) else "4" if main else "2.8"
     drawn = f'<circle cx="{lane.x}" cy="{dot.y}" r="{radius}" fill="{_colour(lane)}"/>'
     if point is lane.branch.points[-1]:
         drawn += f'<circle cx="{lane.x}" cy="{dot.y}" r="9" stroke="{_colour(lane)}" stroke-width="1.6"/>'
-    told = f"<g><title>{_told(point, drawing.references)}</title>{drawn}</g>"
+    told = f"<g><title>{_tooltip(point, drawing.references)}</title>{drawn}</g>"
     return _linked(told, link(point) if link is not None else None)
 
 
-def _told(point: Point, references: Mapping[int, str]) -> str:
+def _tooltip(point: Point, references: Mapping[int, str]) -> str:
     """Return the tooltip of a checkpoint."""
     said = [
         references[point.id],
         *([f"“{clean(point.name)}”"] if point.name is not None else []),
         *(f"tag {clean(tag)}" for tag in point.tags),
-        clock(point.created_at) + (" UTC" if point.created_at else ""),
+        format_time(point.created_at) + (" UTC" if point.created_at else ""),
         count(point.message_count, "message"),
         count(point.position, "call"),
         *(f"{point.effects[mark]} {mark}" for mark in MARKS if mark in point.effects),
@@ -193,14 +193,14 @@ def _told(point: Point, references: Mapping[int, str]) -> str:
     return _escaped(", ".join(filter(None, said)) + (f": {title}" if title else ""))
 
 
-def _where(line: PlacedPoint, drawing: Picture) -> str:
+def _where(line: PlacedRow, drawing: Picture) -> str:
     row = line.row
     if row.folded or not row.points:
         return "⋯" if row.folded or line.after else branch_name(row.branch)
     return drawing.references[row.points[-1].id]
 
 
-def _words(line: PlacedPoint, drawing: Picture, left: float, right: float) -> _Part:
+def _line_text(line: PlacedRow, drawing: Picture, left: float, right: float) -> _Part:
     """Draw the text of a line: the reference, the marks, the branch and tags, and the title."""
     row, y = line.row, line.y
     parts = [_text(left, y + 4, _where(line, drawing), colour=_colour(line.lane))]
@@ -211,12 +211,12 @@ def _words(line: PlacedPoint, drawing: Picture, left: float, right: float) -> _P
     for chip in _chips(line):
         part, x = _chip(*chip, x, y)
         parts.append(part)
-    said = _said(line, drawing)
+    said = _line_title(line, drawing)
     parts.append(_text(x, y + 4, said, bold=bool(line.dots) and is_named(row.points[-1])))
     return "".join(parts), _right(said, x)
 
 
-def _effects(line: PlacedPoint) -> list[tuple[str, int]]:
+def _effects(line: PlacedRow) -> list[tuple[str, int]]:
     """Return the marks of a line with their counts, in display order."""
     found = Counter[str]()
     for of in [line.row.branch] if line.after or not line.row.points else line.row.points:
@@ -224,7 +224,7 @@ def _effects(line: PlacedPoint) -> list[tuple[str, int]]:
     return [(mark, found[mark]) for mark in MARKS if found[mark]]
 
 
-def _said(line: PlacedPoint, drawing: Picture) -> str:
+def _line_title(line: PlacedRow, drawing: Picture) -> str:
     row = line.row
     if row.folded:
         return f"{row.folded} more"
@@ -242,7 +242,7 @@ def _mark(mark: str, n: int, x: float, y: int) -> _Part:
     return drawn + _text(x + 15, y + 4, text, colour=COLOURS[mark]), x + 21 + cells(text) * _CELL
 
 
-def _chips(line: PlacedPoint) -> Iterator[tuple[str, str, bool]]:
+def _chips(line: PlacedRow) -> Iterator[tuple[str, str, bool]]:
     """Yield the labels of a line (the branch that ends there, and tags), each with its colour and if it is filled."""
     branch, points = line.row.branch, line.row.points
     if not line.row.folded and not line.after and (not points or points[-1] is branch.points[-1]):
@@ -301,10 +301,10 @@ def _right(text: str, x: float) -> float:
 
 
 def _escaped(text: str) -> str:
-    return _legal(html.escape(text))
+    return _escape_xml_controls(html.escape(text))
 
 
-def _legal(text: str) -> str:
+def _escape_xml_controls(text: str) -> str:
     """Escape the few characters that XML does not allow and `clean` does not escape."""
     return _ILLEGAL.sub(lambda found: repr(found[0])[1:-1], text)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, tzinfo
 from typing import NamedTuple
 
-from agentgit.values import JOINERS, OBEYED
+from agentgit.values import JOINERS, UNSAFE_CATEGORIES
 
 _LONGEST = 4_000
 """The number of characters that `clean` keeps of a text."""
@@ -39,7 +39,7 @@ def visible(text: str) -> str:
 
 
 def _visible(c: str) -> str:
-    if c in " \t\n" or c in JOINERS or unicodedata.category(c) not in OBEYED:
+    if c in " \t\n" or c in JOINERS or unicodedata.category(c) not in UNSAFE_CATEGORIES:
         return c
     return repr(c)[1:-1]
 
@@ -121,7 +121,7 @@ def pad(text: str, width: int) -> str:
     return text + " " * (width - cells(text))
 
 
-def clock(when: datetime | None, zone: tzinfo | None = UTC, *, seconds: bool = False) -> str:
+def format_time(when: datetime | None, zone: tzinfo | None = UTC, *, seconds: bool = False) -> str:
     """Format a time for people.
 
     Args:
@@ -130,7 +130,7 @@ def clock(when: datetime | None, zone: tzinfo | None = UTC, *, seconds: bool = F
         seconds: True to include the seconds.
 
     Example:
-        >>> clock(datetime(2026, 1, 2, 3, 4, tzinfo=UTC))
+        >>> format_time(datetime(2026, 1, 2, 3, 4, tzinfo=UTC))
         '2026-01-02 03:04'
     """
     if when is None:

@@ -42,7 +42,7 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         """
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
-        self._hosts.require_resolved(host, addresses)
+        self._hosts.require_allowed_addresses(host, addresses)
         seconds = self._seconds / max(1, len(addresses))  # so that a dead address leaves time for the others
         failure: Exception = httpcore.ConnectError("The host has no address.")
         for address in addresses:

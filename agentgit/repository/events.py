@@ -13,11 +13,11 @@ from agentgit.async_api import async_twin
 from agentgit.errors import InvalidInput, NotAllowed
 from agentgit.handles.context import Context
 from agentgit.handles.session_reader import SessionReader, SessionRef, session_id
-from agentgit.sessions.events import NOWHERE, Event, Tip, Verified, chosen
+from agentgit.sessions.events import NO_SESSION, Event, Tip, Verified, match_kinds
 from agentgit.sessions.reports import OnProgress
 from agentgit.sessions.session import require_limit
 from agentgit.store.audit.bus import Callback, Subscription
-from agentgit.store.audit.trail import Whose
+from agentgit.store.audit.trail import EventFilter
 from agentgit.store.maintenance.fsck import check
 from agentgit.store.sql.ids import COUNTER_BITS, ID_LIMIT, new_id
 
@@ -76,7 +76,7 @@ class Events:
             main 2
         """
         self.context.store.database.require_open()
-        wanted = chosen(kinds)
+        wanted = match_kinds(kinds)
         if not callable(callback):
             raise InvalidInput(f"{callback!r} is not callable. Give a function that takes an event.")
         of = session_id(self.context, session)
@@ -84,9 +84,9 @@ class Events:
         def wants(event: Event) -> bool:
             return event.kind in wanted and of in (None, event.session_id)
 
-        return self.context.store.database.bus.subscribe(callback, wants, self._may_be_told)
+        return self.context.store.database.bus.subscribe(callback, wants, self._can_see)
 
-    def _may_be_told(self, event: Event) -> bool:
+    def _can_see(self, event: Event) -> bool:
         """Return whether the user may see an event, at the time when it is delivered."""
         if event.owner_id == self.context.user.id and self.context.principal.since is None:
             return True
@@ -94,7 +94,10 @@ class Events:
             return self.context.read(
                 lambda c: (
                     event.owner_id == self.context.user.id
-                    or (event.session_id is not None and self.context.lookup.sees(c, event.session_id) is not None)
+                    or (
+                        event.session_id is not None
+                        and self.context.lookup.find_visible(c, event.session_id) is not None
+                    )
                 )
             )
         return False
@@ -149,7 +152,7 @@ class Events:
             page = self._page(session_id, after=at, kinds=kinds, since=since)
             for event in page:
                 at = event.id
-                place = event.session_id or NOWHERE
+                place = event.session_id or NO_SESSION
                 if event.number > given.get(place, 0):
                     given[place] = event.number
                     yield event
@@ -168,7 +171,7 @@ class Events:
     ) -> Sequence[Event]:
         trail = self.context.store.trail
         return self.context.read(
-            lambda c: trail.read(c, self._whose(c, session_id), after=after, kinds=kinds, since=since, limit=PAGE)
+            lambda c: trail.read(c, self._filter(c, session_id), after=after, kinds=kinds, since=since, limit=PAGE)
         )
 
     def newest(
@@ -194,19 +197,21 @@ class Events:
         wanted, of = _wanted(kinds, since), session_id(self.context, session)
         require_limit(limit, "events")
         return self.context.read(
-            lambda c: self.context.store.trail.newest(c, self._whose(c, of), kinds=wanted, since=since, limit=limit)
+            lambda c: self.context.store.trail.newest(c, self._filter(c, of), kinds=wanted, since=since, limit=limit)
         )
 
     def last_id(self) -> int:
         """Return the id of the newest event of the user's sessions; 0 if there is none."""
-        return self.context.read(lambda c: self.context.store.trail.last_id(c, self._whose(c, None)))
+        return self.context.read(lambda c: self.context.store.trail.last_id(c, self._filter(c, None)))
 
-    def _whose(self, connection: Connection, session_id: int | None) -> Whose:
+    def _filter(self, connection: Connection, session_id: int | None) -> EventFilter:
         """Return the filter for the events that the user may see now."""
         if session_id is not None:
             self.context.lookup.admit(connection, session_id)
-            return Whose(self.context.user.id, session_id=session_id)
-        return Whose(self.context.user.id, self.context.store.visible.shared_ids(connection, self.context.user.id))
+            return EventFilter(self.context.user.id, session_id=session_id)
+        return EventFilter(
+            self.context.user.id, self.context.store.visible.shared_ids(connection, self.context.user.id)
+        )
 
     def verify(self, known: Collection[Tip] = (), *, progress: OnProgress | None = None) -> Verified:
         """Check whether the audit trail of this database is intact.
@@ -260,7 +265,7 @@ class Events:
             NotAllowed: You are not an admin.
             InvalidInput: There is no such kind, or the limit is not valid.
         """
-        wanted, nowhere = chosen(kinds), Whose(self.context.user.id, session_id=NOWHERE)
+        wanted, nowhere = match_kinds(kinds), EventFilter(self.context.user.id, session_id=NO_SESSION)
         require_limit(limit, "events")
         self.context.require_admin("events.audit")
         return self.context.read(lambda c: self.context.store.trail.newest(c, nowhere, kinds=wanted, limit=limit))
@@ -275,4 +280,4 @@ class Events:
 def _wanted(kinds: str | Sequence[str], since: datetime | None) -> frozenset[str]:
     if since is not None and (not isinstance(since, datetime) or since.tzinfo is None):
         raise InvalidInput(f"since must be a datetime with a time zone, not {since!r}.")
-    return chosen(kinds)
+    return match_kinds(kinds)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from sqlalchemy import Connection
 
 from agentgit.auth import JWT, Principal, User
-from agentgit.auth.credentials import claims_of, device_of, is_password_of, key_parts, renewed
+from agentgit.auth.credentials import claims_of, device_of, is_password_of, key_parts, rehash_if_outdated
 from agentgit.auth.principal import LOCAL, is_name
 from agentgit.errors import NotAllowed
 from agentgit.handles.context import Context, UserRef
@@ -62,21 +62,21 @@ class Authenticator:
         subjects = self.context.store.failures.subjects(None, source)
         with self.context.store.database.reading() as connection:
             self.context.store.failures.require_free(connection, subjects)
-        principal = self._shown(credential) if isinstance(credential, str) else None
+        principal = self._principal_of(credential) if isinstance(credential, str) else None
         if principal is None:
-            raise self._unknown(None, subjects)
+            raise self._record_failure(None, subjects)
         return principal
 
-    def _shown(self, credential: str) -> Principal | None:
+    def _principal_of(self, credential: str) -> Principal | None:
         """Return the principal of a credential; None if the credential is not valid."""
         parts = key_parts(credential)
         if parts is None:
-            return self._told(credential)
+            return self._principal_of_token(credential)
         tenant_id, key_id, secret = parts
         if tenant_id != self.context.store.tenant_id:
             return None
         with self.context.store.database.reading() as connection:
-            key = self.context.store.keys.shown(connection, key_id, secret)
+            key = self.context.store.keys.find_by_secret(connection, key_id, secret)
             user = self.context.store.users.find(connection, key.user_id) if key is not None else None
         if key is None or user is None or user.disabled_at is not None:
             return None
@@ -91,7 +91,7 @@ class Authenticator:
             key_id=key.id,
         )
 
-    def _told(self, token: str) -> Principal | None:
+    def _principal_of_token(self, token: str) -> Principal | None:
         """Return the principal of a token; None if the token is not valid."""
         jwt = self.jwt
         if jwt is None or os.environ.get(JWT_SWITCH, "").lower() in ("off", "0", "false", "no"):
@@ -101,7 +101,7 @@ class Authenticator:
             return None
         with self.context.store.database.reading() as connection:
             user = self.context.store.users.named(connection, claims.user_name)
-            if self.context.store.users.is_of_erased(connection, claims.user_name, claims.issued_at):
+            if self.context.store.users.is_issued_to_erased_user(connection, claims.user_name, claims.issued_at):
                 return None
         if jwt.id_claim is not None and (user is None or claims.user_id != user.id):
             return None
@@ -135,18 +135,18 @@ class Authenticator:
         self.context.store.database.write(lambda c: self.context.store.failures.attempt(c, subjects))
         # Hashing is slow, so no transaction is open. It takes as long for a user who does not exist.
         if not is_password_of(password, stored) or user is None or stored is None or user.disabled_at is not None:
-            raise self._unknown(user.id if user is not None else None)
-        new = renewed(password, stored)
-        principal = self.context.store.database.write(lambda c: self._let_in(c, user, stored, new, subjects))
+            raise self._record_failure(user.id if user is not None else None)
+        new = rehash_if_outdated(password, stored)
+        principal = self.context.store.database.write(lambda c: self._complete_login(c, user, stored, new, subjects))
         if principal is None:
-            raise self._unknown(user.id)
+            raise self._record_failure(user.id)
         return principal
 
-    def _let_in(
+    def _complete_login(
         self, connection: Connection, user: User, stored: str, new: str | None, subjects: Sequence[LoginSubject]
     ) -> Principal | None:
         """Log a user in; return None if the password has changed since it was checked."""
-        self.context.store.users.hold(connection, user.id)
+        self.context.store.users.lock(connection, user.id)
         if self.context.store.users.password(connection, user.id) != stored:
             return None
         if new is not None:
@@ -155,7 +155,7 @@ class Authenticator:
         note(connection, self.context.store.tenant_id, "login.done", user_id=user.id)
         return Principal(tenant_id=self.context.store.tenant_id, user=user, since=datetime.now(UTC))
 
-    def _unknown(self, user_id: int | None, failed: Sequence[LoginSubject] = ()) -> NotAllowed:
+    def _record_failure(self, user_id: int | None, failed: Sequence[LoginSubject] = ()) -> NotAllowed:
         """Record a failed login, and return the error, which is the same for every cause."""
 
         def tell(connection: Connection) -> None:

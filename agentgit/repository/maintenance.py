@@ -12,15 +12,15 @@ from agentgit.async_api import async_twin
 from agentgit.checkpoints.retention import RetentionVerdict
 from agentgit.errors import InvalidInput, NotFound, Unavailable
 from agentgit.handles.context import Context
-from agentgit.handles.retention import wiped
+from agentgit.handles.retention import wipe
 from agentgit.handles.statistics import count
-from agentgit.sessions.reports import Checked, OnProgress, Parts, Reclaimed, Rotated
+from agentgit.sessions.reports import Checked, OnProgress, ProgressParts, Reclaimed, Rotated
 from agentgit.sessions.stats import Prices, Stats
 from agentgit.store.audit.trail import note
 from agentgit.store.maintenance import retention as retention_store
 from agentgit.store.maintenance.fsck.check import HASHES, HEADS, REFERENCES, fsck
-from agentgit.store.maintenance.gc import Collected, Spare, collect, sizes
-from agentgit.store.maintenance.gc import find as find_steps
+from agentgit.store.maintenance.gc import Collected, UnusedSteps, collect, count_parts
+from agentgit.store.maintenance.gc import find_unused_steps as find_steps
 from agentgit.store.maintenance.key_rotation import Rotation
 
 
@@ -68,10 +68,12 @@ class Maintenance:
         self.context.require_admin("gc")
         before = self.context.store.database.size()
         kept = self.context.read(lambda c: retention_store.with_retention(c, self.context.store))
-        parts = Parts(progress, self.context.read(lambda c: self._sizes(c, kept)) if progress is not None else None)
-        without = self._thin_all(parts.over("sessions", ([one] for one in kept)), dry_run=dry_run)
+        parts = ProgressParts(
+            progress, self.context.read(lambda c: self._sizes(c, kept)) if progress is not None else None
+        )
+        without = self._thin_all(parts.iterate("sessions", ([one] for one in kept)), dry_run=dry_run)
 
-        def spare(connection: Connection) -> Iterator[Spare]:
+        def spare(connection: Connection) -> Iterator[UnusedSteps]:
             return find_steps(connection, self.context.store.tenant_id, without if dry_run else (), parts=parts)
 
         def work(connection: Connection) -> Collected:
@@ -85,7 +87,7 @@ class Maintenance:
             return found
 
         if dry_run:
-            snapshots = self.context.read(lambda c: len(self.context.store.snapshots.free(c, without)))
+            snapshots = self.context.read(lambda c: len(self.context.store.snapshots.find_unused(c, without)))
             collected = self.context.read(work)
         else:
             snapshots = self.context.engine().files.release(collect=True)
@@ -104,7 +106,7 @@ class Maintenance:
 
     def _sizes(self, connection: Connection, kept: Sequence[int]) -> dict[str, int]:
         """Return the size of each part of a collection for `progress`; shrinking copies all stored values."""
-        found = sizes(connection, self.context.store.tenant_id)
+        found = count_parts(connection, self.context.store.tenant_id)
         return {"sessions": len(kept), **found, "space": found["values"]}
 
     def _thin_all(self, kept: Iterable[int], *, dry_run: bool) -> set[int]:
@@ -116,12 +118,12 @@ class Maintenance:
                 keeps = retention_store.read(connection, self.context.store, session_id)
                 if keeps is None:  # the retention was removed meanwhile
                     return []
-                judge = retention_store.verdicts if dry_run else retention_store.thin
+                judge = retention_store.verdicts if dry_run else retention_store.apply_retention
                 return judge(connection, self.context.store, session_id, keeps).verdicts
 
             with suppress(NotFound):  # the session was erased meanwhile
                 judged = self.context.read(work) if dry_run else self.context.change(work, durable=False)
-                gone.update(one.point.id for one in judged if one.goes)
+                gone.update(one.point.id for one in judged if one.is_removed)
         return gone
 
     def _shrink(self) -> str:
@@ -224,7 +226,7 @@ class Maintenance:
         rotated = Rotation(self.context.store.database, self.context.store.tenant_id).run(
             seal, off=off, user_id=self.context.user.id, progress=progress
         )
-        return replace(rotated, problem=wiped(self.context.store.database))
+        return replace(rotated, problem=wipe(self.context.store.database))
 
     agc = async_twin(gc)
     afsck = async_twin(fsck)

@@ -88,7 +88,7 @@ def open(
     """
     if where == "":
         raise InvalidInput("The database is an empty string; give a path or a URL, or leave it out.")
-    defaults, hosts = as_effects(effects), WebhookHosts.of(_listed(webhook_hosts, WEBHOOK_HOSTS))
+    defaults, hosts = as_effects(effects), WebhookHosts.of(_list_from(webhook_hosts, WEBHOOK_HOSTS))
     database = Database(
         where if where is not None else os.environ.get(ENVIRONMENT) or DEFAULT,
         pool_size=pool_size,
@@ -98,32 +98,32 @@ def open(
     try:
         if not create:
             _require_file(database)
-        schema.ready(database)
+        schema.prepare(database)
         tenant_id = ensure_tenant(database, tenant, create=create)
         store = Store(database, tenant_id, compression, hosts)
         unlock(store.database, tenant_id)
         found = _user(store, user or LOCAL, create=create or user in (None, LOCAL))
         made = Repository(Context(store, Principal(tenant_id=store.tenant_id, user=found), defaults), jwt=jwt)
-        made.trust(*trusted(trust))
+        made.trust(*modules_to_trust(trust))
     except BaseException:
         database.close()
         raise
     return made
 
 
-def trusted(named: Sequence[str] | None) -> list[str]:
+def modules_to_trust(named: Sequence[str] | None) -> list[str]:
     """Return the modules to trust: `named`, or those of `$AGENTGIT_TRUST` if it is None.
 
     Raises:
         InvalidInput: `named` is not a list of names.
     """
-    found = _listed(named, TRUST)
+    found = _list_from(named, TRUST)
     if isinstance(found, str) or not all(isinstance(name, str) for name in found):
         raise InvalidInput(f"trust must be a list of modules, not {named!r}; write trust=['shop.tools'].")
     return list(found)
 
 
-def _listed(given: Sequence[str] | None, variable: str) -> Sequence[str]:
+def _list_from(given: Sequence[str] | None, variable: str) -> Sequence[str]:
     """Return `given`, or the comma-separated values of an environment variable if it is None."""
     if given is not None:
         return given
@@ -134,16 +134,17 @@ def _user(store: Store, name: str, *, create: bool) -> User:
     """Find or create a user. Finding one does not write, so a read-only database can be opened."""
     require_name(name, "user")
     with store.database.reading() as connection:
-        found = store.users.opening(connection, name)
+        found = store.users.find_unverified(connection, name)
         if found is None and not create:
             there = [user.name for user in store.users.all(connection)]
             raise NotFound(
-                f"There is no user {name!r}. Add one: `agentgit users add NAME`", near=references.near(name, there)
+                f"There is no user {name!r}. Add one: `agentgit users add NAME`",
+                near=references.similar_names(name, there),
             )
     if found is not None and found.disabled_at is not None:
         raise disabled(found)
     return found or store.database.write(
-        lambda c: store.users.opening(c, name) or store.users.add(c, name, is_admin=name == LOCAL)
+        lambda c: store.users.find_unverified(c, name) or store.users.add(c, name, is_admin=name == LOCAL)
     )
 
 

@@ -31,11 +31,11 @@ from agentgit.sessions import ExternalSession
 from agentgit.sessions.operation import Operation
 from agentgit.sessions.reports import ImportReport, OnProgress
 from agentgit.sessions.reports import Progress as ImportProgress
-from agentgit.sessions.session import Sessions, place_of, require_limit
+from agentgit.sessions.session import Sessions, parse_cursor, require_limit
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.operations import value
 from agentgit.store.sql.ids import is_id
-from agentgit.store.transfer.summary import Carried
+from agentgit.store.transfer.summary import TransferSummary
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
@@ -249,7 +249,7 @@ class Repository:
             >>> repo.trust("agentgit.demo.shop")
         """
         if modules:
-            importlib.import_module("agentgit.agents.user_modules").trust(
+            importlib.import_module("agentgit.agents.user_modules").register_modules(
                 self._context.registry, modules
             )  # late: it needs LangGraph
 
@@ -287,7 +287,7 @@ class Repository:
             require_limit(limit, "sessions")
         if name is not None and not isinstance(name, str):
             raise InvalidInput(f"name must be a string, or None for all, not {name!r}.")
-        at = place_of(after)
+        at = parse_cursor(after)
         return Sessions(
             self._context.read(
                 lambda c: self._context.store.visible.page(
@@ -350,7 +350,7 @@ class Repository:
         """
 
         def join(connection: Connection) -> int:
-            self._context.store.users.expect(connection, self._context.user.id)
+            self._context.store.users.require_exists(connection, self._context.user.id)
             session_id = self._context.store.members.accept(connection, token, self._context.user.id)
             if session_id is None:
                 raise NotFound("This link is not valid: it is mistyped, revoked or expired. Ask for a new one.")
@@ -372,7 +372,7 @@ class Repository:
 
         def find(connection: Connection) -> int:
             found = self._context.store.members.link(connection, wanted) if is_id(wanted) else None
-            if found is None or self._context.lookup.sees(connection, found.session_id) is None:
+            if found is None or self._context.lookup.find_visible(connection, found.session_id) is None:
                 raise NotFound(f"There is no link {wanted!r}. session.sharing.links() lists those of a session.")
             return found.session_id
 
@@ -385,7 +385,7 @@ class Repository:
         session: str | None = None,
         workspace: str | Path | Workspace | None = None,
         progress: OnProgress | None = None,
-    ) -> Carried:
+    ) -> TransferSummary:
         """Import a file that `export` wrote as a new session with new ids and threads, completely or not at all.
 
         The hashes of the file, and its references between records, are checked first. The effects of its calls are in
@@ -421,7 +421,7 @@ class Repository:
 
         def look(connection: Connection) -> Operation:
             row = self._context.store.operations.find(connection, operation) if is_id(operation) else None
-            if row is None or self._context.lookup.sees(connection, row.external_session_id) is None:
+            if row is None or self._context.lookup.find_visible(connection, row.external_session_id) is None:
                 raise NotFound(f"There is no operation {operation}. session.operations() lists those of a session.")
             return value(row)
 
@@ -454,7 +454,7 @@ class Repository:
         """
         found = self.operation(operation.id if isinstance(operation, Operation) else operation)
         self._context.read(lambda c: self._context.authorize(c, found.external_session_id))
-        with self._context.noting_moves(found.external_session_id):
+        with self._context.recording_moves(found.external_session_id):
             return self._context.engine().resume(found.id, force=force)
 
     def resolve(self, invocation: ToolInvocation | int, outcome: str, *, result: Any = None) -> ToolInvocation:

@@ -72,6 +72,6 @@ class Resolution:
         call = self.context.store.journal.invocation(connection, invocation_id) if is_id(invocation_id) else None
         if call is not None:
             branch = self.context.store.sessions.branch(connection, call.internal_session_id)
-            if self.context.lookup.sees(connection, branch.external_session_id) is not None:
+            if self.context.lookup.find_visible(connection, branch.external_session_id) is not None:
                 return call
         raise NotFound(f"There is no tool invocation {invocation_id}. session.tool_track() lists a branch's calls.")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from agentgit.auth.principal import WRITE
-from agentgit.effects.files import IMPORTED, FilesAt
+from agentgit.effects.files import IMPORTED, SnapshotRef
 from agentgit.errors import InvalidInput, NotFound, Unavailable
 from agentgit.handles.context import Context
 from agentgit.handles.templates import require_name
@@ -19,10 +19,10 @@ from agentgit.rollback.workspace_adapter import attached
 from agentgit.sessions.reports import OnProgress
 from agentgit.store.transfer.file_trees import NOT_WANTED
 from agentgit.store.transfer.import_ import Import, check
-from agentgit.store.transfer.lines import watched
-from agentgit.store.transfer.summary import Carried
+from agentgit.store.transfer.lines import with_progress
+from agentgit.store.transfer.summary import TransferSummary
 from agentgit.workspace.api import Workspace
-from agentgit.workspace.snapshot_import import Incoming
+from agentgit.workspace.snapshot_import import SnapshotImporter
 
 IN_MEMORY = 2**22
 """The number of bytes of a piped export that are kept in memory; a larger export goes into a temporary file."""
@@ -44,7 +44,7 @@ class Importer:
         session: str | None,
         workspace: str | Path | Workspace | None,
         progress: OnProgress | None,
-    ) -> Carried:
+    ) -> TransferSummary:
         """Create a session from an export.
 
         Args:
@@ -60,9 +60,9 @@ class Importer:
             require_name(session)
         require_files(workspace)
         self.context.read(lambda c: self.context.lookup.require_scope(c, WRITE))
-        with _source(path) as found, Incoming() as files:
-            file = watched(found, progress, times=2)
-            with _told(path):
+        with _source(path) as found, SnapshotImporter() as files:
+            file = with_progress(found, progress, times=2)
+            with _convert_read_errors(path):
                 whole = check(file, files if workspace is not None else None)
             reader = Import(self.context.store, self.context.user.id, file, session)
             if workspace is None or not whole.counts["tree"]:
@@ -70,14 +70,17 @@ class Importer:
             else:
                 session_id = self._with_files(workspace, files, lambda found: reader.run(whole, found))
         made = self.context.read(lambda c: self.context.lookup.session(c, session_id))
-        left = Counter(whole.files.left)
+        left = Counter(whole.files.missing_snapshots)
         if workspace is None and (more := whole.counts["snapshot"] - left.total()):
             left[NOT_WANTED] = more
         paths = whole.files.left_paths if workspace is not None else {}
-        return Carried.of_counts(made, whole.header, whole.counts, left, paths)
+        return TransferSummary.from_counts(made, whole.header, whole.counts, left, paths)
 
     def _with_files(
-        self, workspace: str | Path | Workspace, files: Incoming, store: Callable[[Mapping[int, FilesAt]], int]
+        self,
+        workspace: str | Path | Workspace,
+        files: SnapshotImporter,
+        store: Callable[[Mapping[int, SnapshotRef]], int],
     ) -> int:
         """Put files into a workspace, then store the rows that refer to them; if that fails, remove the files."""
         database = self.context.store.database
@@ -85,7 +88,7 @@ class Importer:
         made = files.put_into(keeper.workspace, keeper.holder)
         settings = {**keeper.settings, IMPORTED: True}
         try:
-            return store({tree: FilesAt(snapshot=snapshot, settings=settings) for tree, snapshot in made.items()})
+            return store({tree: SnapshotRef(snapshot=snapshot, settings=settings) for tree, snapshot in made.items()})
         except BaseException:
             files.remove(keeper.workspace)
             raise
@@ -102,7 +105,7 @@ def require_files(workspace: str | Path | Workspace | None) -> None:
 
 
 @contextmanager
-def _told(path: str | Path | IO[bytes]) -> Iterator[None]:
+def _convert_read_errors(path: str | Path | IO[bytes]) -> Iterator[None]:
     """Convert errors of reading into `Unavailable`, with the name of the file."""
     try:
         yield
@@ -121,15 +124,15 @@ def _source(path: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
             raise NotFound(
                 f"{path} cannot be read: {error.strerror}. Name a file that `export` has written."
             ) from error
-        with file, _again(file) as found:
+        with file, _rereadable(file) as found:
             yield found
         return
-    with _again(path, always=True) as found:
+    with _rereadable(path, always=True) as found:
         yield found
 
 
 @contextmanager
-def _again(file: IO[bytes], *, always: bool = False) -> Iterator[IO[bytes]]:
+def _rereadable(file: IO[bytes], *, always: bool = False) -> Iterator[IO[bytes]]:
     """Yield a file that can be read more than once. A pipe, even a named one, is copied first."""
     if not always and file.seekable():
         yield file

@@ -11,8 +11,8 @@ from sqlalchemy import Connection
 from agentgit.async_api import async_twin
 from agentgit.auth import ApiKey, NewKey, User
 from agentgit.auth.credentials import device_token, hash_password, is_password_of, require_password
-from agentgit.auth.principal import ADMIN, LOCAL, READ, require_name, widened
-from agentgit.auth.sharing import end_of
+from agentgit.auth.principal import ADMIN, LOCAL, READ, require_name, with_included_scopes
+from agentgit.auth.sharing import expiry_time
 from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound
 from agentgit.handles.context import Context, UserRef
 from agentgit.handles.retention import erase
@@ -249,7 +249,7 @@ class Users:
 
         return erase(
             self._context,
-            erasure.all_of(store, found.id),
+            erasure.sessions_of_user(store, found.id),
             may,
             lambda c: erasure.erase_user(store, c, found, me.id),
         )
@@ -321,13 +321,13 @@ class Keys:
             'ada'
         """
         require_name(name, "key")
-        wide, until = widened(scopes), end_of(expires_in)
+        wide, until = with_included_scopes(scopes), expiry_time(expires_in)
 
         def make(connection: Connection) -> NewKey:
             of = self._of(connection, user, "keys.create")
             if of.name == LOCAL:
                 raise InvalidInput("The local owner has no credentials. Add a key for a user: keys.create(user=...).")
-            self._context.store.users.expect(connection, of.id)
+            self._context.store.users.require_exists(connection, of.id)
             self._context.lookup.check_valid(
                 connection
             )  # `expect` waits for a revocation of this login, which is visible by now

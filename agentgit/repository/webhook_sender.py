@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 from agentgit.errors import InvalidInput, Unavailable
 from agentgit.sessions.events import Event
-from agentgit.sessions.webhooks import Delivered, message_of, signed
+from agentgit.sessions.webhooks import Delivered, message_of, sign
 from agentgit.store.audit.outbox import LEASE, TakenDelivery, report_of
-from agentgit.values import told
+from agentgit.values import describe_error
 
 if TYPE_CHECKING:
     import httpcore
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 AT_ONCE = 8
 """The number of messages that are sent at the same time."""
 
-SECONDS = 10.0
+ATTEMPT_TIMEOUT = 10.0
 """The timeout of one attempt, in seconds."""
 
 GONE = 410
@@ -59,12 +59,12 @@ def deliver(store: Store) -> Delivered:
 
     async def work() -> Delivered:
         ends: list[str] = []
-        network = CheckedNetwork(store.webhook_hosts, SECONDS)
+        network = CheckedNetwork(store.webhook_hosts, ATTEMPT_TIMEOUT)
         async with httpcore.AsyncConnectionPool(network_backend=network) as client:
             while not stopped.is_set() and (taken := await asyncio.to_thread(_take, store)):
-                until = time.monotonic() + LEASE.total_seconds() - SECONDS
+                until = time.monotonic() + LEASE.total_seconds() - ATTEMPT_TIMEOUT
                 tries = await asyncio.gather(*(_try(client, one, event, until) for one, event in taken))
-                ends += await asyncio.to_thread(_settle, store, taken, tries)
+                ends += await asyncio.to_thread(_record_outcomes, store, taken, tries)
         waiting = await asyncio.to_thread(_waiting, store)
         return report_of(ends, waiting)
 
@@ -82,10 +82,10 @@ def _take(store: Store) -> list[tuple[TakenDelivery, Event | None]]:
         return [(one, next(store.trail.at(connection, [(one.session_id, one.number)]), None)) for one in taken]
 
 
-def _settle(store: Store, taken: list[tuple[TakenDelivery, Event | None]], tries: list[_End]) -> list[str]:
+def _record_outcomes(store: Store, taken: list[tuple[TakenDelivery, Event | None]], tries: list[_End]) -> list[str]:
     pairs = list(zip(taken, tries, strict=True))
     return store.database.write(
-        lambda c: [store.outbox.settle(c, one, end.problem, for_good=end.for_good) for (one, _), end in pairs],
+        lambda c: [store.outbox.record_attempt(c, one, end.problem, for_good=end.for_good) for (one, _), end in pairs],
         durable=True,
     )
 
@@ -103,8 +103,8 @@ async def _try(client: httpcore.AsyncConnectionPool, taken: TakenDelivery, event
         return _End("it could not be sent in time")
     try:
         message_id, body = message_of(event)
-        headers = signed(taken.secret, message_id, body)
-        async with asyncio.timeout(SECONDS):
+        headers = sign(taken.secret, message_id, body)
+        async with asyncio.timeout(ATTEMPT_TIMEOUT):
             status = await _post(client, taken.url, headers, body)
     except Exception as error:  # noqa: BLE001  # any error of the network or the receiver
         return _End(_problem(error)[:PROBLEM_LIMIT], for_good=isinstance(error, InvalidInput))
@@ -114,7 +114,7 @@ async def _try(client: httpcore.AsyncConnectionPool, taken: TakenDelivery, event
 def _problem(error: Exception) -> str:
     """Return why an attempt failed, without the receiver's response, which the user may not be allowed to read."""
     is_answer = type(error).__name__ == "RemoteProtocolError"
-    return "RemoteProtocolError: the receiver did not answer in HTTP" if is_answer else told(error)
+    return "RemoteProtocolError: the receiver did not answer in HTTP" if is_answer else describe_error(error)
 
 
 async def _post(client: httpcore.AsyncConnectionPool, url: str, headers: dict[str, str], body: bytes) -> int:

@@ -13,7 +13,7 @@ from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import Context
 from agentgit.handles.session_reader import SessionReader, SessionRef, session_id
 from agentgit.repository.webhook_sender import deliver
-from agentgit.sessions.events import chosen
+from agentgit.sessions.events import match_kinds
 from agentgit.sessions.webhooks import Delivered, Webhook, key_of, new_secret, require_url
 
 
@@ -66,14 +66,14 @@ class Webhooks:
             [('https://example.com/hooks', 0)]
         """
         patterns = [kinds] if isinstance(kinds, str) else list(kinds)
-        if not chosen(patterns):
+        if not match_kinds(patterns):
             raise InvalidInput("Give at least one kind of event; '*' stands for all of them.")
         of, given = session_id(self.context, session), secret if secret is not None else new_secret()
         key_of(given)
-        self.store.webhook_hosts.require_written(urlsplit(require_url(url)).hostname or "")
+        self.store.webhook_hosts.require_allowed_literal(urlsplit(require_url(url)).hostname or "")
 
         def make(connection: Connection) -> int:
-            self.store.users.expect(connection, self.user.id)
+            self.store.users.require_exists(connection, self.user.id)
             if of is not None:
                 self.store.sessions.lock(connection, of)  # so that erasing the session does not miss the webhook
             return self.store.outbox.add(connection, self.user.id, url, patterns, given, of)

@@ -3,6 +3,6 @@
 from agentgit.rollback.engine import RollbackEngine
 from agentgit.rollback.planner import Planner
 from agentgit.rollback.request import Request, SwitchRequest
-from agentgit.rollback.verification import Settle, settle_here, wait
+from agentgit.rollback.verification import Awaiter, awaiter_for_current_loop, wait
 
-__all__ = ["Planner", "Request", "RollbackEngine", "Settle", "SwitchRequest", "settle_here", "wait"]
+__all__ = ["Awaiter", "Planner", "Request", "RollbackEngine", "SwitchRequest", "awaiter_for_current_loop", "wait"]

@@ -8,7 +8,7 @@ from agentgit.effects import invocation
 from agentgit.errors import Conflict
 from agentgit.sessions import operation
 from agentgit.sessions.session import PARTIAL
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.store import Store
 from agentgit.values import as_object
 
@@ -34,7 +34,7 @@ def recover_abandoned(store: Store, connection: Connection, session_id: int) -> 
     alive = []
     for row in operations.all():
         if store.sessions.is_abandoned(connection, row):
-            break_off(store, connection, row)
+            mark_interrupted(store, connection, row)
         else:
             alive.append(int(row.id))
     return alive
@@ -54,7 +54,7 @@ def recover_all_abandoned(store: Store, session_id: int) -> None:
         store.database.write(take, durable=True)
 
 
-def break_off(store: Store, connection: Connection, row: Found) -> None:
+def mark_interrupted(store: Store, connection: Connection, row: StoredRow) -> None:
     """Stop an operation whose process died: its current reversals become unknown, and the rest can be resumed."""
     for invocation_id in store.journal.in_reversal(connection, row.external_session_id, row.owner):
         store.journal.move(
@@ -69,7 +69,7 @@ def break_off(store: Store, connection: Connection, row: Found) -> None:
     store.operations.end(connection, row.id, operation.PARTIAL, as_object(row.report))
 
 
-def require_quiet(store: Store, connection: Connection, session_id: int) -> None:
+def require_idle(store: Store, connection: Connection, session_id: int) -> None:
     """Recover what dead processes held in a session, then check that no turn and no operation is running.
 
     Raises:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection
 
 from agentgit.effects import RollbackPlan, RollbackReport
-from agentgit.effects.files import FilesAt
+from agentgit.effects.files import SnapshotRef
 from agentgit.effects.invocation import DECISIONS
 from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorkspaceChanged
@@ -24,16 +24,16 @@ from agentgit.rollback.crash_recovery import refuse_busy
 from agentgit.rollback.executor import Executor, RerunTrack
 from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.finish import Finisher
-from agentgit.rollback.planner import Cannot, Planner
+from agentgit.rollback.planner import Planner, Refusals
 from agentgit.rollback.report import DRIFTED_BEFORE, Reports
 from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.rollback.resume import Resumption
-from agentgit.rollback.start import Admit, Stale, Starter, refusals
-from agentgit.rollback.verification import Planning, Settle, Verification, wait
+from agentgit.rollback.start import Authorize, Stale, Starter, refusals
+from agentgit.rollback.verification import Awaiter, PlanFactory, Verification, wait
 from agentgit.sessions import operation
 from agentgit.sessions.session import PARTIAL, REPLAYING
-from agentgit.store.records.operations import Begun
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.operations import NewOperation
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.records.workspace_snapshots import files_of
 from agentgit.store.store import Store
 from agentgit.tracing import span
@@ -41,7 +41,7 @@ from agentgit.values import as_object
 
 T = TypeVar("T")
 
-Begin = Callable[[dict[int, str], Connection], T]
+RecordOperation = Callable[[dict[int, str], Connection], T]
 """A function that records an operation before its steps run, given the answers of the prechecks."""
 
 
@@ -56,7 +56,7 @@ class RollbackEngine:
             operation; a recorded operation runs to its end.
     """
 
-    def __init__(self, store: Store, registry: Registry, settle: Settle = wait, *, admit: Admit) -> None:
+    def __init__(self, store: Store, registry: Registry, settle: Awaiter = wait, *, admit: Authorize) -> None:
         self.store = store = store.apart()
         self.planner = Planner(store, registry)
         self.verification = Verification(store, registry, settle)
@@ -65,12 +65,12 @@ class RollbackEngine:
         self.resumption = Resumption(store, self.planner, self.executor, admit)
         self.files = RollbackFiles(store, registry)
         self.starter = Starter(store, self.planner, self.files, admit)
-        executed = RerunTrack(store, self.planner.past, self.executor)
+        executed = RerunTrack(store, self.planner.path_calls, self.executor)
         self.finisher = Finisher(store, self.reports, self.resumption, self.files, executed)
 
     # -- plan
 
-    def plan(self, source_id: int, target: Found, label: str, **how: Any) -> RollbackPlan:
+    def plan(self, source_id: int, target: StoredRow, label: str, **how: Any) -> RollbackPlan:
         """Return what a rollback would do, without doing anything.
 
         Args:
@@ -83,8 +83,8 @@ class RollbackEngine:
             InvalidInput: An argument is not valid.
         """
         request = Request(user_id=0, source_id=source_id, target=target, label=label, **how)
-        self.verification.look(target.external_session_id)
-        plan, _ = self.verification.checked(lambda c, cannot: self.planner.of(c, request, cannot))
+        self.verification.verify_unsettled_calls(target.external_session_id)
+        plan, _ = self.verification.plan_with_prechecks(lambda c, cannot: self.planner.plan_request(c, request, cannot))
         plan = self.files.planned(plan, target.external_session_id, self._files_of(request))
         with self.store.database.reading() as connection:
             branch = self.store.sessions.branch(connection, target.internal_session_id)
@@ -94,21 +94,21 @@ class RollbackEngine:
         """Return what a switch to a branch would do to the world, without doing anything."""
         with self.store.database.reading() as connection:
             branch = self.store.sessions.branch(connection, branch_id)
-        self.verification.look(branch.external_session_id)
-        plan, _ = self.verification.checked(lambda c, cannot: self._to(c, branch_id, cannot))
+        self.verification.verify_unsettled_calls(branch.external_session_id)
+        plan, _ = self.verification.plan_with_prechecks(lambda c, cannot: self._to(c, branch_id, cannot))
         plan = self.files.planned(plan, branch.external_session_id, self.files.of_branch(branch))
         with self.store.database.reading() as connection:
             return replace(
                 plan, replayed=self.store.track(connection, self.store.sessions.branch(connection, branch_id))
             )
 
-    def _files_of(self, request: Request) -> FilesAt | None:
+    def _files_of(self, request: Request) -> SnapshotRef | None:
         """Return the files that a rollback restores; None if it leaves them alone or the target has none.
 
         Raises:
             InvalidInput: Only files are to be restored, and the target has none.
         """
-        if isinstance(request.files, FilesAt):
+        if isinstance(request.files, SnapshotRef):
             return request.files
         found = self.files.of_checkpoint(request.target) if request.files else None
         if found is None and not request.conversation and request.tools == "keep":
@@ -118,7 +118,7 @@ class RollbackEngine:
             )
         return found
 
-    def _require_own(self, session_id: int, files: FilesAt | None) -> None:
+    def _require_own(self, session_id: int, files: SnapshotRef | None) -> None:
         """Check that the files can be restored and that nobody else has changed them.
 
         Raises:
@@ -133,7 +133,7 @@ class RollbackEngine:
                 refuse_busy(self.store, connection, session_id)
             raise
 
-    def _to(self, connection: Connection, branch_id: int, cannot: Cannot) -> RollbackPlan:
+    def _to(self, connection: Connection, branch_id: int, cannot: Refusals) -> RollbackPlan:
         return self.planner.switch(connection, self.store.sessions.branch(connection, branch_id), cannot)
 
     # -- run and resume
@@ -147,17 +147,17 @@ class RollbackEngine:
             RollbackIncomplete: A step failed, or the files could not be restored; `resume` continues.
             Conflict: A turn or another operation of the session is running.
         """
-        with span("agentgit.rollback", **_of(request.target.external_session_id)):
+        with span("agentgit.rollback", **_span_attributes(request.target.external_session_id)):
             return self._run(request)
 
     def _run(self, request: Request) -> int:
-        self.verification.look(request.target.external_session_id)
+        self.verification.verify_unsettled_calls(request.target.external_session_id)
         files = self._files_of(request)
         if not request.force:
             self._require_own(request.target.external_session_id, files)
         with self.store.at_work() as owner:
-            begun, is_new = self._begun(
-                lambda c, cannot: self.planner.of(c, request, cannot),
+            begun, is_new = self._precheck_and_record(
+                lambda c, cannot: self.planner.plan_request(c, request, cannot),
                 lambda said, c: self.starter.rollback(c, request, owner, said, files),
             )
             if is_new:
@@ -175,26 +175,28 @@ class RollbackEngine:
             RollbackIncomplete: A step failed, or the files could not be restored; `resume` continues.
             Conflict: A turn or another operation of the session is running.
         """
-        with span("agentgit.switch", **_of(request.branch.external_session_id), agentgit_sync=request.sync):
+        with span(
+            "agentgit.switch", **_span_attributes(request.branch.external_session_id), agentgit_sync=request.sync
+        ):
             return self._switch(request)
 
     def _switch(self, request: SwitchRequest) -> int:
-        self.verification.look(request.branch.external_session_id)
+        self.verification.verify_unsettled_calls(request.branch.external_session_id)
         files = self.files.of_branch(request.branch) if request.sync == "world" else None
         if not request.force:
             self._require_own(request.branch.external_session_id, files)
         with self.store.at_work() as owner:
-            begun = self._begun(
+            begun = self._precheck_and_record(
                 lambda c, cannot: self._to(c, request.branch.id, cannot),
                 lambda said, c: self.starter.switch(c, request, owner, said, files),
             )
             self._proceed(begun, owner)
         return begun
 
-    def _begun(self, plan: Planning, begin: Begin[T]) -> T:
+    def _precheck_and_record(self, plan: PlanFactory, begin: RecordOperation[T]) -> T:
         """Run the prechecks of a plan, then record the operation. Retry if meanwhile there is more to reverse."""
         while True:
-            _, said = self.verification.checked(plan)
+            _, said = self.verification.plan_with_prechecks(plan)
             try:
                 return self.store.database.write(functools.partial(begin, said), durable=True)
             except Stale:
@@ -221,12 +223,14 @@ class RollbackEngine:
         with self.store.at_work() as owner:
             taken = self.store.database.write(lambda c: self.resumption.take(c, operation_id, owner), durable=True)
             if taken is not None:
-                self.verification.look(taken.external_session_id)
-                _, said = self.verification.checked(lambda c, cannot: self.resumption.since(c, operation_id, cannot))
+                self.verification.verify_unsettled_calls(taken.external_session_id)
+                _, said = self.verification.plan_with_prechecks(
+                    lambda c, cannot: self.resumption.plan_new_effects(c, operation_id, cannot)
+                )
                 cannot = refusals(said)
                 try:
                     self.store.database.write(
-                        lambda c: self.resumption.plan_again(c, operation_id, cannot, force=force)
+                        lambda c: self.resumption.add_new_steps(c, operation_id, cannot, force=force)
                     )
                 except RollbackBlocked:
                     self.store.database.write(lambda c: self.resumption.leave(c, taken))
@@ -248,7 +252,7 @@ class RollbackEngine:
         # Act with the view of the session's owner. A user who loses access meanwhile still finishes the operation,
         # because what undo functions did must be recorded.
         with database.seeing(whose) if whose is not None else nullcontext():
-            files = self.files.bring(row) if self.executor.work(row, owner) else None
+            files = self.files.restore(row) if self.executor.execute(row, owner) else None
             ended = database.write(lambda c: self.finisher.end(c, operation_id, owner, files), durable=True)
             if ended != operation.DONE:
                 report = self.read_report(operation_id)
@@ -264,11 +268,11 @@ class RollbackEngine:
     def fork(
         self,
         connection: Connection,
-        target: Found,
+        target: StoredRow,
         name: str | None,
         source_id: int,
         user_id: int,
-        at: FilesAt | None = None,
+        at: SnapshotRef | None = None,
     ) -> int:
         """Create a branch at a checkpoint without changing the world, and return its id.
 
@@ -281,13 +285,13 @@ class RollbackEngine:
             at: The files of the new branch; None for the current files.
         """
         self.store.sessions.lock(connection, target.external_session_id)
-        self.starter.require_there(connection, target, f"{target.branch_name}#{target.number}")
+        self.starter.require_checkpoint_exists(connection, target, f"{target.branch_name}#{target.number}")
         left = self.store.sessions.branch(connection, target.internal_session_id)
-        seen = self.store.world.last(connection, left.external_session_id)  # read before the world, as in a turn
+        seen = self.store.world.last_seq(connection, left.external_session_id)  # read before the world, as in a turn
         half_done = left.status in (REPLAYING, PARTIAL)  # it has not seen what its own operation changed
         touched = half_done or self.planner.divergence(connection, left) is not None
         branch_id = self.starter.branch(connection, target, name, source_id)
-        begun = Begun(
+        begun = NewOperation(
             kind="fork",
             session_id=target.external_session_id,
             user_id=user_id,
@@ -304,17 +308,17 @@ class RollbackEngine:
         self.finisher.branch(connection, branch_id, user_id, at or there, current=False)
         if at is not None and last is not None:  # the files on disk are still the last ones
             looked = self.store.sessions.branch(connection, last.internal_session_id)
-            self.store.snapshots.see(connection, looked, files_of(last))
+            self.store.snapshots.record(connection, looked, files_of(last))
         made = self.store.sessions.branch(connection, branch_id)
         # If the world has changed, the new branch has seen no more of it than the branch of the checkpoint.
-        self.store.sessions.see(connection, made, left.world_seen if touched else seen)
+        self.store.sessions.set_world_seen(connection, made, left.world_seen if touched else seen)
         if target.id == left.head_id:
-            notes.renote(self.store, connection, made, notes.waiting(as_object(left.meta)))
+            notes.store_notes(self.store, connection, made, notes.undelivered_notes(as_object(left.meta)))
         self.store.operations.end(connection, operation_id, operation.DONE, {})
         return branch_id
 
 
-def _of(session_id: int) -> dict[str, Any]:
+def _span_attributes(session_id: int) -> dict[str, Any]:
     return {"gen__ai_conversation_id": str(session_id)}
 
 

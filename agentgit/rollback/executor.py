@@ -14,21 +14,29 @@ from sqlalchemy import Connection
 
 from agentgit.effects import ToolInvocation, invocation
 from agentgit.effects.effects import Undo, takes_invocation
-from agentgit.effects.invocation import FAILED, STANDING, and_verify, idempotency_key, running
+from agentgit.effects.invocation import FAILED, STANDING, idempotency_key, idempotency_key_set, join_errors
 from agentgit.effects.plan import EXECUTE, REDO, REVERSE
 from agentgit.effects.registry import Registry, Run
-from agentgit.effects.results import LASTING, Answered, NothingDone, Rewriter, said
+from agentgit.effects.results import LASTING, NothingDone, ResultChange, Rewriter, comparable
 from agentgit.errors import Conflict
 from agentgit.rollback.planner import REPEATABLE, PathCalls
-from agentgit.rollback.verification import Settle, Verdict, Verification, VerifiedCall, VerifyRaised, done, settled
+from agentgit.rollback.verification import (
+    Awaiter,
+    Verdict,
+    Verification,
+    VerifiedCall,
+    VerifyRaised,
+    await_completed_result,
+    await_result,
+)
 from agentgit.store.records import recorded_calls
 from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.store.records.recorded_calls import PlacedCall
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.store import Store
 from agentgit.store.threads import message_rewrite
 from agentgit.tracing import span, tool_span
-from agentgit.values import as_object, portable, told
+from agentgit.values import as_object, describe_error, portable
 
 
 class RerunTrack:
@@ -45,11 +53,11 @@ class RerunTrack:
         self.past = past
         self.executor = worker
 
-    def is_of(self, row: Found) -> bool:
+    def is_of(self, row: StoredRow) -> bool:
         """Return whether an operation creates a branch whose calls run again."""
         return row.internal_session_id != row.source_id and as_object(row.request).get("replay") == EXECUTE
 
-    def take_over(self, connection: Connection, row: Found) -> None:
+    def replace_calls(self, connection: Connection, row: StoredRow) -> None:
         """Replace the calls on the path of an operation's branch by their new runs, also in the messages.
 
         Args:
@@ -68,18 +76,18 @@ class RerunTrack:
         rewriter = Rewriter(self._answered(connection, answers))
         message_rewrite.rewrite(connection, self.store.graphs, branch.thread_id, rewriter)
 
-    def _runs(self, connection: Connection, row: Found) -> dict[int, ToolInvocation]:
+    def _runs(self, connection: Connection, row: StoredRow) -> dict[int, ToolInvocation]:
         """Read the calls that ran again, by the ids of the calls that they repeat."""
         steps = [step["invocation"] for step in as_object(row.request)["steps"] if step["action"] == REDO]
-        found = {id: self.executor.redone(connection, row, id) for id in steps}
+        found = {id: self.executor.find_rerun(connection, row, id) for id in steps}
         return {id: run for id, run in found.items() if run is not None and run.status in IN_THE_WORLD}
 
     def _answered(
         self, connection: Connection, answers: list[tuple[int, ToolInvocation, ToolInvocation | None]]
-    ) -> list[Answered]:
+    ) -> list[ResultChange]:
         rows: Mapping[int, ToolInvocation] = self.store.journal.invocations(connection, [id for id, *_ in answers])
         return [
-            Answered(tool_call_id=asked, then=call.result, now=_now(call, run))
+            ResultChange(tool_call_id=asked, recorded=call.result, current=_now(call, run))
             for row_id, call, run in answers
             if (asked := rows[row_id].tool_call_id) and call.status != FAILED
         ]
@@ -110,13 +118,13 @@ class Executor:
         looks: The verification of calls and reversals that raised.
     """
 
-    def __init__(self, store: Store, registry: Registry, settle: Settle, looks: Verification) -> None:
+    def __init__(self, store: Store, registry: Registry, settle: Awaiter, looks: Verification) -> None:
         self.store = store
         self.registry = registry
         self.settle = settle
         self.verification = looks
 
-    def work(self, row: Found, owner: str) -> bool:
+    def execute(self, row: StoredRow, owner: str) -> bool:
         """Execute the remaining steps of an operation in order; return False if it stopped early.
 
         Args:
@@ -143,12 +151,12 @@ class Executor:
 
     # -- reverse
 
-    def _reverse(self, row: Found, invocation_id: int, owner: str) -> bool:
+    def _reverse(self, row: StoredRow, invocation_id: int, owner: str) -> bool:
         """Run the undo function of one invocation unless it is already reversed; return whether it is reversed now."""
         call = self._read(invocation_id)
         if call is None or call.status in (invocation.REVERSED, invocation.REVERSE_UNKNOWN):
             return call is not None and call.status == invocation.REVERSED
-        if self.registry.missing(row.external_session_id, call) is not None:
+        if self.registry.cannot_undo(row.external_session_id, call) is not None:
             return False
         undo = self.registry.undo(row.external_session_id, call)
         try:
@@ -161,7 +169,7 @@ class Executor:
                 self._undo(undo, call)
             except (Exception, *CANCELLED) as error:  # noqa: BLE001  # whatever a user's function raises is journaled and reported
                 # If `verify` finds the effect gone, the call was reversed, whatever its undo function raised.
-                seen = self.verification.sees(row.external_session_id, call)
+                seen = self.verification.run_verify(row.external_session_id, call)
                 if seen is not Verdict.GONE:
                     is_known = isinstance(seen, VerifiedCall) or not isinstance(error, CANCELLED)
                     status = invocation.REVERSE_FAILED if is_known else invocation.REVERSE_UNKNOWN
@@ -171,11 +179,11 @@ class Executor:
         self._move(row, owner, call, status, operation_id=row.id, error=problem)
         return problem is None
 
-    def _move(self, row: Found, owner: str, call: ToolInvocation, status: str, **how: Any) -> None:
+    def _move(self, row: StoredRow, owner: str, call: ToolInvocation, status: str, **how: Any) -> None:
         """Record the status of a reversal, if this piece of work still holds the operation."""
 
         def move(connection: Connection) -> None:
-            self.store.operations.hold(connection, row.id, owner)
+            self.store.operations.require_held(connection, row.id, owner)
             by = owner if status == invocation.REVERSING else None
             self.store.journal.move(connection, call.id, status, owner=by, **how)
 
@@ -183,11 +191,11 @@ class Executor:
 
     def _undo(self, undo: Undo, call: ToolInvocation) -> None:
         arguments = (call.args, call.result, call) if takes_invocation(undo) else (call.args, call.result)
-        done(self.settle, undo(*arguments))
+        await_completed_result(self.settle, undo(*arguments))
 
     # -- redo
 
-    def redone(self, connection: Connection, row: Found, invocation_id: int) -> ToolInvocation | None:
+    def find_rerun(self, connection: Connection, row: StoredRow, invocation_id: int) -> ToolInvocation | None:
         """Find the call that ran again in place of an invocation; None if the operation still has to run it.
 
         A run by another operation counts as well, except with `replay="execute"`.
@@ -197,21 +205,21 @@ class Executor:
         able = own if as_object(row.request).get("replay") == EXECUTE else found
         return next((call for call in able if call.status in STANDING - {FAILED}), own[0] if own else None)
 
-    def _drifted(self, row: Found, invocation_id: int) -> bool:
+    def _drifted(self, row: StoredRow, invocation_id: int) -> bool:
         """Return whether the operation stops because a call that ran again returned something different."""
         with self.store.database.reading() as connection:
             original = self.store.journal.invocation(connection, invocation_id)
-            again = self.redone(connection, row, invocation_id)
+            again = self.find_rerun(connection, row, invocation_id)
         if original is None or again is None or again.status not in IN_THE_WORLD:
             return False
         return stops_at(row, again) and drift(original, again) is not None
 
-    def _redo(self, row: Found, invocation_id: int, owner: str) -> bool:
+    def _redo(self, row: StoredRow, invocation_id: int, owner: str) -> bool:
         """Run the tool of one invocation again unless it already has; return whether its effect is in the world now."""
         with self.store.database.reading() as connection:
             original = self.store.journal.invocation(connection, invocation_id)
-            earlier = self.redone(connection, row, invocation_id)
-        if original is None or (earlier is not None and not _is_over(earlier)):
+            earlier = self.find_rerun(connection, row, invocation_id)
+        if original is None or (earlier is not None and not _may_run_again(earlier)):
             return earlier is not None and earlier.status in IN_THE_WORLD
         if self.registry.cannot_run(row.external_session_id, original) is not None:
             return False
@@ -221,7 +229,7 @@ class Executor:
         intent = _intent(row, original, owner, earlier)
         again = self.store.database.write(lambda c: self._intend(c, row, intent), durable=True)
         traced = tool_span(original.tool_name, agentgit_effect=original.effect, agentgit_call_kind=invocation.REDO)
-        with traced, traced.current(), running(intent.idempotency_key):
+        with traced, traced.current(), idempotency_key_set(intent.idempotency_key):
             outcome = self._run(run, row, original, again)
             traced.set(agentgit_call_status=outcome.status)
             if outcome.status != invocation.DONE:
@@ -229,50 +237,50 @@ class Executor:
         self.store.database.write(lambda c: self.store.journal.end(c, again, outcome), durable=True)
         return outcome.status == invocation.DONE
 
-    def still_stands(self, row: Found, original: ToolInvocation) -> bool:
+    def still_stands(self, row: StoredRow, original: ToolInvocation) -> bool:
         """Return whether a call on the path may be in the world although it must be reversed before it runs again."""
         if as_object(row.request).get("replay") != EXECUTE or original.effect in REPEATABLE or original.is_imported:
             return False
         with self.store.database.reading() as connection:
             return self.store.world.may_be_in_world(connection, original)
 
-    def _intend(self, connection: Connection, row: Found, intent: Intent) -> int:
-        self.store.operations.hold(connection, row.id, intent.owner)
+    def _intend(self, connection: Connection, row: StoredRow, intent: Intent) -> int:
+        self.store.operations.require_held(connection, row.id, intent.owner)
         return self.store.journal.intend(connection, intent)
 
-    def _run(self, run: Run, row: Found, original: ToolInvocation, again: int) -> CallOutcome:
+    def _run(self, run: Run, row: StoredRow, original: ToolInvocation, again: int) -> CallOutcome:
         with self.store.database.reading() as connection:
             thread_id = self.store.sessions.branch(connection, row.internal_session_id).thread_id
         try:
-            value = portable(settled(self.settle, _keyed(run(original.args, thread_id), idempotency_key())))
+            value = portable(await_result(self.settle, _keyed(run(original.args, thread_id), idempotency_key())))
         except (Exception, *CANCELLED) as error:  # noqa: BLE001  # whatever a tool raises is journaled and reported
             return self._raised(row, again, error)
         return CallOutcome(status=invocation.DONE, result=value, ended_at=datetime.now(UTC))
 
-    def _raised(self, row: Found, again: int, error: BaseException) -> CallOutcome:
+    def _raised(self, row: StoredRow, again: int, error: BaseException) -> CallOutcome:
         """Return the outcome of a call that raised. It may have acted before it raised."""
         call, now = self._read(again), datetime.now(UTC)
         if call is None or self._proves_nothing_done(row, call, error):
-            return CallOutcome(status=FAILED, error=told(error), ended_at=now)
-        seen = self.verification.sees(row.external_session_id, call)
+            return CallOutcome(status=FAILED, error=describe_error(error), ended_at=now)
+        seen = self.verification.run_verify(row.external_session_id, call)
         if isinstance(seen, VerifiedCall):
             return CallOutcome(status=invocation.DONE, result=seen.result, ended_at=now)
         problem = _problem(error, seen)
         if isinstance(error, CANCELLED) and seen is not Verdict.GONE:
             return CallOutcome(status=invocation.UNKNOWN, error=problem)
-        is_known = seen is Verdict.GONE or (seen is Verdict.BLIND and call.effect not in LASTING)
+        is_known = seen is Verdict.GONE or (seen is Verdict.NO_VERIFY and call.effect not in LASTING)
         return CallOutcome(status=FAILED if is_known else invocation.UNKNOWN, error=problem, ended_at=now)
 
-    def _proves_nothing_done(self, row: Found, call: ToolInvocation, error: BaseException) -> bool:
+    def _proves_nothing_done(self, row: StoredRow, call: ToolInvocation, error: BaseException) -> bool:
         return isinstance(error, (NothingDone, *self.registry.failed_on(row.external_session_id, call)))
 
 
 def _problem(error: BaseException, seen: object) -> str:
     """Return the error of a tool or its undo function, with the error that its `verify` raised after that."""
-    return and_verify(told(error), seen.error if isinstance(seen, VerifyRaised) else None) or ""
+    return join_errors(describe_error(error), seen.error if isinstance(seen, VerifyRaised) else None) or ""
 
 
-def _is_over(call: ToolInvocation) -> bool:
+def _may_run_again(call: ToolInvocation) -> bool:
     """Return whether a call may run again: it did not happen, was reversed, or can be reversed if it happened."""
     return call.status in (FAILED, invocation.REVERSED) or call.may_be_repeated
 
@@ -281,7 +289,7 @@ def _keyed(answer: Any, key: str) -> Any:
     """Make the idempotency key available to an asynchronous tool, wherever the tool is awaited."""
 
     async def keyed() -> Any:
-        with running(key):
+        with idempotency_key_set(key):
             return await answer
 
     return keyed() if inspect.isawaitable(answer) else answer
@@ -289,11 +297,11 @@ def _keyed(answer: Any, key: str) -> Any:
 
 def drift(original: ToolInvocation, again: ToolInvocation) -> str | None:
     """Return how the result of a tool that ran again differs from the recorded one; None if it does not."""
-    now, then = said(again.result), said(original.result)
+    now, then = comparable(again.result), comparable(original.result)
     return None if now == then else f"it returned {now!r}; the record has {then!r}"
 
 
-def stops_at(row: Found, again: ToolInvocation) -> bool:
+def stops_at(row: StoredRow, again: ToolInvocation) -> bool:
     """Return whether an operation stops at a call that returned something different.
 
     It does not stop there twice, because whoever resumes it has seen the difference.
@@ -302,11 +310,11 @@ def stops_at(row: Found, again: ToolInvocation) -> bool:
     return request.get("on_drift") == "stop" and again.id not in request.get("told", ())
 
 
-def _key(row: Found, invocation_id: int) -> str:
+def _key(row: StoredRow, invocation_id: int) -> str:
     return hashlib.sha256(f"{row.id}\0{invocation_id}".encode()).hexdigest()[:32]
 
 
-def _intent(row: Found, original: ToolInvocation, owner: str, earlier: ToolInvocation | None) -> Intent:
+def _intent(row: StoredRow, original: ToolInvocation, owner: str, earlier: ToolInvocation | None) -> Intent:
     """Return the intent of running a call again.
 
     After a failure, the idempotency key stays the same, so the called service recognizes the attempt. After a reversal,

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.effects.effects import READ_ONLY
-from agentgit.effects.files import FileChanges, FilesAt
+from agentgit.effects.files import FileChanges, SnapshotRef
 from agentgit.effects.plan import ANSWER, GONE, KEEP, REVERSE, ROLLBACK, SWITCH
 from agentgit.effects.report import ReportItem
 from agentgit.rollback import notes
@@ -18,7 +18,7 @@ from agentgit.rollback.resume import Resumption
 from agentgit.sessions import operation
 from agentgit.sessions.session import OPEN, PARTIAL
 from agentgit.store.records.checkpoints import Label, Snapshot
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.store import Store
 from agentgit.values import as_object
 
@@ -31,7 +31,7 @@ class Finisher:
         reports: The reader of the outcome of each step.
         stopped: The reader of operations.
         files: The planner and restorer of workspace files.
-        executed: Puts calls that ran again on the track of their branch.
+        rerun_track: Puts calls that ran again on the track of their branch.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Finisher:
         self.reports = reports
         self.resumption = stopped
         self.files = files
-        self.executed = executed
+        self.rerun_track = executed
 
     def end(self, connection: Connection, operation_id: int, owner: str, files: FileChanges | None) -> str:
         """Publish the branch if all steps are done, record the report in any case, and return the status.
@@ -51,19 +51,19 @@ class Finisher:
         """
         sessions = self.store.sessions
         sessions.lock(connection, self.resumption.find(connection, operation_id).external_session_id)
-        self.store.operations.hold(connection, operation_id, owner)
+        self.store.operations.require_held(connection, operation_id, owner)
         row = self.resumption.find(connection, operation_id)
         groups, request = self.reports.outcome(connection, row), as_object(row.request)
         waits = request.get("files") is not None and (files is None or bool(files.problem))
         if request.get("give_up"):
-            row, waits = self._given_up(connection, row, groups), False
+            row, waits = self._skip_failed_steps(connection, row, groups), False
             groups = self.reports.outcome(connection, row)
         at = self.files.after(row, files)
         waits |= any(stops_at(row, item.invocation) for item in groups["drifted"])
         status = operation.PARTIAL if groups["failed"] or groups["remaining"] or waits else operation.DONE
         if status != operation.DONE:
             told = [item.invocation.id for item in groups["drifted"]]
-            self.store.operations.change(connection, row.id, as_object(row.request) | {"told": told})
+            self.store.operations.set_request(connection, row.id, as_object(row.request) | {"told": told})
             sessions.set_status(connection, row.internal_session_id, PARTIAL)
         elif row.kind == ROLLBACK and row.internal_session_id != row.source_id:
             session = sessions.one(connection, row.external_session_id)
@@ -77,7 +77,9 @@ class Finisher:
             self._open(connection, row.internal_session_id, at, current=current, seen=seen)
         if status == operation.DONE and groups["drifted"]:
             branch = sessions.branch(connection, row.internal_session_id)
-            notes.renote(self.store, connection, branch, notes.after_drift(as_object(branch.meta), groups["drifted"]))
+            notes.store_notes(
+                self.store, connection, branch, notes.after_drift(as_object(branch.meta), groups["drifted"])
+            )
         report: dict[str, Any] = {
             group: [{"invocation": item.invocation.id, "reason": item.reason} for item in items]
             for group, items in groups.items()
@@ -86,7 +88,9 @@ class Finisher:
         self.store.operations.end(connection, operation_id, status, report)
         return status
 
-    def _given_up(self, connection: Connection, row: Found, groups: dict[str, list[ReportItem]]) -> Found:
+    def _skip_failed_steps(
+        self, connection: Connection, row: StoredRow, groups: dict[str, list[ReportItem]]
+    ) -> StoredRow:
         """Replace the steps that could not be done by steps that leave the world unchanged."""
         undone = {item.invocation.id: item.reason for item in [*groups["failed"], *groups["remaining"]]}
         request = as_object(row.request)
@@ -94,24 +98,24 @@ class Finisher:
             if step["invocation"] in undone:
                 left = KEEP if step["action"] == REVERSE else self._left(connection, row, step["invocation"])
                 step |= {"action": left, "why": f"forced: {undone[step['invocation']]}"}
-        self.store.operations.change(connection, row.id, request)
+        self.store.operations.set_request(connection, row.id, request)
         return self.resumption.find(connection, row.id)
 
-    def _left(self, connection: Connection, row: Found, invocation_id: int) -> str:
+    def _left(self, connection: Connection, row: StoredRow, invocation_id: int) -> str:
         """Return the action for a call that was to run again and did not; the record answers for an existing effect."""
         call = self.store.journal.invocations(connection, [invocation_id])[invocation_id]
         stands = call.effect == READ_ONLY or self.store.world.may_be_in_world(connection, call)
-        return ANSWER if stands and self.executed.is_of(row) else GONE
+        return ANSWER if stands and self.rerun_track.is_of(row) else GONE
 
     def branch(
         self,
         connection: Connection,
         branch_id: int,
         user_id: int,
-        at: FilesAt | None,
+        at: SnapshotRef | None,
         *,
         current: bool,
-        made_by: Found | None = None,
+        made_by: StoredRow | None = None,
     ) -> None:
         """Open a branch at its branch point, or at the state that its calls produced when they ran again.
 
@@ -130,8 +134,8 @@ class Finisher:
         point = self.store.checkpoints.one(connection, branch.branch_point_id)
         self.store.verify_state(connection, branch, point.state_hash)
         state_hash, graph_checkpoint_id = point.state_hash, point.graph_checkpoint_id
-        if made_by is not None and self.executed.is_of(made_by):
-            self.executed.take_over(connection, made_by)
+        if made_by is not None and self.rerun_track.is_of(made_by):
+            self.rerun_track.replace_calls(connection, made_by)
             head = self.store.graphs.head(connection, branch.thread_id)
             if head is not None:
                 state_hash, graph_checkpoint_id = head.state_hash, head.checkpoint_id
@@ -140,7 +144,7 @@ class Finisher:
             state_hash=state_hash,
             position=point.position,
             message_count=point.message_count,
-            workspace_snapshot_id=self.store.snapshots.see(connection, branch, at) if at is not None else None,
+            workspace_snapshot_id=self.store.snapshots.record(connection, branch, at) if at is not None else None,
             pending=self.store.pending(connection, branch, point.graph_checkpoint_id),
         )
         label = Label(kind="branch", user_id=user_id, description=point.name or point.description)
@@ -148,16 +152,16 @@ class Finisher:
         self._open(connection, branch_id, at, current=current)
 
     def _open(
-        self, connection: Connection, branch_id: int, at: FilesAt | None, *, current: bool, seen: int | None = None
+        self, connection: Connection, branch_id: int, at: SnapshotRef | None, *, current: bool, seen: int | None = None
     ) -> None:
         """Open a branch and record that it has seen the world log up to `seen`, or up to its end."""
         sessions = self.store.sessions
         branch = sessions.branch(connection, branch_id)
         if at is not None:
-            self.store.snapshots.see(connection, branch, at)
+            self.store.snapshots.record(connection, branch, at)
         if seen is None:
-            seen = self.store.world.last(connection, branch.external_session_id)
-        sessions.see(connection, branch, seen)
+            seen = self.store.world.last_seq(connection, branch.external_session_id)
+        sessions.set_world_seen(connection, branch, seen)
         sessions.set_status(connection, branch_id, OPEN)
         if current:
             sessions.set_current(connection, branch.external_session_id, branch_id)

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from agentgit.effects import RollbackPlan
 from agentgit.effects.plan import GONE, REDO
 from agentgit.effects.report import ReportItem
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.store import Store
 from agentgit.values import as_object
 
@@ -20,7 +20,7 @@ CHANGED = "world_note"
 DRIFTED = "world_drift"
 """The key for the calls that ran again and returned something different from the conversation, by the call's id."""
 
-TOLD: Mapping[str, Any] = {CHANGED: None, DRIFTED: None}
+DELIVERED: Mapping[str, Any] = {CHANGED: None, DRIFTED: None}
 """The metadata of a branch whose notes have been delivered."""
 
 
@@ -49,13 +49,13 @@ def after_drift(meta: Mapping[str, Any], items: Sequence[ReportItem]) -> dict[st
     return {DRIFTED: {**(meta.get(DRIFTED) or {}), **said}}
 
 
-def waiting(meta: Mapping[str, Any]) -> dict[str, Any]:
+def undelivered_notes(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return the undelivered notes, for a new branch that continues the same conversation.
 
     Args:
         meta: The metadata of the branch that is left.
     """
-    return {name: meta.get(name) for name in TOLD}
+    return {name: meta.get(name) for name in DELIVERED}
 
 
 def note_of(meta: Mapping[str, Any]) -> str | None:
@@ -70,14 +70,14 @@ def note_of(meta: Mapping[str, Any]) -> str | None:
     return "\n".join(part for part in parts if part) or None
 
 
-def renote(store: Store, connection: Connection, branch: Found, facts: Mapping[str, Any]) -> None:
+def store_notes(store: Store, connection: Connection, branch: StoredRow, facts: Mapping[str, Any]) -> None:
     """Store the notes of a branch, if they have changed.
 
     Args:
         store: The store of the database.
         connection: A connection in a transaction that writes.
         branch: The row of the branch.
-        facts: The notes, as `at_switch`, `after_drift` or `waiting` returned them.
+        facts: The notes, as `at_switch`, `after_drift` or `undelivered_notes` returned them.
     """
     meta = as_object(branch.meta)
     if any((meta.get(name) or None) != (fact or None) for name, fact in facts.items()):

@@ -39,7 +39,7 @@ from agentgit.effects.plan import (
 from agentgit.effects.registry import Registry
 from agentgit.rollback.request import Request
 from agentgit.store.records.journal import TrackPart
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Store
 from agentgit.store.threads.graph_rows import GraphKey
@@ -68,7 +68,7 @@ class PathCalls:
         self.registry = registry
 
     def read(
-        self, connection: Connection, target: Found, path: Sequence[TrackPart], standing: Sequence[ToolInvocation]
+        self, connection: Connection, target: StoredRow, path: Sequence[TrackPart], standing: Sequence[ToolInvocation]
     ) -> list[PastCall]:
         """Read the calls on the path to a checkpoint, oldest first, each with the run that may be in the world.
 
@@ -84,7 +84,7 @@ class PathCalls:
         blocked: dict[int, str | None] = {}
         outer: dict[int, ToolInvocation] = {}
         for call in calls:
-            inside = self.store.fences.inside(connection, call, HAPPENED, reads=True)
+            inside = self.store.fences.inner_calls(connection, call, HAPPENED, reads=True)
             outer.update((one.id, call) for one in inside)
             why = self._blocked(connection, target.external_session_id, call, stands.get(call.id))
             if call.tool_call_id in open_calls:
@@ -94,7 +94,7 @@ class PathCalls:
                 why = f"{over} called it, and does not run again" if blocked[over.id] else None
             blocked[call.id] = why
         return [
-            PastCall(invocation=call, stands=stands.get(call.id), blocked=blocked[call.id])
+            PastCall(invocation=call, effective_run=stands.get(call.id), blocked=blocked[call.id])
             for call in calls
             if call.id not in outer or blocked[call.id]  # calls that a tool makes itself run again with that tool
         ]
@@ -108,10 +108,10 @@ class PathCalls:
 
     def cannot_run(self, connection: Connection, session_id: int, call: ToolInvocation) -> str | None:
         """Return why a recorded call cannot run again in this process; None if it can."""
-        inside = self.store.fences.inside(connection, call, HAPPENED)
+        inside = self.store.fences.inner_calls(connection, call, HAPPENED)
         if inner := [one for one in inside if one.effect != UNDECLARED]:
             return f"it called {inner[0]}, which runs again by itself and would happen twice"
-        if self.store.fences.asked(connection, call.id):
+        if self.store.fences.has_used_answer(connection, call.id):
             return "its tool asked a person (interrupt), and outside a turn there is nobody to answer"
         return self.registry.cannot_run(session_id, call)
 
@@ -124,11 +124,11 @@ class PathCalls:
         unsure = next((one for one in (stands, call) if one is not None and one.status in UNSURE), None)
         if unsure is not None and call.effect not in REPEATABLE:
             return f"its outcome is unknown ({unsure.status}); check, then call repo.resolve()"
-        if inside := self.store.fences.inside(connection, call, HAPPENED):
+        if inside := self.store.fences.inner_calls(connection, call, HAPPENED):
             return f"it called {inside[0]}, which is not recorded outside a turn"
         return self.cannot_run(connection, session_id, call)
 
-    def _open_calls(self, connection: Connection, target: Found) -> set[str]:
+    def _open_calls(self, connection: Connection, target: StoredRow) -> set[str]:
         """Return the tool call ids of a batch that waits at a checkpoint for a person's answer."""
         if target.graph_checkpoint_id is None:
             return set()
@@ -148,7 +148,7 @@ def _original(row: ToolInvocation, originals: Mapping[int, ToolInvocation]) -> T
     return originals.get(row.replay_of or 0, row) if taken else row
 
 
-Cannot = Mapping[int, str]
+Refusals = Mapping[int, str]
 """The reasons why calls cannot be undone, as their prechecks returned them, by the id of the call."""
 
 
@@ -163,9 +163,9 @@ class Planner:
     def __init__(self, store: Store, registry: Registry) -> None:
         self.store = store
         self.registry = registry
-        self.past = PathCalls(store, registry)
+        self.path_calls = PathCalls(store, registry)
 
-    def of(self, connection: Connection, request: Request, cannot: Cannot | None = None) -> RollbackPlan:
+    def plan_request(self, connection: Connection, request: Request, cannot: Refusals | None = None) -> RollbackPlan:
         """Plan the rollback that a request describes; see `rollback`."""
         return self.rollback(
             connection,
@@ -182,13 +182,13 @@ class Planner:
         self,
         connection: Connection,
         source_id: int,
-        target: Found,
+        target: StoredRow,
         label: str,
         *,
         tools: str = "reverse",
         replay: str = RECORD,
         kind: str = ROLLBACK,
-        cannot: Cannot | None = None,
+        cannot: Refusals | None = None,
     ) -> RollbackPlan:
         """Plan an action for every effect in the world that is not on the path to a checkpoint.
 
@@ -205,7 +205,7 @@ class Planner:
         session_id = target.external_session_id
         branch = self.store.sessions.branch(connection, target.internal_session_id)
         path = self.store.parts(connection, branch, target.position)
-        later = self.store.world.standing(connection, session_id, () if replay == EXECUTE else path)
+        later = self.store.world.calls_in_effect(connection, session_id, () if replay == EXECUTE else path)
         return make_plan(
             checkpoint_id=target.id,
             target=label,
@@ -213,16 +213,16 @@ class Planner:
             later=later,
             gone=self._gone(connection, session_id, path),
             accepted=self.accepted(connection, source_id),
-            can_undo=lambda call: (cannot or {}).get(call.id) or self.registry.missing(session_id, call),
+            can_undo=lambda call: (cannot or {}).get(call.id) or self.registry.cannot_undo(session_id, call),
             tools=tools,
             replay=replay,
-            track=self.past.read(connection, target, path, later) if replay == EXECUTE else (),
-            can_redo=lambda call: self.past.cannot_run(connection, session_id, call),
+            track=self.path_calls.read(connection, target, path, later) if replay == EXECUTE else (),
+            can_redo=lambda call: self.path_calls.cannot_run(connection, session_id, call),
             remark=lambda call: self._remark(session_id, call),
             kind=kind,
         )
 
-    def switch(self, connection: Connection, branch: Found, cannot: Cannot | None = None) -> RollbackPlan:
+    def switch(self, connection: Connection, branch: StoredRow, cannot: Refusals | None = None) -> RollbackPlan:
         """Plan the actions that would bring the world to the state of a branch.
 
         Args:
@@ -236,17 +236,17 @@ class Planner:
             checkpoint_id=branch.head_id or 0,
             target=f"branch {branch.name}",
             position=branch.inherited + self.store.journal.tally(connection, branch.id)()[0],
-            later=self.store.world.standing(connection, session_id, path),
+            later=self.store.world.calls_in_effect(connection, session_id, path),
             gone=self._gone(connection, session_id, path),
             accepted=self.accepted(connection, branch.id),
-            can_undo=lambda call: (cannot or {}).get(call.id) or self.registry.missing(session_id, call),
+            can_undo=lambda call: (cannot or {}).get(call.id) or self.registry.cannot_undo(session_id, call),
             replay=REDO,
-            can_redo=lambda call: self.past.cannot_run(connection, session_id, call),
+            can_redo=lambda call: self.path_calls.cannot_run(connection, session_id, call),
             remark=lambda call: self._remark(session_id, call),
             kind=SWITCH,
         )
 
-    def divergence(self, connection: Connection, branch: Found) -> RollbackPlan | None:
+    def divergence(self, connection: Connection, branch: StoredRow) -> RollbackPlan | None:
         """Return the plan that would bring the world back to a branch; None if no other branch has changed the world.
 
         An effect that was made and reversed in between is no divergence. Neither is an effect that existed when the
@@ -256,15 +256,15 @@ class Planner:
             connection: An open connection; the transaction may be read-only.
             branch: The row of the branch.
         """
-        foreign = self.store.world.foreign(connection, branch)
+        foreign = self.store.world.changes_by_others(connection, branch)
         if not foreign:
             return None
         plan = self.switch(connection, branch)
         steps = [s for s in plan.steps if s.invocation.id in foreign and s.action in (REVERSE, REDO, BLOCK)]
-        then = self.store.world.then(connection, branch, [step.invocation.first_id for step in steps])
+        then = self.store.world.last_actions(connection, branch, [step.invocation.first_id for step in steps])
         return plan if any(_is_other(step, then.get(step.invocation.first_id)) for step in steps) else None
 
-    def nearest(self, connection: Connection, request: Request, cannot: Cannot) -> Found | None:
+    def nearest(self, connection: Connection, request: Request, cannot: Refusals) -> StoredRow | None:
         """Find the first checkpoint after a blocked target that can be rolled back to; None if there is none.
 
         This is a binary search, because a later checkpoint needs fewer reversals. If calls run again, more of them run
@@ -280,13 +280,13 @@ class Planner:
         known = request.target.id in {row.id for row in path}
         later = [row for row in path if row.id > request.target.id] if known else list(path)
 
-        def admits(row: Found, replay: str = RECORD) -> bool:
-            return self.of(connection, replace(request, target=row, replay=replay), cannot).is_admissible
+        def admits(row: StoredRow, replay: str = RECORD) -> bool:
+            return self.plan_request(connection, replace(request, target=row, replay=replay), cannot).is_admissible
 
         at = bisect_left(later, True, key=admits)
         return later[at] if at < len(later) and admits(later[at], request.replay) else None
 
-    def again(self, connection: Connection, row: Found, cannot: Cannot | None = None) -> RollbackPlan:
+    def replan(self, connection: Connection, row: StoredRow, cannot: Refusals | None = None) -> RollbackPlan:
         """Plan an operation again that was started before.
 
         Args:
@@ -316,7 +316,10 @@ class Planner:
 
     def _gone(self, connection: Connection, session_id: int, path: Sequence[TrackPart]) -> list[ToolInvocation]:
         """Read the calls that should be in the world but are not, or may not be, oldest first."""
-        found = [*self.store.world.gone(connection, path), *self.store.world.doubted(connection, session_id, path)]
+        found = [
+            *self.store.world.reversed_calls(connection, path),
+            *self.store.world.uncertain_calls(connection, session_id, path),
+        ]
         return sorted(found, key=lambda call: call.id)
 
     def accepted(self, connection: Connection, branch_id: int) -> set[int]:
@@ -327,7 +330,9 @@ class Planner:
         """
         requests = [as_object(row.request) for row in self.store.operations.of_branches(connection, [branch_id])]
         steps = [step for request in requests for step in request["steps"]]
-        kept = self.store.world.firsts(connection, (step["invocation"] for step in steps if step["action"] == KEEP))
+        kept = self.store.world.with_repeated_ids(
+            connection, (step["invocation"] for step in steps if step["action"] == KEEP)
+        )
         return kept.union(*(request.get("accepted", ()) for request in requests))
 
 

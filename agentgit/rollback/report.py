@@ -14,7 +14,7 @@ from agentgit.effects.registry import Registry
 from agentgit.effects.report import GROUPS, ReportItem
 from agentgit.rollback.executor import IN_THE_WORLD, Executor, drift
 from agentgit.sessions.operation import DONE
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.store import Store
 from agentgit.values import as_object
 
@@ -40,7 +40,7 @@ class Reports:
         self.registry = registry
         self.executor = worker
 
-    def outcome(self, connection: Connection, row: Found) -> dict[str, list[ReportItem]]:
+    def outcome(self, connection: Connection, row: StoredRow) -> dict[str, list[ReportItem]]:
         """Return the outcome of each step, by group, read from the journal."""
         groups: dict[str, list[ReportItem]] = {group: [] for group in GROUPS}
         request, untried = as_object(row.request), FAILED_BEFORE
@@ -56,13 +56,13 @@ class Reports:
         return groups
 
     def _became(
-        self, connection: Connection, row: Found, call: ToolInvocation, step: dict[str, Any], untried: str
+        self, connection: Connection, row: StoredRow, call: ToolInvocation, step: dict[str, Any], untried: str
     ) -> Iterable[tuple[str, ReportItem]]:
         """Yield the outcome of one step; a call that ran again and returned something different is yielded twice."""
         if step["action"] == REVERSE:
             group, why = self._reversed(row, call, untried)
         elif step["action"] == REDO:
-            again = self.executor.redone(connection, row, call.id)
+            again = self.executor.find_rerun(connection, row, call.id)
             group, why = self._redone(row, call, again, untried)
             if group == "redone" and again is not None and (other := drift(call, again)) is not None:
                 yield "drifted", ReportItem(invocation=again, reason=other)
@@ -81,17 +81,19 @@ class Reports:
             return "gone", "it is answered from the record, and has been reversed since"
         return ("kept", "it was gone, but has run again since") if group == "gone" and stands else (group, "")
 
-    def _reversed(self, row: Found, call: ToolInvocation, untried: str) -> tuple[str, str]:
+    def _reversed(self, row: StoredRow, call: ToolInvocation, untried: str) -> tuple[str, str]:
         if call.status == invocation.REVERSED:
             return "reversed", ""
         if call.status == invocation.REVERSE_UNKNOWN:
             return "failed", f"it is unknown whether it was reversed ({call.error_message}); see repo.resolve()"
-        missing = self.registry.missing(row.external_session_id, call)
+        missing = self.registry.cannot_undo(row.external_session_id, call)
         if call.status == invocation.REVERSE_FAILED:
             return "failed", "; ".join(filter(None, [f"its undo raised {call.error_message}", missing]))
         return "remaining", missing or untried
 
-    def _redone(self, row: Found, call: ToolInvocation, again: ToolInvocation | None, untried: str) -> tuple[str, str]:
+    def _redone(
+        self, row: StoredRow, call: ToolInvocation, again: ToolInvocation | None, untried: str
+    ) -> tuple[str, str]:
         if again is None:
             if self.executor.still_stands(row, call):
                 return "remaining", STANDS
@@ -108,7 +110,7 @@ class Reports:
             return "failed", said if again.may_be_repeated else f"{said} (invocation {again.id}); see repo.resolve()"
         return "failed", f"it is unknown whether it ran again (invocation {again.id}); see repo.resolve()"
 
-    def _recorded(self, connection: Connection, row: Found) -> dict[str, list[ReportItem]]:
+    def _recorded(self, connection: Connection, row: StoredRow) -> dict[str, list[ReportItem]]:
         stored = as_object(row.report)
         told = {group: stored.get(group, []) for group in GROUPS}
         calls = self.store.journal.invocations(connection, [i["invocation"] for items in told.values() for i in items])
@@ -121,7 +123,7 @@ class Reports:
             for group, items in told.items()
         }
 
-    def read(self, connection: Connection, row: Found) -> RollbackReport:
+    def read(self, connection: Connection, row: StoredRow) -> RollbackReport:
         """Return the report of an operation; if it is not done, the outcome of its steps so far."""
         groups = self._recorded(connection, row) if row.status == DONE else self.outcome(connection, row)
         branch = self.store.sessions.branch(connection, row.internal_session_id)

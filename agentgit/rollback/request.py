@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from agentgit.effects.files import FilesAt
+from agentgit.effects.files import SnapshotRef
 from agentgit.effects.plan import EXECUTE, RECORD, REPLAY_MODES, ROLLBACK, TOOLS_MODES, WORLD_ONLY
 from agentgit.errors import InvalidInput
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 
 ON_ERROR = ("stop", "continue")
 """What to do when an undo function or a tool raises, or a tool that runs again returns something different."""
@@ -43,10 +43,10 @@ class Request:
 
     user_id: int
     source_id: int
-    target: Found
+    target: StoredRow
     label: str
     tools: str = "reverse"
-    files: bool | FilesAt = True
+    files: bool | SnapshotRef = True
     conversation: bool = True
     replay: str = RECORD
     name: str | None = None
@@ -56,10 +56,10 @@ class Request:
     request_id: str | None = None
 
     def __post_init__(self) -> None:
-        expect("tools", self.tools, TOOLS_MODES)
-        expect("replay", self.replay, REPLAY_MODES)
-        expect("on_error", self.on_error, ON_ERROR)
-        expect("on_drift", self.on_drift, ON_ERROR)
+        require_one_of("tools", self.tools, TOOLS_MODES)
+        require_one_of("replay", self.replay, REPLAY_MODES)
+        require_one_of("on_error", self.on_error, ON_ERROR)
+        require_one_of("on_drift", self.on_drift, ON_ERROR)
         if self.request_id is not None and not _fits(self.request_id):
             raise InvalidInput(f"request_id must be a printable string of 1 to 64 characters, not {self.request_id!r}.")
         if not self.conversation:
@@ -105,7 +105,7 @@ class SwitchRequest:
 
     user_id: int
     source_id: int
-    branch: Found
+    branch: StoredRow
     sync: str
     force: bool = False
     on_error: str = "stop"
@@ -113,12 +113,12 @@ class SwitchRequest:
     current: bool = True
 
     def __post_init__(self) -> None:
-        expect("sync", self.sync, SYNC_MODES)
-        expect("on_error", self.on_error, ON_ERROR)
-        expect("on_drift", self.on_drift, ON_ERROR)
+        require_one_of("sync", self.sync, SYNC_MODES)
+        require_one_of("on_error", self.on_error, ON_ERROR)
+        require_one_of("on_drift", self.on_drift, ON_ERROR)
 
 
-def expect(name: str, value: Any, modes: tuple[str, ...]) -> None:
+def require_one_of(name: str, value: Any, modes: tuple[str, ...]) -> None:
     """Check that an argument is one of several allowed values.
 
     Raises:

@@ -9,13 +9,13 @@ from sqlalchemy import Connection
 from agentgit.effects import RollbackPlan
 from agentgit.effects.plan import REDO
 from agentgit.errors import Conflict, NotFound, RollbackBlocked
-from agentgit.rollback.crash_recovery import recover_abandoned, require_quiet
+from agentgit.rollback.crash_recovery import recover_abandoned, require_idle
 from agentgit.rollback.executor import Executor
-from agentgit.rollback.planner import Cannot, Planner
-from agentgit.rollback.start import Admit
+from agentgit.rollback.planner import Planner, Refusals
+from agentgit.rollback.start import Authorize
 from agentgit.sessions import operation
 from agentgit.sessions.session import PARTIAL, REPLAYING
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.store import Store
 from agentgit.values import as_object
 
@@ -30,13 +30,13 @@ class Resumption:
         admit: A function that refuses users without permission.
     """
 
-    def __init__(self, store: Store, planner: Planner, worker: Executor, admit: Admit) -> None:
+    def __init__(self, store: Store, planner: Planner, worker: Executor, admit: Authorize) -> None:
         self.admit = admit
         self.store = store
         self.planner = planner
         self.executor = worker
 
-    def find(self, connection: Connection, operation_id: int) -> Found:
+    def find(self, connection: Connection, operation_id: int) -> StoredRow:
         """Read the row of an operation.
 
         Raises:
@@ -47,7 +47,7 @@ class Resumption:
             raise NotFound(f"There is no operation {operation_id}. session.operations() lists those of a session.")
         return row
 
-    def take(self, connection: Connection, operation_id: int, owner: str) -> Found | None:
+    def take(self, connection: Connection, operation_id: int, owner: str) -> StoredRow | None:
         """Take over a stopped operation and return its row; None if the operation is done.
 
         Raises:
@@ -62,17 +62,17 @@ class Resumption:
         row = self.find(connection, operation_id)
         if row.status == operation.DONE:
             return None
-        require_quiet(self.store, connection, session_id)
+        require_idle(self.store, connection, session_id)
         self.store.operations.take(connection, operation_id, owner)
         self.store.sessions.set_status(connection, row.internal_session_id, REPLAYING)
         return row
 
-    def leave(self, connection: Connection, row: Found) -> None:
+    def leave(self, connection: Connection, row: StoredRow) -> None:
         """Release an operation that was taken over but cannot continue."""
         self.store.sessions.set_status(connection, row.internal_session_id, PARTIAL)
         self.store.operations.end(connection, row.id, operation.PARTIAL, as_object(row.report))
 
-    def since(self, connection: Connection, operation_id: int, cannot: Cannot) -> RollbackPlan:
+    def plan_new_effects(self, connection: Connection, operation_id: int, cannot: Refusals) -> RollbackPlan:
         """Plan actions for what happened in the world since an operation was planned.
 
         Args:
@@ -83,7 +83,7 @@ class Resumption:
         row = self.find(connection, operation_id)
         return self._since(connection, row, as_object(row.request)["steps"], cannot)
 
-    def plan_again(self, connection: Connection, operation_id: int, cannot: Cannot, *, force: bool) -> None:
+    def add_new_steps(self, connection: Connection, operation_id: int, cannot: Refusals, *, force: bool) -> None:
         """Add steps to an operation for what happened in the world since it was planned.
 
         New reversals come first, because their effects are newer. Calls that were reversed since run again at the end.
@@ -114,11 +114,15 @@ class Resumption:
             request["steps"] = [*first, *request["steps"], *last]
         if force:
             request |= {"on_error": "continue", "on_drift": "continue", "give_up": True}
-        self.store.operations.change(connection, row.id, request)
+        self.store.operations.set_request(connection, row.id, request)
 
-    def _since(self, connection: Connection, row: Found, steps: list[dict[str, Any]], cannot: Cannot) -> RollbackPlan:
+    def _since(
+        self, connection: Connection, row: StoredRow, steps: list[dict[str, Any]], cannot: Refusals
+    ) -> RollbackPlan:
         """Plan actions for effects that are neither among the steps nor made by them."""
         known = {step["invocation"] for step in steps}
-        made = [self.executor.redone(connection, row, step["invocation"]) for step in steps if step["action"] == REDO]
+        made = [
+            self.executor.find_rerun(connection, row, step["invocation"]) for step in steps if step["action"] == REDO
+        ]
         known |= {call.id for call in made if call is not None}
-        return self.planner.again(connection, row, cannot).without(known)
+        return self.planner.replan(connection, row, cannot).without(known)

@@ -8,22 +8,22 @@ from dataclasses import replace
 from sqlalchemy import Connection
 
 from agentgit.effects import RollbackPlan
-from agentgit.effects.files import FilesAt
+from agentgit.effects.files import SnapshotRef
 from agentgit.effects.plan import ROLLBACK, SWITCH
 from agentgit.errors import InvalidInput, NotFound, RollbackBlocked
 from agentgit.rollback import notes
-from agentgit.rollback.crash_recovery import require_quiet
+from agentgit.rollback.crash_recovery import require_idle
 from agentgit.rollback.files import RollbackFiles
-from agentgit.rollback.planner import Cannot, Planner
+from agentgit.rollback.planner import Planner, Refusals
 from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.sessions.session import REPLAYING
-from agentgit.store.records.operations import Begun
-from agentgit.store.records.sessions import Found, require_whole
+from agentgit.store.records.operations import NewOperation
+from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Store
 from agentgit.values import as_object
 
-Admit = Callable[[Connection, int], None]
+Authorize = Callable[[Connection, int], None]
 """A function that raises if the user may not change the session with this id."""
 
 
@@ -41,14 +41,14 @@ class Starter:
         admit: A function that refuses users without permission.
     """
 
-    def __init__(self, store: Store, planner: Planner, files: RollbackFiles, admit: Admit) -> None:
+    def __init__(self, store: Store, planner: Planner, files: RollbackFiles, admit: Authorize) -> None:
         self.admit = admit
         self.store = store
         self.planner = planner
         self.files = files
 
     def rollback(
-        self, connection: Connection, request: Request, owner: str, said: dict[int, str], files: FilesAt | None
+        self, connection: Connection, request: Request, owner: str, said: dict[int, str], files: SnapshotRef | None
     ) -> tuple[int, bool]:
         """Record a rollback and its branch, which is not published yet.
 
@@ -60,21 +60,21 @@ class Starter:
         self.admit(connection, session_id)
         self.store.sessions.lock(connection, session_id)
         if request.request_id is not None:
-            earlier = self.store.operations.requested(connection, session_id, request.request_id)
+            earlier = self.store.operations.find_by_request_id(connection, session_id, request.request_id)
             if earlier is not None:
                 return self._same(earlier, request, files), False
-        require_quiet(self.store, connection, session_id)
-        self.require_there(connection, target, request.label)
-        plan = self.planner.of(connection, request, refusals(said))
+        require_idle(self.store, connection, session_id)
+        self.require_checkpoint_exists(connection, target, request.label)
+        plan = self.planner.plan_request(connection, request, refusals(said))
         self._require_asked(plan, said)
         plan = self._admitted(connection, plan, request, refusals(said))
         if request.conversation:
             branch_id = self.branch(connection, target, request.name, request.source_id)
         else:
             branch_id = request.source_id
-            require_whole(self.store.sessions.branch(connection, branch_id))
+            require_no_unfinished_rollback(self.store.sessions.branch(connection, branch_id))
             self.store.sessions.set_status(connection, branch_id, REPLAYING)
-        begun = Begun(
+        begun = NewOperation(
             kind=ROLLBACK,
             session_id=session_id,
             user_id=request.user_id,
@@ -97,23 +97,28 @@ class Starter:
         return self.store.operations.begin(connection, begun), True
 
     def switch(
-        self, connection: Connection, request: SwitchRequest, owner: str, said: dict[int, str], files: FilesAt | None
+        self,
+        connection: Connection,
+        request: SwitchRequest,
+        owner: str,
+        said: dict[int, str],
+        files: SnapshotRef | None,
     ) -> int:
         """Record a switch, block its branch until the switch is done, and return the id of the operation."""
         self.admit(connection, request.branch.external_session_id)
         self.store.sessions.lock(connection, request.branch.external_session_id)
         branch = self.store.sessions.branch(connection, request.branch.id)
-        require_quiet(self.store, connection, branch.external_session_id)
-        require_whole(branch)
+        require_idle(self.store, connection, branch.external_session_id)
+        require_no_unfinished_rollback(branch)
         plan = self.planner.switch(connection, branch, refusals(said))
-        notes.renote(self.store, connection, branch, notes.at_switch(as_object(branch.meta), plan, request.sync))
+        notes.store_notes(self.store, connection, branch, notes.at_switch(as_object(branch.meta), plan, request.sync))
         if request.sync == "world":
             self._require_asked(plan, said)
             plan = self._admitted(connection, plan, request, refusals(said))
         else:
             plan = replace(plan, steps=[])
         self.store.sessions.set_status(connection, branch.id, REPLAYING)
-        begun = Begun(
+        begun = NewOperation(
             kind=SWITCH,
             session_id=branch.external_session_id,
             user_id=request.user_id,
@@ -124,7 +129,7 @@ class Starter:
             owner=owner,
             request={
                 "sync": request.sync,
-                "seen": self.store.world.last(connection, branch.external_session_id),
+                "seen": self.store.world.last_seq(connection, branch.external_session_id),
                 "current": request.current,
                 "on_error": request.on_error,
                 "on_drift": request.on_drift,
@@ -141,7 +146,7 @@ class Starter:
             raise Stale
 
     @staticmethod
-    def _same(earlier: Found, request: Request, files: FilesAt | None) -> int:
+    def _same(earlier: StoredRow, request: Request, files: SnapshotRef | None) -> int:
         asked = as_object(earlier.request)
         conversation, brought = earlier.internal_session_id != earlier.source_id, asked.get("files")
         was = (earlier.kind, earlier.target_id, conversation, asked.get("tools"), asked.get("replay"), brought)
@@ -155,7 +160,7 @@ class Starter:
         return int(earlier.id)
 
     def _admitted(
-        self, connection: Connection, plan: RollbackPlan, request: Request | SwitchRequest, cannot: Cannot
+        self, connection: Connection, plan: RollbackPlan, request: Request | SwitchRequest, cannot: Refusals
     ) -> RollbackPlan:
         if plan.is_admissible:
             return plan
@@ -170,7 +175,7 @@ class Starter:
             nearest=f"{near.branch_name}#{near.number}" if near is not None else None,
         )
 
-    def require_there(self, connection: Connection, target: Found, label: str) -> None:
+    def require_checkpoint_exists(self, connection: Connection, target: StoredRow, label: str) -> None:
         """Check that a checkpoint still exists. The session is locked, so nobody else can delete it any more.
 
         Raises:
@@ -179,7 +184,7 @@ class Starter:
         if not self.store.checkpoints.find(connection, CHECKPOINT.c.id == target.id):
             raise NotFound(f"Checkpoint {label} has been deleted. To list the others, run agentgit log.")
 
-    def branch(self, connection: Connection, target: Found, name: str | None, source_id: int) -> int:
+    def branch(self, connection: Connection, target: StoredRow, name: str | None, source_id: int) -> int:
         """Create the new branch with the state of its branch point, not open yet, and return its id."""
         sessions, session_id = self.store.sessions, target.external_session_id
         source = sessions.branch(connection, source_id)
@@ -203,6 +208,6 @@ def refusals(said: dict[int, str]) -> dict[int, str]:
     return {id: why for id, why in said.items() if why}
 
 
-def _called(row: Found) -> str:
+def _called(row: StoredRow) -> str:
     place = f"{row.branch_name}#{row.number}"
     return f"{row.name!r} ({place})" if row.name else place

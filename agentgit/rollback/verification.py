@@ -19,15 +19,15 @@ from sqlalchemy import Connection
 
 from agentgit.async_api import WAITING_LOOP
 from agentgit.effects import RollbackPlan, ToolInvocation, invocation
-from agentgit.effects.invocation import and_verify
+from agentgit.effects.invocation import join_errors
 from agentgit.effects.registry import Registry
 from agentgit.errors import Conflict, InvalidInput, NotFound
 from agentgit.rollback.crash_recovery import recover_all_abandoned
-from agentgit.rollback.planner import Cannot
+from agentgit.rollback.planner import Refusals
 from agentgit.store.store import Store
-from agentgit.values import portable, told
+from agentgit.values import describe_error, portable
 
-Settle = Callable[[Awaitable[Any]], Any]
+Awaiter = Callable[[Awaitable[Any]], Any]
 """A function that waits for an awaitable and returns its result."""
 
 
@@ -44,7 +44,7 @@ def wait(awaitable: Awaitable[Any]) -> Any:
         return thread.submit(asyncio.run, settled()).result()
 
 
-def settle_here() -> Settle:
+def awaiter_for_current_loop() -> Awaiter:
     """Return a function that waits for awaitables, on the event loop that awaits this code if there is one."""
     loop = WAITING_LOOP.get()
     if loop is None or not loop.is_running() or loop is _running():
@@ -66,18 +66,18 @@ def _running() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def settled(settle: Settle, answer: Any) -> Any:
+def await_result(settle: Awaiter, answer: Any) -> Any:
     """Return the result of a user's function; wait for it if it is an awaitable."""
     return settle(answer) if inspect.isawaitable(answer) else answer
 
 
-def done(settle: Settle, answer: Any) -> Any:
-    """Return the result of a user's function as `settled` does, and check that the function has run.
+def await_completed_result(settle: Awaiter, answer: Any) -> Any:
+    """Return the result of a user's function as `await_result` does, and check that the function has run.
 
     Raises:
         InvalidInput: The function returned a generator, a `map` or a `filter`, none of whose steps has run.
     """
-    value = settled(settle, answer)
+    value = await_result(settle, answer)
     if inspect.isgenerator(value) or inspect.isasyncgen(value) or isinstance(value, (map, filter)):
         raise InvalidInput(f"it returned a {type(value).__name__} that has not run; consume it inside the function.")
     return value
@@ -85,7 +85,7 @@ def done(settle: Settle, answer: Any) -> Any:
 
 LOG = logging.getLogger("agentgit")
 
-Planning = Callable[[Connection, Cannot], RollbackPlan]
+PlanFactory = Callable[[Connection, Refusals], RollbackPlan]
 """A function that creates a plan, given the refusals of the prechecks."""
 
 
@@ -93,8 +93,8 @@ class Verdict(Enum):
     """The results of verifying an effect, other than `VerifiedCall` and `VerifyRaised`."""
 
     GONE = "not there"
-    UNSEEN = "not to be seen"
-    BLIND = "nobody can look"
+    UNDETERMINED = "not to be seen"
+    NO_VERIFY = "nobody can look"
 
 
 @dataclass(frozen=True)
@@ -120,12 +120,12 @@ class Verification:
         settle: A function that waits for an awaitable and returns its result.
     """
 
-    def __init__(self, store: Store, registry: Registry, settle: Settle) -> None:
+    def __init__(self, store: Store, registry: Registry, settle: Awaiter) -> None:
         self.store = store
         self.registry = registry
         self.settle = settle
 
-    def checked(self, plan: Planning) -> tuple[RollbackPlan, dict[int, str]]:
+    def plan_with_prechecks(self, plan: PlanFactory) -> tuple[RollbackPlan, dict[int, str]]:
         """Create a plan, run the prechecks of its reversals, and plan again if a precheck refuses.
 
         Prechecks are the user's functions and look at the world, so no transaction is open while they run.
@@ -150,10 +150,10 @@ class Verification:
         except NotFound as error:
             return str(error)
         try:
-            said = done(self.settle, check(call)) if check is not None else None
+            said = await_completed_result(self.settle, check(call)) if check is not None else None
         except Exception as error:  # noqa: BLE001  # any error of a user's function blocks the reversal and is reported
             _warn("precheck", call, "it is not reversed")
-            return f"its precheck raised {told(error)}"
+            return f"its precheck raised {describe_error(error)}"
         if said is None or said is True:
             return None
         return f"its precheck refused it{'' if said is False else f': {said}'}"
@@ -162,19 +162,19 @@ class Verification:
         with self.store.database.reading() as connection:
             return int(self.store.sessions.branch(connection, call.internal_session_id).external_session_id)
 
-    def look(self, session_id: int) -> None:
+    def verify_unsettled_calls(self, session_id: int) -> None:
         """Recover what dead processes held in a session, and verify the calls whose outcome is in doubt."""
         recover_all_abandoned(self.store, session_id)
         with self.store.database.reading() as connection:
-            standing = self.store.world.standing(connection, session_id)
+            standing = self.store.world.calls_in_effect(connection, session_id)
         for call in standing:
             if call.status in (invocation.UNKNOWN, invocation.REVERSE_UNKNOWN, invocation.REVERSE_FAILED):
                 self.verify(session_id, call)
 
     def verify(self, session_id: int, call: ToolInvocation) -> None:
         """Run the `verify` function of a call, and record whether the effect is in the world."""
-        seen = self.sees(session_id, call)
-        if isinstance(seen, VerifyRaised) or seen in (Verdict.UNSEEN, Verdict.BLIND):
+        seen = self.run_verify(session_id, call)
+        if isinstance(seen, VerifyRaised) or seen in (Verdict.UNDETERMINED, Verdict.NO_VERIFY):
             self._note(call, seen.error if isinstance(seen, VerifyRaised) else None)
             return
         there = isinstance(seen, VerifiedCall)
@@ -194,26 +194,26 @@ class Verification:
 
     def _note(self, call: ToolInvocation, raised: str | None) -> None:
         """Record what the `verify` function of a call raised, or remove an earlier error if it did not raise."""
-        error = and_verify(call.own_error, raised)
+        error = join_errors(call.own_error, raised)
         if error != call.error_message:
-            self.store.database.write(lambda c: self.store.journal.remark(c, call, error))
+            self.store.database.write(lambda c: self.store.journal.set_error_message(c, call, error))
 
-    def sees(self, session_id: int, call: ToolInvocation) -> VerifiedCall | Verdict | VerifyRaised:
+    def run_verify(self, session_id: int, call: ToolInvocation) -> VerifiedCall | Verdict | VerifyRaised:
         """Run the `verify` function of a call, and return whether the effect is in the world."""
         try:
             verify = self.registry.verify(session_id, call)
         except NotFound as error:
             LOG.info("Call %s of %r is not verified: %s.", call.id, call.tool_name, error)
-            return Verdict.UNSEEN
+            return Verdict.UNDETERMINED
         if verify is None:
-            return Verdict.BLIND
+            return Verdict.NO_VERIFY
         try:
-            seen = done(self.settle, verify(call))
+            seen = await_completed_result(self.settle, verify(call))
         except Exception as error:  # noqa: BLE001  # the outcome stays unknown, and a person decides
             _warn("verify", call, "its outcome stays unknown")
-            return VerifyRaised(told(error))
+            return VerifyRaised(describe_error(error))
         if seen is None:
-            return Verdict.UNSEEN
+            return Verdict.UNDETERMINED
         return Verdict.GONE if seen is False else VerifiedCall(None if seen is True else portable(seen))
 
 

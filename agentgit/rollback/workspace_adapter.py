@@ -18,12 +18,12 @@ from agentgit.effects.files import (
     WRITE,
     FileChange,
     FileChanges,
-    FilesAt,
+    SnapshotRef,
 )
 from agentgit.errors import AgentGitError, InvalidInput
-from agentgit.values import shown
+from agentgit.values import escape_path
 from agentgit.workspace.api import AUTO, Workspace
-from agentgit.workspace.locations import require_noted
+from agentgit.workspace.locations import require_known_storage
 from agentgit.workspace.modified_files import paths_of
 from agentgit.workspace.values import Restored, RestorePlan
 
@@ -31,8 +31,8 @@ HOLDER = "holder"
 """The key in the settings of a keeper for the holder of its snapshots."""
 
 
-class WorkspaceKeeper:
-    """Snapshots and restores the files of a session in a workspace; see `agentgit.effects.files.Keeper`.
+class LocalWorkspaceAdapter:
+    """Snapshots and restores the files of a session in a workspace; see `agentgit.effects.files.WorkspaceAdapter`.
 
     Args:
         workspace: The workspace.
@@ -53,12 +53,12 @@ class WorkspaceKeeper:
         """True if snapshots are taken automatically."""
         return self.workspace.auto_checkpoint
 
-    def take(self, why: str) -> FilesAt:
+    def take(self, why: str) -> SnapshotRef:
         """Take a snapshot, or use the one that matches the files; it is pinned while a checkpoint may need it."""
-        found = self.workspace.keep(why, kind=AUTO, holder=self.holder)
-        return FilesAt(snapshot=found.id, settings=self.settings)
+        found = self.workspace.ensure_snapshot(why, kind=AUTO, holder=self.holder)
+        return SnapshotRef(snapshot=found.id, settings=self.settings)
 
-    def before(self, tool_name: str, args: Mapping[str, Any]) -> None:
+    def back_up(self, tool_name: str, args: Mapping[str, Any]) -> None:
         """Save the files of the workspace that a tool call is about to change on the undo stack."""
         modifies = paths_of(tool_name, None, args)
         if modifies is None:
@@ -81,12 +81,12 @@ class WorkspaceKeeper:
         places = dict.fromkeys([os.path.join(self.workspace.workspace_dir, path), os.path.abspath(path)])
         return [place for place in places if self.workspace.holds(place)]
 
-    def plan(self, at: FilesAt, known: FilesAt | None = None) -> FileChanges:
-        """Return what `bring` would do."""
-        self._have(at)
+    def plan(self, at: SnapshotRef, known: SnapshotRef | None = None) -> FileChanges:
+        """Return what `restore` would do."""
+        self._fetch_snapshot(at)
         since, is_imported = None, known is not None and known.is_imported
         if known is not None and not is_imported and (self._is_here(known) or self._was_moved(known)):
-            self._have(known)
+            self._fetch_snapshot(known)
             since = known.snapshot
         plan: RestorePlan = self.workspace.plan_restore(at.snapshot, since=since)
         changed = self._there((*plan.restore, *plan.delete)) if is_imported else plan.changed
@@ -105,18 +105,18 @@ class WorkspaceKeeper:
         """Return the paths that exist. An imported session owns none of them."""
         return {path for path in paths if os.path.lexists(os.path.join(self.workspace.workspace_dir, path))}
 
-    def expect(self, at: FilesAt) -> None:
-        """Check that `bring` is possible.
+    def require_restorable(self, at: SnapshotRef) -> None:
+        """Check that `restore` is possible.
 
         Raises:
             AgentGitError: The snapshot or the directory is missing.
         """
-        self._have(at)
-        self.workspace.expect(at.snapshot)
+        self._fetch_snapshot(at)
+        self.workspace.require_restorable(at.snapshot)
 
-    def bring(self, at: FilesAt, known: FilesAt | None = None) -> FileChanges:
+    def restore(self, at: SnapshotRef, expected: SnapshotRef | None = None) -> FileChanges:
         """Restore the files. The caller has checked that nobody else has changed them, or forces the restore."""
-        self._have(at)
+        self._fetch_snapshot(at)
         done: Restored = self.workspace.restore(at.snapshot)
         changes = [FileChange(action=WRITE, path=path) for path in done.restored]
         changes += [FileChange(action=DELETE, path=path) for path in done.deleted]
@@ -125,7 +125,7 @@ class WorkspaceKeeper:
         changes += _of_left_out(done)
         changes += [
             FileChange(action=OVERWRITTEN, path=path, why=_kept_in(done.safety, path))
-            for path in self._overwritten(done, known)
+            for path in self._overwritten(done, expected)
         ]
         return FileChanges(
             workspace=self.workspace.workspace_dir,
@@ -135,28 +135,28 @@ class WorkspaceKeeper:
             everything=done.everything,
         )
 
-    def _overwritten(self, done: Restored, known: FilesAt | None) -> list[str]:
+    def _overwritten(self, done: Restored, known: SnapshotRef | None) -> list[str]:
         """List the files that somebody else wrote since the session last looked, and that a restore overwrote."""
         touched = [*done.restored, *done.deleted]
         if known is None or done.safety is None or not touched:
             return []
         before = done.id if known.is_imported else known.snapshot  # imported files have never been here
         try:
-            self._have(known)
+            self._fetch_snapshot(known)
             found = self.workspace.diff(before, done.safety, paths=touched)
         except AgentGitError:  # `known` cannot be read; the files are restored, and the result names `safety`
             return []
         return sorted({*found.added_files, *found.modified_files} & set(touched))
 
-    def _is_here(self, at: FilesAt) -> bool:
+    def _is_here(self, at: SnapshotRef) -> bool:
         """Return whether a snapshot was taken by this workspace."""
         return bool(at.settings.get("storage") == self.settings["storage"])
 
-    def _was_moved(self, at: FilesAt) -> bool:
+    def _was_moved(self, at: SnapshotRef) -> bool:
         """Return whether the directory of a snapshot is missing; it is then assumed to have been moved here."""
         return not self._is_here(at) and not os.path.isdir(str(at.settings.get("workspace")))
 
-    def _have(self, at: FilesAt) -> None:
+    def _fetch_snapshot(self, at: SnapshotRef) -> None:
         """Copy a snapshot of another workspace here, even if its directory was moved and only its storage is left."""
         if self._is_here(at):
             return
@@ -164,10 +164,10 @@ class WorkspaceKeeper:
         with closing(_opened(at.settings, to)) as source:
             self.workspace.adopt(source, at.snapshot, pinned=True)
 
-    def diff(self, a: FilesAt, b: FilesAt) -> Mapping[str, Any]:
+    def diff(self, a: SnapshotRef, b: SnapshotRef) -> Mapping[str, Any]:
         """Compare two snapshots, and return the fields of a `Diff` of checkpoints by name."""
-        self._have(a)
-        self._have(b)
+        self._fetch_snapshot(a)
+        self._fetch_snapshot(b)
         found = self.workspace.diff(a.snapshot, b.snapshot)
         return {
             "added_files": list(found.added_files),
@@ -176,11 +176,11 @@ class WorkspaceKeeper:
             "diff_content": found.diff_content,
         }
 
-    def release(self, at: FilesAt) -> None:
+    def release(self, at: SnapshotRef) -> None:
         """Release this holder's pin on a snapshot. No-op if the snapshot was deleted."""
         self.workspace.release_snapshot(at.snapshot, self.holder)
 
-    def hold(self, at: FilesAt) -> None:
+    def hold(self, at: SnapshotRef) -> None:
         """Pin a snapshot again that was released too early."""
         self.workspace.hold(at.snapshot, self.holder)
 
@@ -204,7 +204,7 @@ def _kept_in(safety: str | None, path: str) -> str:
 
 def attached(
     workspace: str | os.PathLike[str] | Workspace, *, holder: str, without: Sequence[str] = ()
-) -> WorkspaceKeeper:
+) -> LocalWorkspaceAdapter:
     """Return the keeper of a workspace or of a directory, which is created if it does not exist.
 
     Args:
@@ -216,17 +216,17 @@ def attached(
         os.makedirs(workspace, exist_ok=True)
         workspace = Workspace(workspace)
     workspace.leave_out(without)
-    return WorkspaceKeeper(workspace, holder)
+    return LocalWorkspaceAdapter(workspace, holder)
 
 
-def reopen(settings: Mapping[str, Any]) -> WorkspaceKeeper:
+def reopen(settings: Mapping[str, Any]) -> LocalWorkspaceAdapter:
     """Return the keeper of a workspace that another process attached.
 
     Raises:
         InvalidInput: The directory does not exist here, or the settings are not valid.
         NotAllowed: No program of this user has opened the workspace before.
     """
-    return WorkspaceKeeper(_opened(settings), str(settings.get(HOLDER)))
+    return LocalWorkspaceAdapter(_opened(settings), str(settings.get(HOLDER)))
 
 
 def _opened(settings: Mapping[str, Any], moved_to: str | None = None) -> Workspace:
@@ -238,9 +238,9 @@ def _opened(settings: Mapping[str, Any], moved_to: str | None = None) -> Workspa
     """
     storage, workspace = str(settings.get("storage")), str(settings.get("workspace"))
     if settings.get("environment"):
-        require_noted(storage, None if moved_to is not None else workspace)
+        require_known_storage(storage, None if moved_to is not None else workspace)
     options = {name: value for name, value in settings.items() if name not in (HOLDER, IMPORTED)}
     try:
         return Workspace.of({**options, "storage": storage, "workspace": moved_to or workspace})
     except TypeError as error:
-        raise InvalidInput(f"The settings of the workspace {shown(workspace)} are invalid: {error}.") from error
+        raise InvalidInput(f"The settings of the workspace {escape_path(workspace)} are invalid: {error}.") from error

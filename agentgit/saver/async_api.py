@@ -14,11 +14,11 @@ from langgraph.checkpoint.base import (
     DeltaChannelHistory,
 )
 
-from agentgit.saver.thread_operations import WholeThreads
+from agentgit.saver.thread_operations import ThreadOperations
 from agentgit.store.maintenance.gc import Collected
 
 
-class AsyncTwins(WholeThreads):
+class AsyncTwins(ThreadOperations):
     """The async half of LangGraph's `BaseCheckpointSaver`, implemented with the sync half."""
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:

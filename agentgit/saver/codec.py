@@ -33,11 +33,11 @@ from agentgit.saver.leaf_codec import (
     type_names,
     write,
 )
-from agentgit.saver.message_cache import KnownMessages
+from agentgit.saver.message_cache import MessageCache
 from agentgit.store.objects.blobs import Leaf, leaf
 from agentgit.store.objects.content import Body, Encoded, Part
-from agentgit.store.objects.lru import Recent
-from agentgit.store.objects.plain_values import MESSAGE, MESSAGE_MSGPACK, MESSAGES, MSGPACK, READERS, RUNS, SEALED
+from agentgit.store.objects.lru import LRUCache
+from agentgit.store.objects.plain_values import CUSTOM_SERDE, MESSAGE, MESSAGE_MSGPACK, MESSAGES, MSGPACK, READERS, RUNS
 
 KNOWN_BYTES = 32 * 2**20
 
@@ -54,7 +54,7 @@ class Codec:
         self.serde = serde
         self._reader, self._learns = serde, learns
         self._learned: set[tuple[str, str]] = set()
-        self._known_messages = KnownMessages(self.leaf)
+        self._known_messages = MessageCache(self.leaf)
 
     def encode(self, value: Any) -> Encoded:
         """Encode a value as stored content.
@@ -133,7 +133,7 @@ class Codec:
         return rebuild(value) if stored.type in MESSAGES else value
 
     def _load(self, stored: Leaf) -> Any:
-        if stored.type == SEALED:
+        if stored.type == CUSTOM_SERDE:
             raise InvalidInput(
                 "A value was written with another serializer. Open the database with it: SQLModelSaver(…, serde=…)."
             )
@@ -159,7 +159,7 @@ class SealedCodec(Codec):
     def __init__(self, serde: SerializerProtocol) -> None:
         super().__init__(serde)
         self._plain = Codec(JsonPlusSerializer(allowed_msgpack_modules=None))
-        self._known: Recent[bytes, Leaf] = Recent(KNOWN_BYTES, lambda sealed: len(sealed.data) + 256)
+        self._known: LRUCache[bytes, Leaf] = LRUCache(KNOWN_BYTES, lambda sealed: len(sealed.data) + 256)
 
     def _part(self, value: Any) -> Part:
         return list(map(self.leaf, value)) if type(value) is list else self.leaf(value)
@@ -180,12 +180,12 @@ class SealedCodec(Codec):
         known = self._known.get(name) if name is not None else None
         if known is None:
             kind, data = _dump(self.serde, value)
-            known = leaf(SEALED, kind.encode() + b"\0" + data)
+            known = leaf(CUSTOM_SERDE, kind.encode() + b"\0" + data)
             self._remember(name, known)
         return known
 
     def _value(self, stored: Leaf) -> Any:
-        if stored.type != SEALED:
+        if stored.type != CUSTOM_SERDE:
             return self._plain._value(stored)  # written before this serializer came into use
         kind, _, data = stored.data.partition(b"\0")
         if isinstance(self.serde, EncryptedSerializer) and b"+" not in kind:

@@ -24,7 +24,7 @@ from agentgit.saver.leaf_codec import ALONE_BYTES
 from agentgit.store.objects.blobs import Leaf
 from agentgit.store.objects.content import Body, Encoded, Part
 from agentgit.store.objects.plain_values import READERS, RUNS
-from agentgit.store.threads.graph_rows import Earlier, Fold, Made
+from agentgit.store.threads.graph_rows import Earlier, Fold, FoldedValue
 from agentgit.store.threads.lifecycle import DELTA_COUNTERS
 
 Channels = Mapping[str, Any]
@@ -38,7 +38,7 @@ LEAF_BYTES = 256
 """The approximate overhead of a leaf in memory, in bytes."""
 
 
-class Live(NamedTuple):
+class DecodedValue(NamedTuple):
     """A decoded value, from which the next value can be computed.
 
     Args:
@@ -78,7 +78,7 @@ def _fold(codec: Codec, known: Any) -> Fold:
     """Return the fold function of one channel, which uses the channel's reducer or else LangGraph's for messages."""
     channel = known if isinstance(known, DeltaChannel) else _MESSAGES
 
-    def fold(before: Made | None, new: Sequence[Body], earlier: Earlier) -> Made | None:
+    def fold(before: FoldedValue | None, new: Sequence[Body], earlier: Earlier) -> FoldedValue | None:
         made_of = (None, ()) if before is not None else earlier()
         if made_of is None:
             return None
@@ -86,7 +86,7 @@ def _fold(codec: Codec, known: Any) -> Fold:
         try:
             writes = [codec.decode(body) for body in (*old, *new)]
             if before is None:
-                start = channel.typ() if seed is None else whole(codec.decode(seed))
+                start = channel.typ() if seed is None else unwrap_snapshot(codec.decode(seed))
             elif channel.reducer is messages_delta_reducer and (longer := _append(codec, before, writes)) is not None:
                 return longer
             else:
@@ -102,7 +102,7 @@ def _fold(codec: Codec, known: Any) -> Fold:
     return fold
 
 
-def _append(codec: Codec, before: Made, writes: Sequence[Any]) -> Made | None:
+def _append(codec: Codec, before: FoldedValue, writes: Sequence[Any]) -> FoldedValue | None:
     """Append messages without looking at the old ones; None if LangGraph's reducer might not treat them as new."""
     value, ids = before.live.value, before.live.ids
     new = [message for write in writes for message in (write if isinstance(write, list) else [write])]
@@ -115,11 +115,11 @@ def _append(codec: Codec, before: Made, writes: Sequence[Any]) -> Made | None:
         return None
     ids.update(fresh)
     body, longer = [*kept, *encoded.body], [*value, *new]
-    live = Live(longer, range(1, len(longer) + 1), ids=ids)
-    return Made(Encoded(body, len(longer)), live, before.weight + _size(encoded.body))
+    live = DecodedValue(longer, range(1, len(longer) + 1), ids=ids)
+    return FoldedValue(Encoded(body, len(longer)), live, before.weight + _size(encoded.body))
 
 
-def whole(value: Any) -> Any:
+def unwrap_snapshot(value: Any) -> Any:
     """Unwrap a `DeltaSnapshot`, in which LangGraph stores the full value of a DeltaChannel."""
     return value.value if isinstance(value, DeltaSnapshot) else value
 
@@ -135,7 +135,7 @@ def _are_messages(start: Any, writes: Sequence[Any]) -> bool:
 # -- encoding
 
 
-def encode(codec: Codec, value: Any, before: Made | None = None) -> Made:
+def encode(codec: Codec, value: Any, before: FoldedValue | None = None) -> FoldedValue:
     """Encode the value of a DeltaChannel. Equal values are stored under the same hash.
 
     Args:
@@ -150,13 +150,13 @@ def encode(codec: Codec, value: Any, before: Made | None = None) -> Made:
     return (_encode_list(codec, value, before) if type(value) is list else None) or _encode_whole(codec, value)
 
 
-def _encode_whole(codec: Codec, value: Any) -> Made:
+def _encode_whole(codec: Codec, value: Any) -> FoldedValue:
     encoded = codec.encode(value)
     ends = _ends(encoded.body, 0) if isinstance(encoded.body, list) else ()
-    return Made(encoded, Live(value, ends, ids=_ids(encoded, value)), _size(encoded.body))
+    return FoldedValue(encoded, DecodedValue(value, ends, ids=_ids(encoded, value)), _size(encoded.body))
 
 
-def _encode_list(codec: Codec, value: list[Any], before: Made | None) -> Made | None:
+def _encode_list(codec: Codec, value: list[Any], before: FoldedValue | None) -> FoldedValue | None:
     """Encode only the items after the beginning that a list shares with an earlier one; None if that is impossible."""
     if before is None or not isinstance(before.encoded.body, list):
         return None
@@ -171,7 +171,7 @@ def _encode_list(codec: Codec, value: list[Any], before: Made | None) -> Made | 
     body = [*before.encoded.body[:leaves], *rest.body]
     ends = [*before.live.ends[:leaves], *_ends(rest.body, start)]
     encoded = Encoded(body, None if rest.messages is None else len(value))
-    return Made(encoded, Live(value, ends, ids=_ids(encoded, value)), before.weight + _size(rest.body))
+    return FoldedValue(encoded, DecodedValue(value, ends, ids=_ids(encoded, value)), before.weight + _size(rest.body))
 
 
 def _ids(encoded: Encoded, value: Any) -> set[str | None] | None:
@@ -183,7 +183,7 @@ def _ends(leaves: Sequence[Leaf], start: int) -> list[int]:
     return list(accumulate(sizes, initial=start))[1:]
 
 
-def _encode_dict(codec: Codec, value: dict[str, Any], before: Made | None) -> Made:
+def _encode_dict(codec: Codec, value: dict[str, Any], before: FoldedValue | None) -> FoldedValue:
     """Encode a dict. With large values (such as an agent's files) it becomes a record, so each is stored only once."""
     held, old = (before.live.parts, before.live.value) if before is not None else ({}, {})
     parts = {
@@ -191,8 +191,10 @@ def _encode_dict(codec: Codec, value: dict[str, Any], before: Made | None) -> Ma
     }
     weight = sum(size for _, size in parts.values())
     if weight < len(parts) * (ALONE_BYTES + LEAF_BYTES) or not parts:
-        return Made(codec.encode(value), Live(value, parts=parts), weight)
-    return Made(Encoded({name: part for name, (part, _) in parts.items()}), Live(value, parts=parts), weight)
+        return FoldedValue(codec.encode(value), DecodedValue(value, parts=parts), weight)
+    return FoldedValue(
+        Encoded({name: part for name, (part, _) in parts.items()}), DecodedValue(value, parts=parts), weight
+    )
 
 
 def _part(codec: Codec, value: Any) -> tuple[Part, int]:

@@ -42,7 +42,7 @@ RUN_BYTES = 1024
 ALONE_BYTES = 256
 """The size in bytes from which a list item is stored on its own, outside of a run."""
 
-DEEPEST = 250
+MAX_JSON_DEPTH = 250
 """The greatest nesting depth that is stored as JSON; deeper values go through the serializer."""
 
 _EXACT = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
@@ -60,7 +60,7 @@ def is_plain(value: Any, *, finite: bool = True) -> bool:
         (True, False, False, False)
     """
     level = [value]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_JSON_DEPTH):
         below: list[Any] = []
         for item in level:
             kind = type(item)
@@ -80,7 +80,7 @@ def is_plain(value: Any, *, finite: bool = True) -> bool:
     return False
 
 
-def _quick(value: Any) -> bytes | None:
+def _dump_with_orjson(value: Any) -> bytes | None:
     """Encode a value as JSON with orjson; None if orjson refuses it."""
     try:
         return orjson.dumps(value, option=_EXACT)
@@ -88,7 +88,7 @@ def _quick(value: Any) -> bytes | None:
         return None
 
 
-def _slow(value: Any) -> bytes | None:
+def _dump_with_json(value: Any) -> bytes | None:
     """Encode what orjson refuses or changes: lone surrogates, integers beyond 64 bits, NaN. None if it is not plain."""
     try:
         text = json.dumps(value, separators=(",", ":"))
@@ -99,10 +99,10 @@ def _slow(value: Any) -> bytes | None:
 
 def write(value: Any) -> tuple[bytes, bool] | None:
     """Encode a plain value as JSON, and return whether orjson can read it; None if the value is not plain."""
-    data = _quick(value)
+    data = _dump_with_orjson(value)
     if data is not None and is_plain(value):
         return data, True
-    data = _slow(value)
+    data = _dump_with_json(value)
     return (data, False) if data is not None else None
 
 
@@ -129,12 +129,12 @@ def stored_form(message: BaseMessage) -> dict[str, Any] | None:
 
 def message_leaf(stored: dict[str, Any]) -> Leaf | None:
     """Encode a message's stored form as JSON; None if JSON would change it."""
-    quick = _quick(stored)
+    quick = _dump_with_orjson(stored)
     # Nearly all fields are strings or empty; only the others need the full check.
     parts = stored["data"].values()
     if quick is not None and all(type(part) is str or _is_empty(part) or is_plain(part) for part in parts):
         return leaf(MESSAGE, quick)
-    slow = _slow(stored)
+    slow = _dump_with_json(stored)
     return leaf(MESSAGE_PY, slow) if slow is not None else None
 
 

@@ -13,7 +13,7 @@ from langchain_core.messages import BaseMessage
 
 from agentgit.saver.leaf_codec import MESSAGE_TYPES, assemble, fits, rebuild_all
 from agentgit.store.objects.blobs import Leaf
-from agentgit.store.objects.lru import Recent
+from agentgit.store.objects.lru import LRUCache
 from agentgit.store.objects.plain_values import MESSAGE
 
 KNOWN_BYTES = 64 * 2**20
@@ -65,7 +65,7 @@ class _Known(NamedTuple):
         return cls(leaf, kind, fields | orjson.loads(written), written, None if easy else dump())
 
 
-class KnownMessages:
+class MessageCache:
     """A cache that maps messages to leaves, and leaves to messages.
 
     A message is looked up by its id, or by its text if it has no id, and then compared with the entry in full, because
@@ -77,8 +77,8 @@ class KnownMessages:
 
     def __init__(self, encode: Callable[[BaseMessage], Leaf]) -> None:
         self._encode = encode
-        self._by_name: Recent[str, _Known] = Recent(KNOWN_BYTES, _weight)
-        self._by_leaf: Recent[bytes, _Known] = Recent(KNOWN_BYTES, _weight)
+        self._by_name: LRUCache[str, _Known] = LRUCache(KNOWN_BYTES, _weight)
+        self._by_leaf: LRUCache[bytes, _Known] = LRUCache(KNOWN_BYTES, _weight)
 
     def leaves(self, messages: Sequence[BaseMessage]) -> list[Leaf]:
         """Encode messages as leaves.

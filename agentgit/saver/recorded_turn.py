@@ -16,7 +16,7 @@ Before = Callable[[Connection], After]
 """A function that is called before a put, in its transaction, and returns a function to call there after the put."""
 
 
-class Beside(NamedTuple):
+class PutHook(NamedTuple):
     """The additional work in the transaction of a put.
 
     Args:
@@ -33,12 +33,12 @@ class Beside(NamedTuple):
 class RecordedTurn(Protocol):
     """The part of a turn that a saver uses. The turn's own transaction makes the puts during the turn durable."""
 
-    def on_put(self, place: GraphKey) -> AbstractContextManager[Beside]:
+    def on_put(self, place: GraphKey) -> AbstractContextManager[PutHook]:
         """Return a context manager around the put of a graph checkpoint; it yields the work for its transaction."""
 
     def on_read(self, thread: str, ns: str, found: GraphKey | None) -> None:
         """Record that the graph looked for a checkpoint, and which one it found."""
 
 
-NOTHING_ELSE = Beside(before=lambda connection: lambda: None, is_alone=True)
+NOTHING_ELSE = PutHook(before=lambda connection: lambda: None, is_alone=True)
 """No additional work."""

@@ -40,7 +40,7 @@ from agentgit.store.schema import schema
 from agentgit.store.schema.tenants import ensure_tenant
 from agentgit.store.sql.encryption import keyring_from
 from agentgit.store.threads.append_if_head import BranchHold
-from agentgit.store.threads.graph_store import Draft, Found, GraphKey, GraphStore, Pending, Task
+from agentgit.store.threads.graph_store import Draft, GraphCheckpoint, GraphKey, GraphStore, Pending, Task
 from agentgit.values import from_json
 
 PAGE = 16
@@ -142,7 +142,7 @@ class SQLModelSaver(AsyncTwins):
         shared = self._shared
         if shared.store is None:
             if shared.tenant_id is None:
-                schema.ready(self.database)
+                schema.prepare(self.database)
                 shared.tenant_id = ensure_tenant(self.database)
                 shared.database = shared.database.bound(shared.tenant_id)
                 unlock(self.database, shared.tenant_id)
@@ -182,7 +182,7 @@ class SQLModelSaver(AsyncTwins):
 
     def _address(self, config: RunnableConfig) -> tuple[str, str, str | None]:
         thread, ns, checkpoint_id = address(config)
-        return self._reached(thread), ns, checkpoint_id
+        return self._require_access(thread), ns, checkpoint_id
 
     # -- reading
 
@@ -219,10 +219,10 @@ class SQLModelSaver(AsyncTwins):
         """
         which = scope(config)
         if which.thread is not None:
-            self._reached(which.thread)
+            self._require_access(which.thread)
         wanted = from_json(compact(filter or {}))
         older = get_checkpoint_id(before) if before else None
-        last: Found | None = None
+        last: GraphCheckpoint | None = None
         left = limit if limit is not None else -1
         store = self.store
         while left != 0:
@@ -238,14 +238,16 @@ class SQLModelSaver(AsyncTwins):
             last = page[-1]
 
     def _tuples(
-        self, connection: Connection, store: GraphStore, chosen: Sequence[tuple[Found, Sequence[Pending]]]
+        self, connection: Connection, store: GraphStore, chosen: Sequence[tuple[GraphCheckpoint, Sequence[Pending]]]
     ) -> Iterator[CheckpointTuple]:
         """Read all values at once, but build the tuples one by one: each contains a conversation as Python objects."""
         hashes = {key for found, _ in chosen for key in found.channels.values()}
         bodies = store.content.get(connection, hashes.union(write.value for _, each in chosen for write in each))
         return (self._tuple(found, writes, bodies) for found, writes in chosen)
 
-    def _tuple(self, found: Found, writes: Sequence[Pending], bodies: Mapping[bytes, Body]) -> CheckpointTuple:
+    def _tuple(
+        self, found: GraphCheckpoint, writes: Sequence[Pending], bodies: Mapping[bytes, Body]
+    ) -> CheckpointTuple:
         values = {name: self._value(found, name, bodies[key]) for name, key in found.channels.items()}
         checkpoint: _StoredCheckpoint = {
             "v": found.header["v"],
@@ -294,7 +296,7 @@ class SQLModelSaver(AsyncTwins):
                 found[name]["seed"] = self._value(seeds[name], name, bodies[seeds[name].channels[name]])
         return found
 
-    def _value(self, found: Found, name: str, body: Any) -> Any:
+    def _value(self, found: GraphCheckpoint, name: str, body: Any) -> Any:
         value = self.codec.decode(body)
         return DeltaSnapshot(value) if name in found.header.get(SNAPSHOTS, ()) else value
 

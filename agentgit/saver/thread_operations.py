@@ -12,10 +12,10 @@ from agentgit.errors import InvalidInput
 from agentgit.store.database import Database
 from agentgit.store.maintenance.gc import Collected, collect
 from agentgit.store.threads.graph_store import GraphStore
-from agentgit.store.threads.lifecycle import OF_SESSIONS
+from agentgit.store.threads.lifecycle import SESSION_THREAD_PREFIX
 
 
-class WholeThreads(BaseCheckpointSaver[float]):
+class ThreadOperations(BaseCheckpointSaver[float]):
     """The part of LangGraph's `BaseCheckpointSaver` that copies and deletes threads, and garbage collection."""
 
     sessions: bool
@@ -31,17 +31,17 @@ class WholeThreads(BaseCheckpointSaver[float]):
     def store(self) -> GraphStore:
         """The graph checkpoints of this saver's tenant."""
 
-    def _reached(self, thread_id: object) -> str:
+    def _require_access(self, thread_id: object) -> str:
         """Return the id of a thread, if this saver may access it.
 
         Raises:
             InvalidInput: The thread belongs to a session.
         """
         thread = str(thread_id)
-        if thread.startswith(OF_SESSIONS) and not self.sessions:
+        if thread.startswith(SESSION_THREAD_PREFIX) and not self.sessions:
             raise InvalidInput(
-                f"Thread {thread!r} belongs to a session, as its id begins with {OF_SESSIONS}. Use the session, with "
-                "repo.wrap(...), or SQLModelSaver(..., sessions=True), which can break the session."
+                f"Thread {thread!r} belongs to a session, as its id begins with {SESSION_THREAD_PREFIX}. Use the "
+                "session, with repo.wrap(...), or SQLModelSaver(..., sessions=True), which can break the session."
             )
         return thread
 
@@ -51,7 +51,7 @@ class WholeThreads(BaseCheckpointSaver[float]):
         Raises:
             InvalidInput: The thread belongs to a session.
         """
-        store, thread = self.store, self._reached(thread_id)
+        store, thread = self.store, self._require_access(thread_id)
         self.database.write(lambda connection: store.delete_thread(connection, thread))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
@@ -66,7 +66,11 @@ class WholeThreads(BaseCheckpointSaver[float]):
             Conflict: The target already has checkpoints.
             InvalidInput: One of the threads belongs to a session.
         """
-        store, source, target = self.store, self._reached(source_thread_id), self._reached(target_thread_id)
+        store, source, target = (
+            self.store,
+            self._require_access(source_thread_id),
+            self._require_access(target_thread_id),
+        )
         self.database.write(lambda connection: store.copy_thread(connection, source, target))
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
@@ -82,7 +86,7 @@ class WholeThreads(BaseCheckpointSaver[float]):
         """
         if strategy not in ("keep_latest", "delete"):
             raise InvalidInput(f"strategy must be 'keep_latest' or 'delete', not {strategy!r}.")
-        store, threads = self.store, [self._reached(thread_id) for thread_id in thread_ids]
+        store, threads = self.store, [self._require_access(thread_id) for thread_id in thread_ids]
         verb = store.prune if strategy == "keep_latest" else store.delete_thread
 
         def work(connection: Connection) -> None:

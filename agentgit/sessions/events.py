@@ -70,7 +70,7 @@ KINDS: Mapping[str, str] = {
 }
 """The kinds of events, each with its meaning."""
 
-NOWHERE = 0
+NO_SESSION = 0
 """The session id of events that belong to no session."""
 
 
@@ -177,7 +177,9 @@ def tips_of(text: str) -> list[Tip]:
             continue
         try:
             tip = orjson.loads(line)
-            found.append(Tip(session_id=tip["session_id"] or NOWHERE, number=int(tip["number"]), hash=str(tip["hash"])))
+            found.append(
+                Tip(session_id=tip["session_id"] or NO_SESSION, number=int(tip["number"]), hash=str(tip["hash"]))
+            )
         except (TypeError, KeyError, ValueError) as error:
             raise InvalidInput(
                 f"Line {number} is not a tip of an audit trail. Give whole lines, as `agentgit audit tips` wrote them."
@@ -185,7 +187,7 @@ def tips_of(text: str) -> list[Tip]:
     return found
 
 
-def chosen(patterns: str | Sequence[str]) -> frozenset[str]:
+def match_kinds(patterns: str | Sequence[str]) -> frozenset[str]:
     """Return the kinds of events that match patterns.
 
     Args:
@@ -195,7 +197,7 @@ def chosen(patterns: str | Sequence[str]) -> frozenset[str]:
         InvalidInput: A pattern matches no kind.
 
     Example:
-        >>> sorted(chosen("tag.*"))
+        >>> sorted(match_kinds("tag.*"))
         ['tag.created', 'tag.deleted']
     """
     found: set[str] = set()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from agentgit.values import Listed
+from agentgit.values import TableList
 
 ROLES = {"human": "user", "ai": "assistant", "tool": "tool", "system": "system"}
 
@@ -67,5 +67,5 @@ def unanswered(messages: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(waiting)
 
 
-class History(Listed[dict[str, Any]]):
+class History(TableList[dict[str, Any]]):
     """A list of shown messages in order. A notebook displays it folded."""

@@ -97,7 +97,7 @@ OnProgress: TypeAlias = Callable[[int, int], None]
 """A progress callback. It receives the number of items that are done, and the total number."""
 
 
-class Parts:
+class ProgressParts:
     """Reports the progress of work that has several parts, one after the other.
 
     Args:
@@ -106,8 +106,8 @@ class Parts:
 
     Example:
         >>> told = []
-        >>> parts = Parts(lambda done, total: told.append((done, total)), {"a": 3, "b": 2})
-        >>> list(parts.over("a", [[1, 2], [3]])), list(parts.over("b", [[4]])), told
+        >>> parts = ProgressParts(lambda done, total: told.append((done, total)), {"a": 3, "b": 2})
+        >>> list(parts.iterate("a", [[1, 2], [3]])), list(parts.iterate("b", [[4]])), told
         ([1, 2, 3], [4], [(2, 5), (3, 5), (3, 5), (4, 5), (5, 5)])
     """
 
@@ -117,20 +117,20 @@ class Parts:
         names = list(self._sizes)
         self._begins = {name: sum(self._sizes[one] for one in names[:n]) for n, name in enumerate(names)}
 
-    def over(self, name: str, pages: Iterable[Sequence[T]]) -> Iterator[T]:
+    def iterate(self, name: str, pages: Iterable[Sequence[T]]) -> Iterator[T]:
         """Yield the items of a part from pages, and report progress after each page; at the end, the part is done."""
         done = 0
         for page in pages:
             yield from page
             done += len(page)
-            self._tell(name, done)
+            self._report(name, done)
         self.end(name)
 
     def end(self, name: str) -> None:
         """Report that a part is done."""
-        self._tell(name, self._sizes.get(name, 0))
+        self._report(name, self._sizes.get(name, 0))
 
-    def _tell(self, name: str, done: int) -> None:
+    def _report(self, name: str, done: int) -> None:
         if self._progress is not None:
             there = self._begins.get(name, 0) + min(done, self._sizes.get(name, 0))
             self._progress(there, sum(self._sizes.values()))

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, NamedTuple
 
 from agentgit.errors import InvalidInput
-from agentgit.values import Deferred, Listed, Shown
+from agentgit.values import Deferred, Displayable, TableList
 
 OPEN = "open"
 RUNNING = "running"
@@ -18,7 +18,7 @@ PARTIAL = "partial"
 _EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 
 
-class SessionMark(NamedTuple):
+class SessionCursor(NamedTuple):
     """A position in a list of sessions: after the session with this `updated_at` and this id."""
 
     at: datetime
@@ -26,7 +26,7 @@ class SessionMark(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class ExternalSession(Shown):
+class ExternalSession(Displayable):
     """A session: one conversation with one owner, a tree of branches and one world.
 
     Args:
@@ -64,7 +64,7 @@ class ExternalSession(Shown):
 
     @property
     def cursor(self) -> str:
-        """The position of this session in a list of sessions, as text. `place_of` reads it."""
+        """The position of this session in a list of sessions, as text. `parse_cursor` reads it."""
         return f"{(self.updated_at - _EPOCH) // _MICROSECOND}-{self.id}"
 
 
@@ -78,7 +78,7 @@ def require_limit(limit: object, of: str) -> None:
         raise InvalidInput(f"limit={limit!r} is not a number of {of}; give 1 or more.")
 
 
-def place_of(after: ExternalSession | str | None) -> SessionMark | None:
+def parse_cursor(after: ExternalSession | str | None) -> SessionCursor | None:
     """Return the position after which a list of sessions continues.
 
     Args:
@@ -88,21 +88,21 @@ def place_of(after: ExternalSession | str | None) -> SessionMark | None:
         InvalidInput: `after` is neither a session nor a valid cursor.
 
     Example:
-        >>> place_of("1767225600000000-7").id
+        >>> parse_cursor("1767225600000000-7").id
         7
     """
     if after is None:
         return None
     if isinstance(after, ExternalSession):
-        return SessionMark(after.updated_at, after.id)
+        return SessionCursor(after.updated_at, after.id)
     match = re.fullmatch(r"([0-9]{1,17})-([0-9]{1,16})", after) if isinstance(after, str) else None
     if match is None:
         raise InvalidInput(f"after={after!r} is not a place in a list of sessions. Give the last of the previous page.")
-    return SessionMark(_EPOCH + int(match[1]) * _MICROSECOND, min(int(match[2]), 2**53))
+    return SessionCursor(_EPOCH + int(match[1]) * _MICROSECOND, min(int(match[2]), 2**53))
 
 
 @dataclass(kw_only=True, repr=False)
-class InternalSession(Shown, Deferred):
+class InternalSession(Displayable, Deferred):
     """A branch: one line of execution in a session, and one LangGraph thread.
 
     Args:
@@ -144,9 +144,9 @@ class InternalSession(Shown, Deferred):
         return f"<InternalSession {self.id} {self.name} ({self.status}): {counts}>"
 
 
-class Sessions(Listed[ExternalSession]):
+class Sessions(TableList[ExternalSession]):
     """A list of sessions. A notebook shows it as a table."""
 
 
-class Branches(Listed[InternalSession]):
+class Branches(TableList[InternalSession]):
     """A list of branches. A notebook shows it as a table."""

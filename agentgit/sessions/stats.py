@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
 
 from agentgit.errors import InvalidInput
-from agentgit.values import Drawn
+from agentgit.values import PrintableDrawing
 
 Prices: TypeAlias = Mapping[str, Sequence[float]]
 """Prices of a million tokens, by the name of the model: of input, of output and, if they differ from that of input, of
@@ -60,7 +60,7 @@ def added(usages: Iterable[Usage]) -> dict[str, UsedTokens]:
     return sums
 
 
-def beyond(now: Usage, before: Usage) -> dict[str, UsedTokens]:
+def subtract_usage(now: Usage, before: Usage) -> dict[str, UsedTokens]:
     """Return the tokens that were used since an earlier usage was counted. Models without new usage are left out."""
     used = {
         model: UsedTokens(*(max(0, a - b) for a, b in zip(tokens, before.get(model, UsedTokens()), strict=True)))
@@ -231,7 +231,7 @@ class BranchFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stats(Drawn):
+class Stats(PrintableDrawing):
     """The statistics of a session, a branch, or all sessions of a user.
 
     Args:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from agentgit.errors import NotFound
-from agentgit.values import Drawn
+from agentgit.values import PrintableDrawing
 
 if TYPE_CHECKING:
     from agentgit.effects import ToolInvocation
@@ -74,7 +74,7 @@ class Branch:
 
 
 @dataclass(kw_only=True)
-class Tree(Drawn):
+class Tree(PrintableDrawing):
     """The tree of a session's branches. `str(tree)` draws it.
 
     Args:
@@ -153,7 +153,7 @@ class ExploredBranch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exploration(Drawn):
+class Exploration(PrintableDrawing):
     """The results of an exploration. `str` returns a table of the leaves.
 
     Args:

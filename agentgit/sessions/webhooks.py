@@ -89,18 +89,18 @@ class WebhookHosts:
                 names.add(plain_name(one))
         return cls(frozenset(names), tuple(networks))
 
-    def require_written(self, host: str) -> None:
+    def require_allowed_literal(self, host: str) -> None:
         """Check that a host which is written as an address, in any notation, may receive webhooks.
 
         Raises:
             InvalidInput: The host is an address that is neither public nor allowed, or `localhost` without permission.
         """
-        address = _written(host)
+        address = _literal_address(host)
         kind = None if address is None or plain_name(host) in self.names else self._refused(address)
         if kind is not None:
             raise InvalidInput(_refusal(kind))
 
-    def require_resolved(self, host: str, addresses: Iterable[str]) -> None:
+    def require_allowed_addresses(self, host: str, addresses: Iterable[str]) -> None:
         """Check that all addresses of a host may receive webhooks.
 
         Args:
@@ -160,7 +160,7 @@ def _embedded(address: Address) -> Address:
     return address.ipv4_mapped or address.sixtofour or address
 
 
-def _written(host: str) -> Address | None:
+def _literal_address(host: str) -> Address | None:
     """Return the address that a host spells out, also in notations of the C library like `0x7f.1`; None for a name."""
     name = plain_name(host)
     try:
@@ -185,7 +185,7 @@ PREFIX = "whsec_"
 NO_SECRET = "env:"  # noqa: S105  # a prefix, not a secret
 """A prefix that secrets must not have: users would expect a variable's value, but the literal text would be the key."""
 
-SHORTEST = 24
+MIN_SECRET_BYTES = 24
 """The least number of bytes of a secret."""
 
 PENDING, DEAD = "pending", "dead"
@@ -276,12 +276,12 @@ def key_of(secret: str) -> bytes:
         key = base64.b64decode(secret[len(PREFIX) :], validate=True) if secret.startswith(PREFIX) else secret.encode()
     except (binascii.Error, UnicodeEncodeError) as error:
         raise InvalidInput("A secret must be base64 after whsec_. To generate one, leave it out.") from error
-    if len(key) < SHORTEST:
-        raise InvalidInput(f"A secret must have at least {SHORTEST} bytes. To generate one, leave it out.")
+    if len(key) < MIN_SECRET_BYTES:
+        raise InvalidInput(f"A secret must have at least {MIN_SECRET_BYTES} bytes. To generate one, leave it out.")
     return key
 
 
-def signed(secret: str, message_id: str, body: bytes, timestamp: int | None = None) -> dict[str, str]:
+def sign(secret: str, message_id: str, body: bytes, timestamp: int | None = None) -> dict[str, str]:
     """Return the headers that sign a message.
 
     Args:
@@ -313,7 +313,7 @@ def verify(secret: str, headers: Mapping[str, str], body: bytes, now: float | No
 
     Example:
         >>> secret = new_secret()
-        >>> headers = signed(secret, "evt_1", b"{}")
+        >>> headers = sign(secret, "evt_1", b"{}")
         >>> verify(secret, headers, b"{}")
         >>> verify(secret, headers, b"{} ")
         Traceback (most recent call last):
@@ -324,7 +324,7 @@ def verify(secret: str, headers: Mapping[str, str], body: bytes, now: float | No
     message_id, at = given.get("webhook-id", ""), given.get("webhook-timestamp", "")
     if not (at.isascii() and at.isdigit()) or abs((time.time() if now is None else now) - int(at)) > TOLERANCE_SECONDS:
         raise NotAllowed("The message has no timestamp, or an old one. Do not act on it.")
-    right = signed(secret, message_id, body, int(at))["webhook-signature"]
+    right = sign(secret, message_id, body, int(at))["webhook-signature"]
     if not any(hmac.compare_digest(one.encode(), right.encode()) for one in given.get("webhook-signature", "").split()):
         raise NotAllowed("The message is not signed with this secret. Do not act on it.")
 

@@ -26,17 +26,23 @@ from agentgit.store.audit import outbox
 from agentgit.store.audit.bus import Bus
 from agentgit.store.audit.trail import begin_notes, end_notes
 from agentgit.store.sql import postgres, process
-from agentgit.store.sql.driver_errors import Again, Broken, Raced, is_broken, meaning
+from agentgit.store.sql.driver_errors import (
+    ConnectionBroken,
+    ConstraintRace,
+    TransactionConflict,
+    is_broken,
+    translate_error,
+)
 from agentgit.store.sql.encryption import Seal, put_seal
-from agentgit.store.sql.nested_transactions import Stage, Turns, nested
+from agentgit.store.sql.nested_transactions import Stage, TimedLock, nested
 from agentgit.store.sql.postgres import CARRIED, EVERYBODY, settings_of, transaction
 from agentgit.store.sql.process import LEASE_SECONDS, Leases
-from agentgit.store.sql.sqlite import DURABLE, READING, WRITING, Lite
+from agentgit.store.sql.sqlite import DURABLE, READING, WRITING, SQLiteConnections
 from agentgit.store.sql.tables import METADATA
 from agentgit.store.sql.url import parse_url, shown
 
 if TYPE_CHECKING:
-    from agentgit.store.sql.async_driver import Loops
+    from agentgit.store.sql.async_driver import LoopPools
 
 LOG = logging.getLogger("agentgit")
 
@@ -71,7 +77,7 @@ _SIZE = {
 NOTHING_MORE: Mapping[str, str] = {}
 """No settings for a transaction besides those of its database."""
 
-_writers: dict[str, Turns] = {}
+_writers: dict[str, TimedLock] = {}
 """The write lock of each SQLite file, shared by every `Database` of this process that opens the file."""
 
 
@@ -102,20 +108,20 @@ class Database:
         self._bound: dict[str, str] = {}
         self._settings = self._bound
         self.bus = Bus()
-        self._lite = Lite(self.url, in_memory=self.in_memory) if self.is_sqlite else None
+        self._lite = SQLiteConnections(self.url, in_memory=self.in_memory) if self.is_sqlite else None
         self.engine: Engine = self._lite.engine if self._lite is not None else postgres.server(self.url, pool_size)
         put_seal(self.engine.dialect, self.seal)
         self._loops = None if self.is_sqlite else _async_side(self.url, pool_size, self.seal)
         self.leases = None if self.is_sqlite else Leases(self._renewing, lease_seconds)
         self._driver_error: type[Exception] = self.engine.dialect.loaded_dbapi.Error
         # A database in memory has only one connection, so its users take turns. A file has as many as needed.
-        self._turn: AbstractContextManager[Any] = Turns(threading.RLock()) if self.in_memory else nullcontext()
+        self._turn: AbstractContextManager[Any] = TimedLock(threading.RLock()) if self.in_memory else nullcontext()
         # SQLite's own lock is polled with sleeps of milliseconds, so writers of one process take turns here instead.
         self._writing = self._one_writer()
         # Shared with the copies that `bound` returns, like everything that `close` closes.
         self._closed, self._pool = threading.Event(), self.engine.pool
         self._place = f"memory {id(self.engine)}" if self.in_memory else str(self.url)
-        process.remember_at_fork(self)
+        process.register_for_fork(self)
 
     def __repr__(self) -> str:
         return f"Database({self.name!r})"
@@ -134,16 +140,16 @@ class Database:
             tenant_name: The name of a tenant whose id is not known yet.
         """
         settings = {"tenant_id": tenant_id, "user_id": user_id, "tenant_name": tenant_name}
-        made = self.apart()
+        made = self.detached_copy()
         made.tenant_id = tenant_id
         made._bound = {f"agentgit.{name}": str(value) for name, value in settings.items() if value is not None}
         made._settings = made._bound
         return made
 
-    def apart(self) -> Self:
+    def detached_copy(self) -> Self:
         """Return a copy of this object that `seeing` affects separately. It shares the connections."""
         made = copy.copy(self)
-        process.remember_at_fork(made)
+        process.register_for_fork(made)
         return made
 
     @contextmanager
@@ -166,7 +172,7 @@ class Database:
 
     def _one_writer(self) -> AbstractContextManager[Any]:
         one_file = self.is_sqlite and not self.in_memory
-        return _writers.setdefault(str(self.url), Turns()) if one_file else nullcontext()
+        return _writers.setdefault(str(self.url), TimedLock()) if one_file else nullcontext()
 
     @property
     def files(self) -> list[str]:
@@ -231,14 +237,14 @@ class Database:
             time.sleep(seconds)
 
     @contextmanager
-    def reading(self, *, one_moment: bool = False) -> Iterator[Connection]:
+    def reading(self, *, repeatable_read: bool = False) -> Iterator[Connection]:
         """Yield a read-only connection.
 
         Args:
-            one_moment: True if all statements must see the database at the same moment. On SQLite they always do. On
-                PostgreSQL, without it, each statement sees what is committed when that statement begins.
+            repeatable_read: True if all statements must see the database at the same moment. On SQLite they always
+                do. On PostgreSQL, without it, each statement sees what is committed when that statement begins.
         """
-        seen = self._transaction(READING, only_reads=True, one_moment=one_moment)
+        seen = self._transaction(READING, only_reads=True, one_moment=repeatable_read)
         with self._entered(Stage(self._place)), seen as connection:
             yield connection
 
@@ -260,15 +266,15 @@ class Database:
         for attempt in range(1, attempts + 1):
             try:
                 return self._once(work, mode, CARRIED if carried else NOTHING_MORE)
-            except Again as error:
+            except TransactionConflict as error:
                 # The retry sees what the other transaction committed. If the same row is refused again, it was no race.
-                if isinstance(error, Raced) and before == error.words:
+                if isinstance(error, ConstraintRace) and before == error.words:
                     raise error.refused from error.__cause__
                 # One connection may break by chance. If the next one breaks too, a retry does not help.
-                if attempt == attempts or (has_broken and isinstance(error, Broken)):
+                if attempt == attempts or (has_broken and isinstance(error, ConnectionBroken)):
                     raise Unavailable(str(error)) from error
-                has_broken |= isinstance(error, Broken)
-                before = error.words if isinstance(error, Raced) else None
+                has_broken |= isinstance(error, ConnectionBroken)
+                before = error.words if isinstance(error, ConstraintRace) else None
                 self._sleep(random.uniform(0, min(0.2, 0.01 * 2**attempt)))  # noqa: S311  # only spreads the writers
         raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -283,14 +289,14 @@ class Database:
                 written = end_notes(connection)
                 if written.has_hooks:
                     outbox.put(connection, written.tenant_id, written.events)
-                if written.rows and self.bus.is_heard:
-                    places = self.bus.expect(written.events)
+                if written.rows and self.bus.has_subscriptions:
+                    places = self.bus.enqueue(written.events)
                 stage.committing = True
             committed = True
             return answer
         finally:
             if places:
-                self.bus.settle(places, committed=committed)
+                self.bus.finish_transaction(places, committed=committed)
 
     def shrink(self, *, wipe: bool = False) -> None:
         """Return the free space of the database to the file system. Writers wait until it is done.
@@ -342,7 +348,7 @@ class Database:
         try:
             yield
         except NotAllowed as error:
-            self._tell(error)
+            self._record_refusal(error)
             raise
         except NoneFree as error:
             raise Unavailable(
@@ -358,7 +364,7 @@ class Database:
         if not self.is_sqlite and is_broken(error):
             # The server may have restarted, so the other connections in the pool may be broken, too.
             ((self._loops and self._loops.engine()) or self.engine).dispose()
-        return meaning(error, self.name, committing=stage.committing)
+        return translate_error(error, self.name, committing=stage.committing)
 
     def before_fork(self) -> None:
         """Close idle connections, so that a child process inherits no open file of this database."""
@@ -377,9 +383,9 @@ class Database:
         if self.leases is not None:
             self.leases.after_fork()
 
-    def _tell(self, refused: NotAllowed) -> None:
+    def _record_refusal(self, refused: NotAllowed) -> None:
         """Write a refusal to the audit trail, in its own transaction. If that fails, log it; the refusal stands."""
-        told, refused.told = refused.told, None
+        told, refused.write_audit = refused.write_audit, None
         if told is None:
             return
         try:
@@ -400,9 +406,9 @@ class Database:
         self.engine.dispose()
 
 
-def _async_side(url: URL, pool_size: int, seal: Seal | None) -> Loops | None:
+def _async_side(url: URL, pool_size: int, seal: Seal | None) -> LoopPools | None:
     if find_spec("greenlet") is None:  # SQLAlchemy needs it for asyncio; without it `run` uses a thread
         return None
-    from agentgit.store.sql.async_driver import Loops  # takes 30 ms to import, and SQLite does not need it
+    from agentgit.store.sql.async_driver import LoopPools  # takes 30 ms to import, and SQLite does not need it
 
-    return Loops(url, pool_size, seal)
+    return LoopPools(url, pool_size, seal)

@@ -25,23 +25,23 @@ from agentgit.store.records.log import LogStore
 from agentgit.store.records.login_attempts import LoginAttempts
 from agentgit.store.records.operations import OperationStore
 from agentgit.store.records.recorded_calls import RecordedCalls
-from agentgit.store.records.session_access import MemberStore, Visible
-from agentgit.store.records.sessions import Found, SessionStore
+from agentgit.store.records.session_access import MemberStore, VisibleSessions
+from agentgit.store.records.sessions import SessionStore, StoredRow
 from agentgit.store.records.users import ApiKeyStore, UserStore
-from agentgit.store.records.workspace_snapshots import Snapshots
+from agentgit.store.records.workspace_snapshots import SnapshotReferences
 from agentgit.store.records.world_log import WorldLog
-from agentgit.store.search.index import Texts
+from agentgit.store.search.index import SearchIndex
 from agentgit.store.search.query import Search
 from agentgit.store.sql import process
 from agentgit.store.sql.postgres import EVERYBODY
 from agentgit.store.threads.graph_rows import INTERRUPT, GraphKey
-from agentgit.store.threads.graph_rows import Found as At
+from agentgit.store.threads.graph_rows import GraphCheckpoint as At
 from agentgit.store.threads.graph_store import GraphStore
 from agentgit.store.threads.pending_writes import NO_WRITES
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moment:
+class HeadState:
     """The current position of a branch.
 
     Args:
@@ -86,20 +86,20 @@ class Store:
         self.keys = ApiKeyStore(tenant_id)
         self.failures = LoginAttempts(tenant_id)
         self.members = MemberStore(tenant_id)
-        self.visible = Visible(tenant_id)
+        self.visible = VisibleSessions(tenant_id)
         self.sessions = SessionStore(tenant_id, database.leases)
         self.checkpoints = CheckpointStore(tenant_id)
         self.journal = Journal(tenant_id)
         self.world = WorldLog(tenant_id, self.journal)
         self.fences = RecordedCalls(tenant_id, self.journal, self.world)
         self.operations = OperationStore(tenant_id, database.leases)
-        self.snapshots = Snapshots(tenant_id)
+        self.snapshots = SnapshotReferences(tenant_id)
         self.graphs = GraphStore(tenant_id, compression)
         self.log = LogStore(tenant_id)
         self.trail = Trail(tenant_id)
         self.outbox = Outbox(tenant_id)
         self.tags = TagStore(tenant_id)
-        self.texts = Texts(tenant_id, self.sessions, self.graphs, names_only=database.seal is not None)
+        self.texts = SearchIndex(tenant_id, self.sessions, self.graphs, names_only=database.seal is not None)
         self.search = Search(tenant_id, self.graphs)
 
     def of(self, principal: Principal) -> Store:
@@ -112,11 +112,11 @@ class Store:
     def apart(self) -> Store:
         """Return this store with a separate `database`, which `seeing` can affect without affecting this one."""
         made = copy.copy(self)
-        made.database = self.database.apart()
+        made.database = self.database.detached_copy()
         return made
 
     @property
-    def everybodys(self) -> Database:
+    def all_users_database(self) -> Database:
         """The database with the data of all users of the tenant, even with row-level security."""
         return self.database.bound(self.tenant_id, EVERYBODY)
 
@@ -130,7 +130,7 @@ class Store:
                 if self.database.leases is not None:
                     self.database.leases.end(name)
 
-    def track(self, connection: Connection, branch: Found, position: int | None = None) -> list[ToolInvocation]:
+    def track(self, connection: Connection, branch: StoredRow, position: int | None = None) -> list[ToolInvocation]:
         """Read the tool track of a branch from the root of the session.
 
         Args:
@@ -139,23 +139,25 @@ class Store:
         """
         return self.journal.track(connection, self.parts(connection, branch, position))
 
-    def parts(self, connection: Connection, branch: Found, position: int | None = None) -> list[TrackPart]:
+    def parts(self, connection: Connection, branch: StoredRow, position: int | None = None) -> list[TrackPart]:
         """Return the parts of the tool track of a branch, root first."""
         parts = [segment.track for segment in self.sessions.lineage(connection, branch)]
         if position is not None:
             parts[-1] = TrackPart(branch_id=branch.id, before=branch.inherited, count=position - branch.inherited)
         return parts
 
-    def live_track(self, connection: Connection, branch: Found) -> list[ToolInvocation]:
+    def live_track(self, connection: Connection, branch: StoredRow) -> list[ToolInvocation]:
         """Read the tool track of a branch, followed by the calls that wait for an answer now."""
         track = self.track(connection, branch)
         return [*track, *self.journal.waiting(connection, branch.id, len(track))]
 
-    def moment(self, connection: Connection, branch: Found) -> Moment:
-        """Return the current position of a branch. See `looking`."""
-        return self.looking(connection, branch.id, branch.thread_id)(branch)
+    def moment(self, connection: Connection, branch: StoredRow) -> HeadState:
+        """Return the current position of a branch. See `request_position`."""
+        return self.request_position(connection, branch.id, branch.thread_id)(branch)
 
-    def looking(self, connection: Connection, branch_id: int, thread_id: str) -> Callable[[Found], Moment]:
+    def request_position(
+        self, connection: Connection, branch_id: int, thread_id: str
+    ) -> Callable[[StoredRow], HeadState]:
         """Request the current position of a branch, and return a function that returns it for the branch's row.
 
         If the last batch of calls was never finished, the position is before that batch. This does not apply to a batch
@@ -166,26 +168,26 @@ class Store:
             branch_id: The branch.
             thread_id: The thread of the branch.
         """
-        tally, stand = self.journal.tally(connection, branch_id), self.graphs.stand(connection, thread_id)
+        tally, stand = self.journal.tally(connection, branch_id), self.graphs.prefetch_newest(connection, thread_id)
         return lambda branch: self._moment(connection, branch, tally(), stand())
 
     def _moment(
-        self, connection: Connection, branch: Found, tally: tuple[int, int], stand: tuple[At | None, bool, bool]
-    ) -> Moment:
+        self, connection: Connection, branch: StoredRow, tally: tuple[int, int], stand: tuple[At | None, bool, bool]
+    ) -> HeadState:
         (calls, batch), (at, asks, holds) = tally, stand
         position = branch.inherited + calls
         if at is None:
-            return Moment(snapshot=snapshot_of(None, position), latest=None, settled=True, batch=batch)
+            return HeadState(snapshot=snapshot_of(None, position), latest=None, settled=True, batch=batch)
         latest, tail = at.place.checkpoint_id, self._tail(connection, at)
         waiting = unanswered(tail)
         if asks or not waiting:
             pending = self.graphs.pending(connection, at.place) if holds else NO_WRITES
             here, left = snapshot_of(at, position, pending), tail if waiting else ()
-            return Moment(snapshot=here, latest=latest, settled=not asks, last=tail[-1:], waiting=left, batch=batch)
+            return HeadState(snapshot=here, latest=latest, settled=not asks, last=tail[-1:], waiting=left, batch=batch)
         began = self.journal.last_batch(connection, branch.id, waiting)
         position = branch.inherited + self.journal.count(connection, branch.id, before_batch=began)
         before = snapshot_of(self._before(connection, at), position)
-        return Moment(snapshot=before, latest=latest, settled=False, waiting=tail, batch=batch)
+        return HeadState(snapshot=before, latest=latest, settled=False, waiting=tail, batch=batch)
 
     def _before(self, connection: Connection, at: At) -> At | None:
         """Return the newest graph checkpoint up to this one in which no tool call waits for its result."""
@@ -195,7 +197,7 @@ class Store:
             found = self.graphs.find(connection, earlier) if earlier else None
         return found
 
-    def pending(self, connection: Connection, branch: Found, checkpoint_id: str | None) -> bytes | None:
+    def pending(self, connection: Connection, branch: StoredRow, checkpoint_id: str | None) -> bytes | None:
         """Read the current pending writes at a graph checkpoint of a branch; None before the first one."""
         return self.graphs.pending(connection, GraphKey(branch.thread_id, "", checkpoint_id)) if checkpoint_id else None
 
@@ -231,7 +233,7 @@ class Store:
                 return tail[starts[-1] :] if starts else tail
             last *= 8
 
-    def recover(self, connection: Connection, branch: Found) -> Found:
+    def recover(self, connection: Connection, branch: StoredRow) -> StoredRow:
         """Release a branch from a turn that has died or whose lease has ended. Its running calls become `unknown`."""
         if branch.status != RUNNING or not self.sessions.is_abandoned(connection, branch):
             return branch
@@ -247,7 +249,7 @@ class Store:
         state, messages = self.graphs.read_state(connection, thread_id, checkpoint_id)
         return {"session_state": state, "conversation_history": [from_stored(m) for m in messages]}
 
-    def verify_state(self, connection: Connection, branch: Found, state_hash: bytes) -> None:
+    def verify_state(self, connection: Connection, branch: StoredRow, state_hash: bytes) -> None:
         """Check that a branch has the expected state.
 
         Raises:

@@ -16,11 +16,11 @@ from agentgit.errors import InvalidInput, NotAllowed
 if TYPE_CHECKING:
     from agentgit.repository import Repository
 
-HOURS = 12
+LOGIN_HOURS = 12
 """The number of hours that a browser stays logged in."""
 
 
-class Entered(NamedTuple):
+class LoginResult(NamedTuple):
     """The result of a login with a password.
 
     Args:
@@ -54,7 +54,7 @@ class Accounts:
         """
         return self.repo.authenticate(credential)
 
-    def login(self, name: str, password: str, source: str, device: str | None = None) -> Entered:
+    def login(self, name: str, password: str, source: str, device: str | None = None) -> LoginResult:
         """Log a user in with a password.
 
         Args:
@@ -68,10 +68,10 @@ class Accounts:
             TooManyAttempts: There were too many failed attempts.
         """
         user = self.repo.login(name, password, source=source, device=device)
-        made = user.keys.create(BROWSER, scopes=("admin",), expires_in=timedelta(hours=HOURS))
-        return Entered(made.secret, user.keys.device(), user.user.id)
+        made = user.keys.create(BROWSER, scopes=("admin",), expires_in=timedelta(hours=LOGIN_HOURS))
+        return LoginResult(made.secret, user.keys.device(), user.user.id)
 
-    def leave(self, credential: str) -> None:
+    def revoke(self, credential: str) -> None:
         """Revoke a credential.
 
         Raises:
@@ -80,7 +80,7 @@ class Accounts:
         """
         _end(self.repo, credential)
 
-    def has_left(self, repo: Repository, credential: str) -> bool:
+    def has_ended(self, repo: Repository, credential: str) -> bool:
         """Return whether a login has ended: always False, because the database checks the key on each use."""
         return False
 
@@ -97,10 +97,10 @@ class OwnerLink:
     Example:
         >>> import agentgit
         >>> link = OwnerLink(agentgit.open(":memory:"))
-        >>> credential = link.enter(link.token)
+        >>> credential = link.log_in(link.token)
         >>> link.repository(credential) is link.repo
         True
-        >>> link.enter("another")
+        >>> link.log_in("another")
         Traceback (most recent call last):
             ...
         agentgit.errors.NotAllowed: This link has expired or is from an earlier start. Restart agentgit serve.
@@ -111,11 +111,11 @@ class OwnerLink:
     def __init__(self, repo: Repository) -> None:
         self.repo = repo
         self.token = secrets.token_urlsafe(32)
-        self._ends = time.monotonic() + HOURS * 3600
+        self._ends = time.monotonic() + LOGIN_HOURS * 3600
         self._until: dict[bytes, float] = {}
         self._lock = threading.Lock()
 
-    def enter(self, token: str) -> str:
+    def log_in(self, token: str) -> str:
         """Log a browser in with the token of the link; return the credential for its cookie.
 
         Raises:
@@ -127,7 +127,7 @@ class OwnerLink:
             raise NotAllowed("This link has expired or is from an earlier start. Restart agentgit serve.")
         with self._lock:
             live = {key: until for key, until in self._until.items() if until > now}
-            self._until = {**live, _hash(credential): now + HOURS * 3600}
+            self._until = {**live, _hash(credential): now + LOGIN_HOURS * 3600}
         return credential
 
     def repository(self, credential: str) -> Repository:
@@ -138,14 +138,14 @@ class OwnerLink:
         """
         return self.repo if self._is_in(credential) else self.repo.authenticate(credential)
 
-    def leave(self, credential: str) -> None:
+    def revoke(self, credential: str) -> None:
         """Revoke a credential: that of a browser in memory, an API key in the database."""
         with self._lock:
             was_in = self._until.pop(_hash(credential), None) is not None
         if not was_in:
             _end(self.repo, credential)
 
-    def has_left(self, repo: Repository, credential: str) -> bool:
+    def has_ended(self, repo: Repository, credential: str) -> bool:
         """Return whether the login of a browser that used the link has ended."""
         return repo is self.repo and not self._is_in(credential)
 

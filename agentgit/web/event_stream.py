@@ -29,11 +29,11 @@ RETRY_MILLISECONDS = 3_000
 """The number of milliseconds after which a disconnected browser reconnects."""
 
 
-class Full(Exception):
+class TooManyFeeds(Exception):
     """The user has reached the limit of open feeds."""
 
 
-class Seats:
+class FeedCounter:
     """The number of open feeds of each user.
 
     Args:
@@ -48,18 +48,18 @@ class Seats:
     def __len__(self) -> int:
         return self._taken.total()
 
-    def take(self, user_id: int) -> None:
+    def acquire(self, user_id: int) -> None:
         """Count a new feed of a user.
 
         Raises:
-            Full: The user has reached the limit.
+            TooManyFeeds: The user has reached the limit.
         """
         with self._lock:
             if self._taken[user_id] >= self.most:
-                raise Full
+                raise TooManyFeeds
             self._taken[user_id] += 1
 
-    def leave(self, user_id: int) -> None:
+    def release(self, user_id: int) -> None:
         """Count a feed of a user as closed."""
         with self._lock:
             self._taken[user_id] -= 1
@@ -67,7 +67,7 @@ class Seats:
                 del self._taken[user_id]
 
 
-class Looking:
+class EventPoller:
     """Polls the audit trail, and returns each event once.
 
     Args:
@@ -82,7 +82,7 @@ class Looking:
         self._start = self.newest = start
         self._given: set[int] = set()
 
-    def look(self) -> list[Event]:
+    def poll(self) -> list[Event]:
         """Return the events that were not returned before.
 
         With several sessions, an event can be committed after one with a higher id. So recent ids are read again.
@@ -96,7 +96,7 @@ class Looking:
         return new
 
 
-async def feed(looking: Looking, is_over: Callable[[], bool]) -> AsyncIterator[bytes]:
+async def feed(looking: EventPoller, is_over: Callable[[], bool]) -> AsyncIterator[bytes]:
     """Yield the bytes of a feed until the server stops, or the user may no longer read the events.
 
     Args:
@@ -108,11 +108,11 @@ async def feed(looking: Looking, is_over: Callable[[], bool]) -> AsyncIterator[b
     while not is_over():
         newest = looking.newest
         try:
-            events = await run_in_threadpool(looking.look)
+            events = await run_in_threadpool(looking.poll)
         except AgentGitError:
             return  # the client reconnects, and that request reports the error
         for event in events:
-            yield written(event, newest)
+            yield encode_event(event, newest)
             newest = max(newest, event.id)
         quiet = 0.0 if events else quiet + POLL_SECONDS
         if quiet >= BEAT_SECONDS:
@@ -121,7 +121,7 @@ async def feed(looking: Looking, is_over: Callable[[], bool]) -> AsyncIterator[b
         await asyncio.sleep(POLL_SECONDS)
 
 
-def written(event: Event, newest: int) -> bytes:
+def encode_event(event: Event, newest: int) -> bytes:
     """Encode an event. A late event gets no id, so that a browser that reconnects continues after the newest one."""
     id = f"id: {event.id}\n".encode() if event.id > newest else b""
     return id + b"event: " + event.kind.encode() + b"\ndata: " + to_json(event.to_dict()).strip() + b"\n\n"

@@ -24,7 +24,7 @@ from agentgit.errors import (
     WorkspaceChanged,
     WorldDiverged,
 )
-from agentgit.values import is_of_database, to_json
+from agentgit.values import is_database_error, to_json
 
 LOG = logging.getLogger("agentgit.web")
 
@@ -56,7 +56,7 @@ class Problem(BaseModel):
     detail: str = Field(description="What happened, and what to do next.")
 
 
-class Unknown(NotAllowed):
+class Unauthenticated(NotAllowed):
     """The request has no credential, or one that is not valid."""
 
 
@@ -64,10 +64,10 @@ def status_of(error: AgentGitError) -> int:
     """Return the HTTP status of an error.
 
     Example:
-        >>> status_of(NotFound("gone")), status_of(Unknown("who?"))
+        >>> status_of(NotFound("gone")), status_of(Unauthenticated("who?"))
         (404, 401)
     """
-    if isinstance(error, Unknown):
+    if isinstance(error, Unauthenticated):
         return 401
     if isinstance(error, NotAllowed) and hasattr(error, "retry_after"):
         return 429
@@ -94,7 +94,7 @@ def problem(status: int, detail: str, name: str = "", **more: Any) -> dict[str, 
     return {"type": kind, "title": HTTPStatus(status).phrase, "status": status, "detail": detail, **more}
 
 
-OF_DATABASE: dict[type[AgentGitError], str] = {
+DATABASE_MESSAGES: dict[type[AgentGitError], str] = {
     InvalidInput: "The database cannot store a value. Give a smaller one, or one without NUL characters.",
     Unavailable: "The database of this server is busy or unavailable. Try again in a few seconds.",
     SchemaMismatch: "The database schema does not match this server. Contact its administrator.",
@@ -104,15 +104,15 @@ OF_DATABASE: dict[type[AgentGitError], str] = {
 """What web users read about a database error. Its own message, which may name internals, goes to the log."""
 
 
-def of_error(error: AgentGitError) -> dict[str, Any]:
+def problem_of_error(error: AgentGitError) -> dict[str, Any]:
     """Return the problem details of an error, with its data, such as the new head, the blocked plan or the report.
 
     For a database error they name only its kind; the rest goes to the log.
     """
-    if is_of_database(error.__cause__) or isinstance(error, SchemaMismatch | Corrupt):
+    if is_database_error(error.__cause__) or isinstance(error, SchemaMismatch | Corrupt):
         LOG.warning("The database failed.", exc_info=error)
-        kind = next(kind for kind in type(error).__mro__ if kind in OF_DATABASE)
-        return problem(status_of(error), OF_DATABASE[kind], kind.__name__)
+        kind = next(kind for kind in type(error).__mro__ if kind in DATABASE_MESSAGES)
+        return problem(status_of(error), DATABASE_MESSAGES[kind], kind.__name__)
     more: dict[str, Any] = {}
     for name in ("near", "candidates", "head", "invocation", "nearest", "operation"):
         if (value := getattr(error, name, None)) not in (None, ()):
@@ -120,7 +120,7 @@ def of_error(error: AgentGitError) -> dict[str, Any]:
     for name in ("plan", "report"):
         if (value := getattr(error, name, None)) is not None and hasattr(value, "to_dict"):
             more[name] = value.to_dict()
-    name = "NotAllowed" if isinstance(error, Unknown) else type(error).__name__
+    name = "NotAllowed" if isinstance(error, Unauthenticated) else type(error).__name__
     return problem(status_of(error), str(error), name, **more)
 
 

@@ -93,7 +93,7 @@ class Proxies:
         if any(network.prefixlen == 0 for network in self._networks):
             raise InvalidInput("--trusted-proxy must not cover all addresses. Give the addresses of your proxies.")
 
-    def trust(self, host: str) -> bool:
+    def is_trusted(self, host: str) -> bool:
         """Return whether an address is that of a trusted proxy."""
         found = read_ip(host)
         return found is not None and any(found in network for network in self._networks)
@@ -110,7 +110,7 @@ class Proxies:
         """
         seen = peer
         for hop in reversed(forwarded.split(",")):
-            if not self.trust(seen) or (found := read_ip(hop.strip())) is None:
+            if not self.is_trusted(seen) or (found := read_ip(hop.strip())) is None:
                 break
             seen = str(found)
         return seen
@@ -125,7 +125,7 @@ class Proxies:
             public: The public address of the application; None to keep the address of the request.
         """
         peer, port = scope.get("client") or ("", 0)
-        if self.trust(peer):
+        if self.is_trusted(peer):
             headers = Headers(scope=scope)
             seen = self.client(peer, ",".join(headers.getlist("x-forwarded-for")))
             scope["client"] = (seen, port if seen == peer else 0)

@@ -19,7 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentgit.errors import NotAllowed, TooManyAttempts
-from agentgit.web.authentication import HOURS, Accounts, Entered
+from agentgit.web.authentication import LOGIN_HOURS, Accounts, LoginResult
 from agentgit.web.metrics import route_of, write_access
 from agentgit.web.problems import LOG
 from agentgit.web.proxies import Address, read_address
@@ -71,7 +71,7 @@ class Guard:
         scope[KEY] = self.site
         self.site.proxies.apply(scope, self.site.public)
         method, root, begun = scope["method"], scope.get("root_path", ""), time.monotonic()
-        answering = _Answering(scope, send)
+        answering = _ResponseSender(scope, send)
         try:
             await self._answer(scope, receive, answering)
         finally:
@@ -79,7 +79,7 @@ class Guard:
             self.site.metrics.observe(route, method, answering.status, seconds)
             write_access(scope, route, method, answering.status, seconds)
 
-    async def _answer(self, scope: Scope, receive: Receive, answering: _Answering) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, answering: _ResponseSender) -> None:
         if answering.head_alone:
             scope["method"] = "GET"  # routes answer GET; the body is not sent
         line = len(scope["path"]) + len(scope.get("query_string", b""))
@@ -152,7 +152,7 @@ def _length(announced: str) -> float:
     return int(announced) if announced.isascii() and announced.isdigit() and len(announced) < 16 else math.inf
 
 
-class _Answering:
+class _ResponseSender:
     """The response to one request, with the default headers.
 
     Args:
@@ -213,7 +213,7 @@ def device_cookie(connection: HTTPConnection, name: str) -> str:
     return f"{cookie_name(connection)}-device-{hashlib.sha256(name.encode('utf-8', 'replace')).hexdigest()[:16]}"
 
 
-def keep(request: Request, response: Response, name: str, value: str, seconds: int | None = None) -> None:
+def set_cookie(request: Request, response: Response, name: str, value: str, seconds: int | None = None) -> None:
     """Set a cookie that scripts cannot read, and that browsers do not send with forms of other sites.
 
     Args:
@@ -226,7 +226,7 @@ def keep(request: Request, response: Response, name: str, value: str, seconds: i
     response.set_cookie(name, value, max_age=seconds, path="/", secure=is_https(request), httponly=True, samesite="lax")
 
 
-def closed_line(request: Request) -> None:
+def require_secure_connection(request: Request) -> None:
     """Check that the connection is safe for a login: encrypted, local, or on a network that the operator trusts.
 
     Raises:
@@ -241,7 +241,7 @@ def closed_line(request: Request) -> None:
         )
 
 
-def log_in(request: Request, entrance: Accounts, name: str, password: str, device: str | None = None) -> Entered:
+def log_in(request: Request, entrance: Accounts, name: str, password: str, device: str | None = None) -> LoginResult:
     """Log a user in with a password, and count a failure; see `Accounts.login`.
 
     Raises:
@@ -257,9 +257,9 @@ def log_in(request: Request, entrance: Accounts, name: str, password: str, devic
     return entered
 
 
-def let_in(request: Request, response: Response, credential: str) -> Response:
+def set_login_cookie(request: Request, response: Response, credential: str) -> Response:
     """Set the login cookie."""
-    keep(request, response, cookie_name(request), credential, HOURS * 3600)
+    set_cookie(request, response, cookie_name(request), credential, LOGIN_HOURS * 3600)
     return response
 
 
@@ -276,7 +276,7 @@ FORM_COOKIE = "agentgit-form"
 """The cookie from which the CSRF token is derived before the user logs in."""
 
 
-def mark_of(connection: HTTPConnection, fresh: str | None = None) -> str:
+def csrf_token(connection: HTTPConnection, fresh: str | None = None) -> str:
     """Return the CSRF token for forms, derived from the browser's cookie; empty if there is no cookie.
 
     Args:
@@ -288,12 +288,12 @@ def mark_of(connection: HTTPConnection, fresh: str | None = None) -> str:
     return hmac.new(known.encode("utf-8", "replace"), b"agentgit form", hashlib.sha256).hexdigest() if known else ""
 
 
-def new_mark() -> str:
+def new_form_cookie() -> str:
     """Generate a value for the form cookie."""
     return secrets.token_urlsafe(32)
 
 
-def same_site(request: Request, csrf: Annotated[str, Form(max_length=200)] = "") -> None:
+def require_same_site(request: Request, csrf: Annotated[str, Form(max_length=200)] = "") -> None:
     """Check that a form was sent from one of this application's own pages, by its origin and its CSRF token.
 
     Raises:
@@ -303,7 +303,7 @@ def same_site(request: Request, csrf: Annotated[str, Form(max_length=200)] = "")
     theirs, ours = read_address(origin) if origin is not None else None, address_of(request)
     is_ours = theirs is not None and ours is not None and theirs.origin == ours.origin
     is_from_here = is_ours if origin is not None else site == "same-origin"
-    mark = mark_of(request)
+    mark = csrf_token(request)
     has_mark = bool(mark) and hmac.compare_digest(csrf.encode("utf-8", "replace"), mark.encode())
     if not is_from_here or not has_mark:
         LOG.warning(

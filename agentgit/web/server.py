@@ -53,7 +53,7 @@ class Connections:
     def __len__(self) -> int:
         return self._of.total()
 
-    def enter(self, connection: Connection) -> None:
+    def add(self, connection: Connection) -> None:
         """Count a new connection, and abort one if there are too many.
 
         If its address has too many, abort the new one. If the server has too many, abort the one that has waited
@@ -61,7 +61,7 @@ class Connections:
         """
         peer, source = connection.client[0] if connection.client else "", connection.source
         self._of[source] += 1
-        if self._of[source] > self.limits.connections_each and not self._proxies.trust(peer):
+        if self._of[source] > self.limits.connections_each and not self._proxies.is_trusted(peer):
             self._tell(source)
             connection.transport.abort()
         elif len(self) >= self.limits.connections:
@@ -70,7 +70,7 @@ class Connections:
                 self._waiting.pop(longest)
                 longest.transport.abort()
 
-    def leave(self, connection: Connection) -> None:
+    def remove(self, connection: Connection) -> None:
         """Remove a connection from the counts."""
         self._waiting.pop(connection, None)
         self._of[connection.source] -= 1
@@ -106,23 +106,23 @@ class Connection(H11Protocol):
     def __init__(self, among: Connections, **given: Any) -> None:
         super().__init__(**given)
         self.source = ""
-        self._among = among
-        self._late: asyncio.TimerHandle | None = None
-        self._stuck: asyncio.TimerHandle | None = None
+        self._connections = among
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # the signature of uvicorn's method
         """Start to wait for a request."""
         super().connection_made(transport)
         self.source = network_of(self.client[0]) if self.client else ""
         self._watch()
-        self._among.enter(self)
+        self._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timers."""
-        for timer in (self._late, self._stuck):
+        for timer in (self._head_timer, self._write_timer):
             if timer is not None:
                 timer.cancel()
-        self._among.leave(self)
+        self._connections.remove(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -138,13 +138,13 @@ class Connection(H11Protocol):
     def pause_writing(self) -> None:
         """Start to wait until the client reads."""
         super().pause_writing()
-        self._stuck = self.loop.call_later(self._among.limits.seconds, self.transport.abort)
+        self._write_timer = self.loop.call_later(self._connections.limits.seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
         """Stop waiting: the client reads again."""
         super().resume_writing()
-        if self._stuck is not None:
-            self._stuck.cancel()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
 
     def _watch(self) -> None:
         """Start the timer for the head of a request if none is in progress; otherwise cancel it.
@@ -153,12 +153,14 @@ class Connection(H11Protocol):
         can be aborted in favor of a new one.
         """
         waits = self.cycle is None or self.cycle.response_complete
-        self._among.wait(self, waits or self.cycle.more_body)
-        if waits == (self._late is not None):
+        self._connections.wait(self, waits or self.cycle.more_body)
+        if waits == (self._head_timer is not None):
             return
-        if self._late is not None:
-            self._late.cancel()
-        self._late = self.loop.call_later(self._among.limits.seconds, self.transport.abort) if waits else None
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        self._head_timer = (
+            self.loop.call_later(self._connections.limits.seconds, self.transport.abort) if waits else None
+        )
 
 
 STOP_SECONDS = 10

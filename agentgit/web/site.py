@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from starlette.requests import HTTPConnection
 
 from agentgit.web.authentication import Accounts, OwnerLink
-from agentgit.web.event_stream import Seats
+from agentgit.web.event_stream import FeedCounter
 from agentgit.web.metrics import USER, Metrics
 from agentgit.web.proxies import Address, Proxies
 
@@ -75,7 +75,7 @@ class Site:
     """True once the server is shutting down, so that live feeds end."""
 
     def __post_init__(self) -> None:
-        self.seats = Seats(self.limits.feeds)
+        self.seats = FeedCounter(self.limits.feeds)
 
     @property
     def repo(self) -> Repository:

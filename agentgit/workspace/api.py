@@ -14,7 +14,7 @@ from agentgit.async_api import async_twin
 from agentgit.errors import InvalidInput, NotFound, Unavailable
 from agentgit.workspace.base import DELETED, EVENTS, NUMBER, POSITION, RESTORED, Base, Paths
 from agentgit.workspace.catalog import LEFT_OUT
-from agentgit.workspace.engines.files import Files, Target
+from agentgit.workspace.engines.files import FileEngine, Target
 from agentgit.workspace.locations import require_in_place, storage_place, workspace_place
 from agentgit.workspace.restore import Progress
 from agentgit.workspace.undo.stack import UndoStack
@@ -133,7 +133,7 @@ class Workspace(Base):
 
     def initialize(self) -> bool:
         """Create the storage and finish interrupted restores, as the first use does; return True."""
-        with self._working():
+        with self._locked():
             return True
 
     def save(
@@ -159,11 +159,11 @@ class Workspace(Base):
         Raises:
             Unavailable: The storage or the workspace cannot be used, or another process uses it for too long.
         """
-        with self._working():
+        with self._locked():
             new = self._new(message, kind, name=name, metadata=metadata)
-            return self._taken(new, self._looked_at(paths), progress)
+            return self._take_snapshot(new, self._paths_to_scan(paths), progress)
 
-    def keep(self, message: str = "", *, kind: str = AUTO, holder: str | None = None) -> FileCheckpoint:
+    def ensure_snapshot(self, message: str = "", *, kind: str = AUTO, holder: str | None = None) -> FileCheckpoint:
         """Return the newest snapshot of the files as they are now; take one if there is none.
 
         Args:
@@ -171,8 +171,8 @@ class Workspace(Base):
             kind: The kind of a new snapshot.
             holder: The holder that pins the snapshot until `release_snapshot`; None to pin nothing.
         """
-        with self._working():
-            found = self._taken(self._new(message, kind), anew=False)
+        with self._locked():
+            found = self._take_snapshot(self._new(message, kind), anew=False)
             if holder is None:
                 return found
             self._catalog.hold(found.id, holder)
@@ -198,9 +198,9 @@ class Workspace(Base):
             NotFound: There is no such snapshot.
             InvalidInput: One of the two has a custom environment, whose snapshots cannot be copied.
         """
-        with self._working(), source._working():
+        with self._locked(), source._locked():
             row = source._row(ref)
-            if not (isinstance(self._engine, Files) and isinstance(source._engine, Files)):
+            if not (isinstance(self._engine, FileEngine) and isinstance(source._engine, FileEngine)):
                 raise InvalidInput('Snapshots are copied between workspaces with "git" or "directory" only.')
             held = self._find(row.snapshot.id)
             if held is not None:  # it was copied before
@@ -210,12 +210,12 @@ class Workspace(Base):
 
     def create(self, name: str | None = None, description: str = "") -> FileCheckpoint:
         """Take a snapshot with a name, by default `checkpoint-1`, `checkpoint-2`, and so on."""
-        with self._working():
+        with self._locked():
             if not name:
                 number = int(self._catalog.get(NUMBER) or 0) + 1
                 self._catalog.set(NUMBER, str(number))
                 name = f"{NUMBERED}{number}"
-            return self._taken(self._new(description, MANUAL, name=name))
+            return self._take_snapshot(self._new(description, MANUAL, name=name))
 
     def checkpoint(self) -> str:
         """Take a snapshot and return its id, as the protocol `Environment` requires."""
@@ -240,7 +240,7 @@ class Workspace(Base):
         row = self._find(ref)
         return row.snapshot if row else None
 
-    def expect(self, ref: str) -> None:
+    def require_restorable(self, ref: str) -> None:
         """Check that a snapshot could be restored now.
 
         Raises:
@@ -272,13 +272,13 @@ class Workspace(Base):
 
         Raises:
             NotFound: There is no such snapshot.
-            WorkspaceChanged: A file that would be changed does not match `expect`; nothing was changed.
+            WorkspaceChanged: A file that would be changed does not match `require_restorable`; nothing was changed.
             Unavailable: A path cannot be written. The changes so far remain, and another restore continues from there.
         """
-        with self._working():
+        with self._locked():
             expected = self._expected(expect) if expect is not None and not force else None
             target = Target(self._row(ref), self._inside(paths), expected)
-            with self._safety_told(target.row):
+            with self._reporting_safety_snapshot(target.row):
                 done = self._engine.restore(target, partial(self._new, f"before restoring {ref}", SAFETY), progress)
             self._catalog.set(POSITION, done.id)
             killed = next((one for one in self._finished if one.id == done.id), None)
@@ -298,7 +298,7 @@ class Workspace(Base):
         Raises:
             NotFound: There is no such snapshot.
         """
-        with self._working():
+        with self._locked():
             known = self._find(since) if since is not None else None
             return self._engine.plan(self._row(ref), self._inside(paths), known)
 
@@ -311,7 +311,7 @@ class Workspace(Base):
         """
         if steps < 1:
             raise InvalidInput("steps must be 1 or more.")
-        with self._working():
+        with self._locked():
             ids = [row.snapshot.id for row in self._catalog.rows() if row.snapshot.kind != SAFETY]
             position = self._catalog.get(POSITION)
             at = ids.index(position) if position in ids else 0
@@ -321,7 +321,7 @@ class Workspace(Base):
 
     def undo(self) -> Restored | None:
         """Restore the newest snapshot that is not a safety snapshot; return None if there is none."""
-        with self._working():
+        with self._locked():
             row = next((row for row in self._catalog.rows() if row.snapshot.kind != SAFETY), None)
             return self.restore(row.snapshot.id) if row else None
 
@@ -336,14 +336,14 @@ class Workspace(Base):
         Raises:
             NotFound: There is no such snapshot.
         """
-        with self._working():
+        with self._locked():
             newest = self._catalog.rows(limit=1)
             first = self._row(a) if a is not None else newest[0] if newest else None
             return self._engine.diff(first, self._row(b) if b is not None else None, self._inside(paths))
 
     def changed(self) -> tuple[str, ...]:
         """Return the paths of the files that changed since they were last saved or restored."""
-        with self._working():
+        with self._locked():
             return self._engine.changed()
 
     def skipped(self) -> tuple[tuple[str, str], ...]:
@@ -356,7 +356,7 @@ class Workspace(Base):
         Raises:
             NotFound: There is no such snapshot.
         """
-        with self._working():
+        with self._locked():
             row = self._row(ref)
             self._drop([row], DELETED)
             return row.snapshot
@@ -378,12 +378,12 @@ class Workspace(Base):
         inside = {os.fsdecode(self.relative(path)) for path in paths if self.holds(path)}
         if inside <= set(self._catalog.left_out()):
             return
-        with self._working():
+        with self._locked():
             self._catalog.set(LEFT_OUT, json.dumps(sorted(inside.union(self._catalog.left_out()))))
 
     def gc(self) -> Freed:
         """Free the space of data that no snapshot needs."""
-        with self._working():
+        with self._locked():
             return Freed(self._engine.collect(), len(self._catalog.rows()))
 
     def on(self, event: str, callback: Callable[[Any], None]) -> None:

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotFound
 from agentgit.workspace.catalog import PATIENCE, Catalog, CatalogRow
-from agentgit.workspace.engines.custom import Own
-from agentgit.workspace.engines.directory import Copies
-from agentgit.workspace.engines.files import Expected, Files
+from agentgit.workspace.engines.custom import CustomEngine
+from agentgit.workspace.engines.directory import DirectoryTrees
+from agentgit.workspace.engines.files import Expected, FileEngine
 from agentgit.workspace.engines.git import GitTrees
-from agentgit.workspace.locations import exclusive, note_storage
+from agentgit.workspace.locations import exclusive, record_storage
 from agentgit.workspace.restore import Progress
 from agentgit.workspace.trees import Trees
 from agentgit.workspace.undo.stack import UndoStack
-from agentgit.workspace.values import FileCheckpoint, Restored, plain, when
+from agentgit.workspace.values import FileCheckpoint, Restored, plain, utc_datetime
 
 if TYPE_CHECKING:
     from agentgit.workspace.values import Environment
@@ -70,14 +70,14 @@ class Base(ABC):
         return Catalog(os.path.join(self._storage, "catalog.db"))
 
     @cached_property
-    def _engine(self) -> Files | Own:
+    def _engine(self) -> FileEngine | CustomEngine:
         if not isinstance(self._environment, str):
-            return Own(self._environment, self._catalog)
+            return CustomEngine(self._environment, self._catalog)
         if self._environment not in ("git", "directory"):
             raise InvalidInput(f'environment must be "git", "directory" or an object, not {self._environment!r}.')
         folder = os.path.join(self._storage, self._environment)
-        trees: Trees = GitTrees(folder) if self._environment == "git" else Copies(folder)
-        return Files(self._root, self._storage, trees, self._catalog, self._patterns, self._max_file_size)
+        trees: Trees = GitTrees(folder) if self._environment == "git" else DirectoryTrees(folder)
+        return FileEngine(self._root, self._storage, trees, self._catalog, self._patterns, self._max_file_size)
 
     def _claim(self) -> None:
         """Record this workspace as the owner of the storage. A workspace that was moved keeps its storage.
@@ -97,10 +97,10 @@ class Base(ABC):
                 )
         if before != here:
             self._catalog.set(PLACE, json.dumps(here))
-        note_storage(self._storage, self._root)
+        record_storage(self._storage, self._root)
 
     @contextmanager
-    def _working(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """Lock the workspace for this thread and process, finish interrupted restores, and report errors."""
         with self._thread:
             if getattr(self, "_inner", False):
@@ -122,7 +122,7 @@ class Base(ABC):
                 finally:
                     self._inner = False
 
-    def _taken(
+    def _take_snapshot(
         self,
         new: FileCheckpoint,
         paths: tuple[bytes, ...] | None = None,
@@ -131,7 +131,7 @@ class Base(ABC):
         anew: bool = True,
     ) -> FileCheckpoint:
         """Take a snapshot; if `anew` is False, first look for an existing one of the current files."""
-        saved = self._engine.snapshot(lambda files: replace(new, files_changed=files), paths, progress, anew=anew)
+        saved = self._engine.snapshot(lambda files: replace(new, files_changed=files), paths, progress, always_new=anew)
         self._catalog.set(POSITION, saved.id)
         if saved.id == new.id:
             self._tell(CREATED, saved)
@@ -139,7 +139,7 @@ class Base(ABC):
         return saved
 
     @contextmanager
-    def _safety_told(self, wanted: CatalogRow) -> Iterator[None]:
+    def _reporting_safety_snapshot(self, wanted: CatalogRow) -> Iterator[None]:
         """Report the safety snapshot that the block takes, even if the block fails. Prune neither it nor the target."""
         before = self._catalog.rows(limit=1)
         try:
@@ -164,7 +164,7 @@ class Base(ABC):
             kept = json.loads(json.dumps(dict(metadata or {})))
         except (TypeError, ValueError) as error:
             raise InvalidInput(f"metadata must be JSON: {error}. Use strings, numbers, lists and dicts.") from error
-        now, called = when(time.time_ns()), plain(name) if name else None
+        now, called = utc_datetime(time.time_ns()), plain(name) if name else None
         return FileCheckpoint(secrets.token_hex(8), called, plain(message), now, files, kept, kind, pinned)
 
     def _prune(self, spared: Sequence[str] = ()) -> None:
@@ -248,7 +248,7 @@ class Base(ABC):
             pass
         raise InvalidInput(f"{path!r} is not the path of a file.")
 
-    def _looked_at(self, paths: Paths) -> tuple[bytes, ...] | None:
+    def _paths_to_scan(self, paths: Paths) -> tuple[bytes, ...] | None:
         """Return the paths to scan: the given ones as written, and with the links in their directories resolved."""
         inside = self._inside(paths)
         if inside is None or paths is None:

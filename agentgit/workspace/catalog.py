@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from agentgit.errors import Unavailable
-from agentgit.workspace.scan.excluded import ExcludedPaths, Left, packed, unpacked
-from agentgit.workspace.scan.index import Known, SeenFiles, Skipped, Stamp
+from agentgit.workspace.scan.excluded import ExcludedPath, ExcludedRecord, packed, unpacked
+from agentgit.workspace.scan.index import IndexEntry, SkippedPath, Stamp, WorkspaceIndex
 from agentgit.workspace.trees import TreeEntry
-from agentgit.workspace.values import UNDO, FileCheckpoint, when
+from agentgit.workspace.values import UNDO, FileCheckpoint, utc_datetime
 
 LEFT_OUT = "left_out"
 """The key in the catalog of the list of paths that no snapshot may contain."""
@@ -100,7 +100,7 @@ class Catalog:
             _use_wal(db)
             db.executescript(SCHEMA)
 
-    def known(self, before: Known | None) -> Known:
+    def load_index(self, before: WorkspaceIndex | None) -> WorkspaceIndex:
         """Return the index of the files.
 
         Args:
@@ -110,18 +110,22 @@ class Catalog:
             state = dict(db.execute("SELECT name, value FROM state"))
             if before is not None and before.generation == state.get("generation", ""):
                 return before
-            known = Known(state.get("key") or None, state.get("settings", ""), generation=state.get("generation", ""))
+            known = WorkspaceIndex(
+                state.get("key") or None, state.get("settings", ""), generation=state.get("generation", "")
+            )
             for path, mode, oid, why, *stamp in db.execute("SELECT * FROM seen"):
                 looks = None if stamp[0] is None else (stamp[0], stamp[1], stamp[2], stamp[3] & INODES, stamp[4])
                 if why is not None:
-                    known.skipped[path] = Skipped(why, looks or (0, 0, 0, 0, 0))
+                    known.skipped[path] = SkippedPath(why, looks or (0, 0, 0, 0, 0))
                 elif mode & 0o170000 == DIRECTORY:
-                    known.folders[path] = SeenFiles(TreeEntry(mode), looks)
+                    known.folders[path] = IndexEntry(TreeEntry(mode), looks)
                 else:
-                    known.files[path] = SeenFiles(TreeEntry(mode, oid), looks)
+                    known.files[path] = IndexEntry(TreeEntry(mode, oid), looks)
             return known
 
-    def enter(self, snapshot: FileCheckpoint | None, known: Known, left: Left | None = None) -> None:
+    def store_snapshot(
+        self, snapshot: FileCheckpoint | None, known: WorkspaceIndex, left: ExcludedRecord | None = None
+    ) -> None:
         """Store a new snapshot and the index. A new snapshot survives a power failure.
 
         Args:
@@ -153,7 +157,7 @@ class Catalog:
                     return found if where.startswith("substr") else found[:1]
         return []
 
-    def add(self, snapshot: FileCheckpoint, tree: str, left: Left) -> None:
+    def add(self, snapshot: FileCheckpoint, tree: str, left: ExcludedRecord) -> None:
         """Store a snapshot whose files were not taken from this workspace.
 
         Args:
@@ -164,7 +168,7 @@ class Catalog:
         with self._write(lasting=True) as db:
             _insert(db, snapshot, tree, left)
 
-    def of_tree(self, tree: str, left: Left) -> FileCheckpoint | None:
+    def find_by_tree(self, tree: str, left: ExcludedRecord) -> FileCheckpoint | None:
         """Return the newest snapshot with this tree and exactly these left-out paths; None if there is none.
 
         Snapshots of the undo stack are not returned, because the stack deletes them.
@@ -179,7 +183,7 @@ class Catalog:
             found = db.execute(query, (tree, packed(left)[0], UNDO)).fetchone()
         return _row(found).snapshot if found else None
 
-    def left(self, snapshot: str) -> dict[bytes, ExcludedPaths]:
+    def excluded_from(self, snapshot: str) -> dict[bytes, ExcludedPath]:
         """Return the paths that a snapshot left out.
 
         Args:
@@ -203,7 +207,7 @@ class Catalog:
         with self._open() as db:
             return {tree for (tree,) in db.execute("SELECT tree FROM dropped")} - self.trees()
 
-    def gone(self, trees: Iterable[str]) -> None:
+    def forget_trees(self, trees: Iterable[str]) -> None:
         """Forget waste that has been deleted, and free the space of the catalog itself."""
         with self._write() as db:
             db.executemany("DELETE FROM dropped WHERE tree = ?", [(tree,) for tree in trees])
@@ -332,7 +336,7 @@ class Catalog:
             db.commit()
 
 
-def _insert(db: sqlite3.Connection, snapshot: FileCheckpoint, tree: str, left: Left) -> None:
+def _insert(db: sqlite3.Connection, snapshot: FileCheckpoint, tree: str, left: ExcludedRecord) -> None:
     query = (
         "INSERT INTO snapshot (id, tree, name, message, created_at, kind, files_changed, metadata, pinned, left_out)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -345,7 +349,7 @@ def _insert(db: sqlite3.Connection, snapshot: FileCheckpoint, tree: str, left: L
     db.execute(query, (*values, *kept, record[0]))
 
 
-def _save(db: sqlite3.Connection, known: Known) -> None:
+def _save(db: sqlite3.Connection, known: WorkspaceIndex) -> None:
     """Store the entries of the index that have changed."""
     rows: list[tuple[Any, ...]] = []
     gone: list[tuple[bytes]] = []
@@ -379,7 +383,7 @@ def _set(db: sqlite3.Connection, name: str, value: str) -> None:
 def _row(found: tuple[Any, ...]) -> CatalogRow:
     id, tree, name, message, created_at, kind, files_changed, metadata, pinned, seq, left = found
     snapshot = FileCheckpoint(
-        id, name, message, when(created_at), files_changed, json.loads(metadata), kind, bool(pinned)
+        id, name, message, utc_datetime(created_at), files_changed, json.loads(metadata), kind, bool(pinned)
     )
     return CatalogRow(snapshot, tree, seq, left)
 

@@ -8,13 +8,13 @@ import stat
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from agentgit.values import shown
-from agentgit.workspace.scan.excluded import Difference, Left, compare
+from agentgit.values import escape_path
+from agentgit.workspace.scan.excluded import Difference, ExcludedRecord, compare
 from agentgit.workspace.scan.index import within
 from agentgit.workspace.trees import TreeChange, TreeEntry, Trees
 from agentgit.workspace.values import WorkspaceDiff
 
-LOOKED_AT = 8000
+BINARY_CHECK_BYTES = 8000
 """The number of bytes at the start of a file that are searched for a zero byte, which marks it as binary; as in git."""
 
 Read = tuple[bytes, bytes | None]
@@ -35,7 +35,7 @@ def contents_of(
         yield path, data if isinstance(data, bytes) else None
 
 
-class Sides(NamedTuple):
+class ExcludedSides(NamedTuple):
     """The paths left out on each of two sides.
 
     Args:
@@ -44,17 +44,17 @@ class Sides(NamedTuple):
         root: The workspace, if the second side is its current files; otherwise None.
     """
 
-    old: Left
-    new: Left
+    old: ExcludedRecord
+    new: ExcludedRecord
     root: bytes | None
 
 
-def compared(
+def compare_snapshots(
     from_id: str | None,
     to_id: str | None,
     changes: Mapping[bytes, TreeChange],
     contents: tuple[Iterator[Read], Iterator[Read]],
-    sides: Sides,
+    sides: ExcludedSides,
     among: Callable[[bytes], bool],
 ) -> WorkspaceDiff:
     """Compare two snapshots.
@@ -80,9 +80,9 @@ def compared(
         )
         if path not in uncertain:
             (modified if was and now else added if now else deleted).add(path)
-            text.extend(_shown(shown(path), change, old, new))
+            text.extend(_shown(escape_path(path), change, old, new))
     unseen = left.missing | left.changed | left.new
-    text += [f"{shown(path)} is not compared: left out ({unseen[path]})\n" for path in sorted(unseen)]
+    text += [f"{escape_path(path)} is not compared: left out ({unseen[path]})\n" for path in sorted(unseen)]
     return WorkspaceDiff(from_id, to_id, _texts(added), _texts(modified), _texts(deleted), "".join(text))
 
 
@@ -96,7 +96,7 @@ def differs(change: TreeChange) -> bool:
 
 
 def _left_out(
-    changes: Mapping[bytes, TreeChange], sides: Sides, among: Callable[[bytes], bool]
+    changes: Mapping[bytes, TreeChange], sides: ExcludedSides, among: Callable[[bytes], bool]
 ) -> tuple[Difference, set[bytes]]:
     """Compare what the two sides left out; also return the changes that may not be changes.
 
@@ -132,7 +132,7 @@ def _shown(path: str, change: TreeChange, old: bytes | None, new: bytes | None) 
         if not (was and now):
             yield f"empty file {path} {'added' if now else 'deleted'}\n"
         return
-    if b"\0" in old[:LOOKED_AT] or b"\0" in new[:LOOKED_AT]:
+    if b"\0" in old[:BINARY_CHECK_BYTES] or b"\0" in new[:BINARY_CHECK_BYTES]:
         yield f"Binary files {names[0]} and {names[1]} differ\n"
         return
     for line in difflib.unified_diff(_lines(old), _lines(new), *names):

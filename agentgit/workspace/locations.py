@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from agentgit.errors import InvalidInput, NotAllowed, Unavailable
-from agentgit.values import shown
+from agentgit.values import escape_path
 
 PAUSE = 0.002
 """The pause before the next attempt to lock a file, in seconds."""
@@ -96,8 +96,8 @@ def require_in_place(root: bytes) -> None:
     """
     if (now := os.path.realpath(root)) != root:
         raise Unavailable(
-            f"{shown(root)} is now behind a symbolic link, at {shown(now)}. Nothing was changed. Put the directory "
-            "back, or open the workspace at its new path."
+            f"{escape_path(root)} is now behind a symbolic link, at {escape_path(now)}. Nothing was changed. Put "
+            "the directory back, or open the workspace at its new path."
         )
 
 
@@ -124,24 +124,24 @@ def storage_place(path: str | os.PathLike[str] | None, workspace: str) -> str:
     return real
 
 
-def note_storage(storage: str, workspace: str) -> None:
-    """Record, in a directory that only this user can write, that a program opened a workspace; see `require_noted`.
+def record_storage(storage: str, workspace: str) -> None:
+    """Record that a program opened a workspace, in a directory that only this user can write.
 
     Args:
         storage: The real path of the storage.
         workspace: The real path of the directory.
     """
-    if noted_workspace(storage) == workspace:
+    if recorded_workspace(storage) == workspace:
         return
     note = _note(storage)
     new = note.with_name(f"{note.name}-{os.getpid()}-{threading.get_ident()}")
-    with suppress(OSError):  # a failed write shows later: `require_noted` refuses the storage
+    with suppress(OSError):  # a failed write shows later: `require_known_storage` refuses the storage
         note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new.write_text(json.dumps([storage, workspace]))
         new.replace(note)
 
 
-def noted_workspace(storage: str) -> str | None:
+def recorded_workspace(storage: str) -> str | None:
     """Return the workspace with which a program of this user last opened a storage; None if none did."""
     try:
         noted = json.loads(_note(storage).read_text())
@@ -150,7 +150,7 @@ def noted_workspace(storage: str) -> str | None:
     return str(noted[1]) if isinstance(noted, list) and len(noted) == 2 and noted[0] == storage else None
 
 
-def require_noted(storage: str, workspace: str | None = None) -> None:
+def require_known_storage(storage: str, workspace: str | None = None) -> None:
     """Check that a program of this user has opened the storage and workspace that a database row names.
 
     A row is not trusted. The git repository in a storage has a configuration that may name programs to run, and files
@@ -164,10 +164,12 @@ def require_noted(storage: str, workspace: str | None = None) -> None:
     Raises:
         NotAllowed: No program of this user has opened that storage, or opened it with that workspace.
     """
-    known = noted_workspace(storage)
+    known = recorded_workspace(storage)
     if known is None or (workspace is not None and known != workspace):
         place = (
-            f"{shown(workspace)} with snapshots in {shown(storage)}" if workspace else f"the storage {shown(storage)}"
+            f"{escape_path(workspace)} with snapshots in {escape_path(storage)}"
+            if workspace
+            else f"the storage {escape_path(storage)}"
         )
         raise NotAllowed(
             f"No program of this user has opened {place}, and a stored path alone is not trusted. Wrap the "

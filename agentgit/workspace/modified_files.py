@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from agentgit.effects.effects import READ_ONLY, ByName, declared_on, tool_name
+from agentgit.effects.effects import READ_ONLY, DeclarationsByTool, declared_on, tool_name
 from agentgit.errors import InvalidInput
 
 Tool = TypeVar("Tool")
@@ -60,7 +60,7 @@ PATCHED = re.compile(
 )
 """Matches the lines of a patch that name a file, in the unified and in the `*** Update File:` format."""
 
-LOOKING = frozenset({"view", "read", "cat", "list"})
+READING_COMMANDS = frozenset({"view", "read", "cat", "list"})
 """Values of the argument `command` with which an editing tool only reads."""
 
 
@@ -79,7 +79,7 @@ class Modifies:
 
 EVERYTHING = Modifies(everything=True)
 
-_decorated: ByName[tuple[str, ...]] = ByName()
+_decorated: DeclarationsByTool[tuple[str, ...]] = DeclarationsByTool()
 
 
 def modifies_files(*arguments: str) -> Callable[[Tool], Tool]:
@@ -144,7 +144,7 @@ def paths_of(tool_name: str, tool: Any, args: Mapping[str, Any]) -> Modifies | N
     names = set(_names(tool_name))
     if names & SHELL_TOOLS:
         return EVERYTHING
-    if not names & FILE_TOOLS or str(args.get("command")) in LOOKING:
+    if not names & FILE_TOOLS or str(args.get("command")) in READING_COMMANDS:
         return None
     return _modifies(_named_in(args))
 

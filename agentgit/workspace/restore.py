@@ -22,17 +22,17 @@ from agentgit.workspace.catalog import Catalog
 from agentgit.workspace.diff import contents_of
 from agentgit.workspace.disk.atomic_file import Data
 from agentgit.workspace.disk.disk import Disk
-from agentgit.workspace.disk.permissions import Permits
+from agentgit.workspace.disk.permissions import TemporaryPermissions
 from agentgit.workspace.scan.excluded import (
     NAME,
-    ExcludedPaths,
+    ExcludedPath,
+    ExcludedRecord,
+    ExcludedReport,
     IgnoreRules,
-    Left,
-    Named,
+    cannot_be_excluded,
     is_among,
     look,
-    no_room,
-    of_left_out,
+    report_excluded,
     staying,
 )
 from agentgit.workspace.scan.index import PLAIN_DIRECTORY, within
@@ -58,7 +58,7 @@ class RestoreSteps(NamedTuple):
     stays: dict[bytes, TreeEntry]
     closed: list[bytes]
     ignored: set[bytes]
-    then: Left
+    then: ExcludedRecord
     has: set[bytes]
 
 
@@ -75,7 +75,7 @@ class RestorePlanner:
     def __init__(self, root: bytes, trees: Trees, catalog: Catalog, patterns: tuple[str, ...]) -> None:
         self._root, self._trees, self._catalog, self._patterns = root, trees, catalog, patterns
 
-    def steps(self, snapshot: str, tree: str, changes: dict[bytes, TreeChange], now: Left) -> RestoreSteps:
+    def steps(self, snapshot: str, tree: str, changes: dict[bytes, TreeChange], now: ExcludedRecord) -> RestoreSteps:
         """Return the changes that a restore makes, and the paths that it must not change.
 
         Args:
@@ -84,7 +84,7 @@ class RestorePlanner:
             changes: The differences between the workspace and the snapshot, at the paths to restore.
             now: The paths that are left out now.
         """
-        then = self._catalog.left(snapshot)
+        then = self._catalog.excluded_from(snapshot)
         stays = staying(changes, then)
         unread = {path for path, one in now.items() if one.why == UNREADABLE and TreeEntry(one.mode).is_directory}
         closed = [path for path in changes if within(path, unread)] if unread else []
@@ -96,7 +96,7 @@ class RestorePlanner:
         has = {path for path, change in changes.items() if change.after is not None}
         if (rules := self._rules(tree, changes)) is None:
             return RestoreSteps(does, stays, closed, set(), then, has)
-        free = no_room(changes)
+        free = cannot_be_excluded(changes)
         ignored = {
             path
             for path, (before, after) in changes.items()
@@ -122,22 +122,22 @@ class RestorePlanner:
         contents = {path: data for path, data in contents_of(self._trees, tree, files) if data is not None}
         return IgnoreRules(self._root, self._patterns, contents)
 
-    def said(self, steps: RestoreSteps, now: Left, paths: Paths) -> Named:
+    def excluded_report(self, steps: RestoreSteps, now: ExcludedRecord, paths: Paths) -> ExcludedReport:
         """Return the paths left out of the snapshot: the missing ones, and those that the restore does not change."""
         among = partial(is_among, None if paths is None else tuple(paths))
         made = {path for path in steps.ignored if within(path, steps.then) is None}
         now = {**now, **{path: one._replace(why=EXCLUDED) for path in made if (one := look(self._root, path))}}
-        return of_left_out(steps.then, now, self._root, has=steps.has, among=among)
+        return report_excluded(steps.then, now, self._root, has=steps.has, among=among)
 
-    def standing(self, steps: RestoreSteps, now: Left) -> set[bytes]:
+    def already_restored(self, steps: RestoreSteps, now: ExcludedRecord) -> set[bytes]:
         """Return the paths that are left out now and whose current state is already what the restore would write."""
         wanted = [(path, steps.changes[path].after) for path in steps.changes if within(path, now)]
-        with Permits(self._root, self._catalog) as permits:
+        with TemporaryPermissions(self._root, self._catalog) as permits:
             disk = Disk(self._root, b"", permits)
-            return {path for path, after in wanted if _leaf(after) and disk.look(path) == after}
+            return {path for path, after in wanted if _leaf(after) and disk.read_entry(path) == after}
 
 
-def _same_folder(after: TreeEntry | None, now: ExcludedPaths | None) -> bool:
+def _same_folder(after: TreeEntry | None, now: ExcludedPath | None) -> bool:
     """Return whether the snapshot has a directory at a path where a directory is left out now.
 
     The current directory keeps its mode, because no snapshot holds it.
@@ -240,13 +240,13 @@ class Restore:
         """Remove temporary files of a process killed during this restore, and keep what other processes wrote."""
         for path in sorted({*self._changes, *(folder for one in self._changes for folder in _above(one))}):
             change = self._changes.get(path, TreeChange(None, None))
-            with self._going_on(path):
+            with self._collecting_failures(path):
                 to = self._disk.recover(path, *(one for one in change if one is not None and not one.is_directory))
                 if to is not None:
                     self.outcome.conflicts.append((path, f"{CHANGED}; that version is now at {os.fsdecode(to)}"))
 
     @contextmanager
-    def _going_on(self, path: bytes) -> Iterator[None]:
+    def _collecting_failures(self, path: bytes) -> Iterator[None]:
         """Record a failure at a path, and continue with the others."""
         try:
             yield
@@ -256,11 +256,11 @@ class Restore:
     def _remove_files(self) -> None:
         for path, (before, after) in self._changes.items():
             if before is not None and _leaf(before) and not _leaf(after):
-                with self._going_on(path):
+                with self._collecting_failures(path):
                     self._remove_file(path, before, after)
 
     def _remove_file(self, path: bytes, before: TreeEntry, after: TreeEntry | None) -> None:
-        found = self._disk.look(path)
+        found = self._disk.read_entry(path)
         if found == before:
             if self._disk.unlink(path, before):
                 self.outcome.deleted.append(path)
@@ -285,7 +285,7 @@ class Restore:
             only = set(below)
             gone = {path for path in gone if path in only or any(one in only for one in _above(path))}
         for path in sorted(gone - self._named.keys(), key=len, reverse=True):
-            with self._going_on(path):
+            with self._collecting_failures(path):
                 if self._disk.remove_folder(path):
                     self.outcome.folders_gone.append(path)
 
@@ -297,7 +297,7 @@ class Restore:
             try:
                 for path, entry, data in self._trees.contents(self._target, wanted[done:]):
                     done += 1
-                    with self._going_on(path):
+                    with self._collecting_failures(path):
                         self._write_file(path, entry, data)
                     if self._progress:
                         self._progress(done, len(wanted))
@@ -311,7 +311,7 @@ class Restore:
         The path is examined right before the write. An earlier check could lose a concurrent change. A file is always
         replaced and its mode is never changed in place, because it may have hard links outside of the workspace.
         """
-        before, found = self._changes[path].before, self._disk.look(path)
+        before, found = self._changes[path].before, self._disk.read_entry(path)
         if found == after:
             if self._again:
                 self.outcome.restored.append(path)
@@ -329,8 +329,8 @@ class Restore:
 
     def _make_folders(self) -> None:
         for path in sorted(path for path, change in self._changes.items() if _folder(change.after)):
-            with self._going_on(path):
-                if (found := self._disk.look(path)) is None or not stat.S_ISDIR(found.mode):
+            with self._collecting_failures(path):
+                if (found := self._disk.read_entry(path)) is None or not stat.S_ISDIR(found.mode):
                     self._disk.make_folder(path)
 
     def _set_modes(self) -> None:
@@ -343,8 +343,8 @@ class Restore:
                 mode = PLAIN_DIRECTORY
             else:
                 continue
-            with self._going_on(path):
-                found = self._disk.look(path)
+            with self._collecting_failures(path):
+                found = self._disk.read_entry(path)
                 if found and stat.S_ISDIR(found.mode) and found.mode != mode:
                     self._disk.set_folder_mode(path, mode)
 

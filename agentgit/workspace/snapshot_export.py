@@ -15,16 +15,23 @@ from typing import Any, NamedTuple
 
 from agentgit.errors import NotFound
 from agentgit.store.transfer import paths
-from agentgit.store.transfer.file_trees import GONE, LARGEST_FILE, NOT_KNOWN, OWN, FileTree, TreeItem
+from agentgit.store.transfer.file_trees import (
+    CUSTOM_ENVIRONMENT,
+    GONE,
+    LARGEST_FILE,
+    UNREGISTERED_STORAGE,
+    FileTree,
+    TreeItem,
+)
 from agentgit.store.transfer.lines import with_contents
 from agentgit.workspace.catalog import Catalog
 from agentgit.workspace.disk.atomic_file import parts
-from agentgit.workspace.engines.directory import Copies
+from agentgit.workspace.engines.directory import DirectoryTrees
 from agentgit.workspace.engines.git import GitTrees
-from agentgit.workspace.locations import noted_workspace
+from agentgit.workspace.locations import recorded_workspace
 from agentgit.workspace.trees import TreeChange, TreeEntry, Trees
 
-ENGINES: Mapping[str, Callable[[str], Trees]] = {"git": GitTrees, "directory": Copies}
+ENGINES: Mapping[str, Callable[[str], Trees]] = {"git": GitTrees, "directory": DirectoryTrees}
 
 
 PERMISSIONS = 0o777
@@ -35,14 +42,14 @@ TOO_LARGE = f"is larger than {LARGEST_FILE:,} bytes"
 LONGEST_WHY = 200
 
 
-class Sent(NamedTuple):
+class ExportedTree(NamedTuple):
     """The result for a snapshot: the number of its tree in the export, or the reason why it was not exported."""
 
     tree: int | None
     why: str | None = None
 
 
-class _At(NamedTuple):
+class _TreeLocation(NamedTuple):
     """The location of a tree: its storage, the store that reads it, its key, and the paths left out of the snapshot."""
 
     storage: str
@@ -58,7 +65,7 @@ class _Left(NamedTuple):
     item: TreeItem | None = None
 
 
-class Outgoing:
+class SnapshotExporter:
     """Writes the snapshots of one export.
 
     Args:
@@ -67,17 +74,17 @@ class Outgoing:
 
     def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
         self._write = write
-        self._sent: dict[tuple[str, str], Sent] = {}
+        self._sent: dict[tuple[str, str], ExportedTree] = {}
         self._engines: dict[str, Trees] = {}
         self._names: dict[tuple[str, str], bytes] = {}
         self._written: set[bytes] = set()
         self._number = 0
-        self._last: _At | None = None
+        self._last: _TreeLocation | None = None
         self._tree = FileTree()
         self._left: dict[bytes, _Left] = {}
         self._named: dict[bytes, str] = {}
 
-    def send(self, settings: Mapping[str, Any], snapshot: str) -> Sent:
+    def send(self, settings: Mapping[str, Any], snapshot: str) -> ExportedTree:
         """Write the tree of a snapshot, unless it was already written.
 
         Args:
@@ -91,28 +98,30 @@ class Outgoing:
         storage = str(settings.get("storage"))
         if (storage, snapshot) not in self._sent:
             at = self._find(storage, str(settings.get("environment")), snapshot)
-            self._sent[storage, snapshot] = self._send(at) if isinstance(at, _At) else Sent(None, at)
+            self._sent[storage, snapshot] = self._send(at) if isinstance(at, _TreeLocation) else ExportedTree(None, at)
         return self._sent[storage, snapshot]
 
-    def _find(self, storage: str, environment: str, snapshot: str) -> _At | str:
+    def _find(self, storage: str, environment: str, snapshot: str) -> _TreeLocation | str:
         """Return the location of a snapshot, or the reason why it is not available. Never create a missing storage."""
         if environment not in ENGINES:
-            return OWN
+            return CUSTOM_ENVIRONMENT
         catalog, folder = os.path.join(storage, "catalog.db"), os.path.join(storage, environment)
         if not os.path.isfile(catalog) or not os.path.isdir(folder):
             return GONE
-        if noted_workspace(storage) is None:
-            return NOT_KNOWN  # a path from a row is not trusted: see `require_noted`
+        if recorded_workspace(storage) is None:
+            return UNREGISTERED_STORAGE  # a path from a row is not trusted: see `require_noted`
         with closing(Catalog(catalog)) as opened:
             rows = [row for row in opened.find(snapshot) if row.snapshot.id == snapshot]
-            left = opened.left(snapshot)
+            left = opened.excluded_from(snapshot)
         if not rows:
             return GONE
         if storage not in self._engines:
             self._engines[storage] = ENGINES[environment](folder)
-        return _At(storage, self._engines[storage], rows[0].tree, {path: one.why for path, one in left.items()})
+        return _TreeLocation(
+            storage, self._engines[storage], rows[0].tree, {path: one.why for path, one in left.items()}
+        )
 
-    def _send(self, at: _At) -> Sent:
+    def _send(self, at: _TreeLocation) -> ExportedTree:
         """Write a tree, as changes to the last one if both are in the same storage."""
         before = self._last if self._last is not None and self._last.storage == at.storage else None
         self._last = None  # not valid until this tree is complete
@@ -121,15 +130,15 @@ class Outgoing:
         try:
             items = self._change(at, _between(at, before))
         except NotFound:
-            return Sent(None, GONE)
+            return ExportedTree(None, GONE)
         self._last, self._number = at, self._number + 1
         self._write({"record": "tree", "id": self._number, "base": self._number - 1 if before is not None else None})
         self._name(at)
         for path, item in items.items():
             self._write({"record": "path", "path": paths.text_of(path), **_shown(item)})
-        return Sent(self._number)
+        return ExportedTree(self._number)
 
-    def _change(self, at: _At, changes: Mapping[bytes, TreeChange]) -> dict[bytes, TreeItem | None]:
+    def _change(self, at: _TreeLocation, changes: Mapping[bytes, TreeChange]) -> dict[bytes, TreeItem | None]:
         """Apply changes to the tree, except paths that cannot be exported. Write new contents; return the changes."""
         self._tree.begin()
         items: dict[bytes, TreeItem | None] = {}
@@ -138,13 +147,13 @@ class Outgoing:
         coming = {path: change.after for path, change in sorted(changes.items()) if change.after is not None}
         made = dict(self._made(at, coming))
         for path in changes:
-            if not isinstance(made.get(path), TreeItem) and self._tree.holds(path):
+            if not isinstance(made.get(path), TreeItem) and self._tree.has_path(path):
                 self._tree.change(path, None)
                 items[path] = None
         self._left |= {path: _Left(one) for path, one in made.items() if isinstance(one, str)}
         fit = {path: one.item for path, one in left.items() if one.item is not None}
         fit |= {path: one for path, one in made.items() if isinstance(one, TreeItem)}
-        stood = {path for path in fit if self._tree.holds(path)}
+        stood = {path for path in fit if self._tree.has_path(path)}
         for path in sorted(fit, key=lambda path: (path not in stood, path)):  # paths already in the tree have priority
             if why := self._tree.problem(path, fit[path]):
                 self._left[path] = _Left(why, fit[path])
@@ -156,16 +165,16 @@ class Outgoing:
                 items[path] = fit[path]
         return self._with_contents(at, items, stood)
 
-    def _name(self, at: _At) -> None:
+    def _name(self, at: _TreeLocation) -> None:
         """Write the changes to the list of paths that are left out, since the last tree."""
-        named = {path: why for path, why in at.left.items() if not self._tree.holds(path)}
+        named = {path: why for path, why in at.left.items() if not self._tree.has_path(path)}
         named |= {path: one.why[:LONGEST_WHY] for path, one in self._left.items()}
         for path in sorted(self._named.keys() | named.keys()):
             if self._named.get(path) != named.get(path):
                 self._write({"record": "left", "path": paths.text_of(path), "why": named.get(path)})
         self._named = named
 
-    def _made(self, at: _At, coming: Mapping[bytes, TreeEntry]) -> Iterator[tuple[bytes, TreeItem | str]]:
+    def _made(self, at: _TreeLocation, coming: Mapping[bytes, TreeEntry]) -> Iterator[tuple[bytes, TreeItem | str]]:
         """Yield an item for each entry, or the reason why it cannot be exported. Files keep the hash of the storage."""
         links: dict[bytes, TreeEntry] = {}
         files: dict[bytes, TreeEntry] = {}
@@ -184,7 +193,7 @@ class Outgoing:
             yield path, TreeItem(stat.S_IMODE(entry.mode), file=entry.oid.encode())
 
     def _with_contents(
-        self, at: _At, items: Mapping[bytes, TreeItem | None], stood: Collection[bytes]
+        self, at: _TreeLocation, items: Mapping[bytes, TreeItem | None], stood: Collection[bytes]
     ) -> dict[bytes, TreeItem | None]:
         """Write new contents, and return the items with each file named by its SHA-256, as in the export."""
         files = {path: item.file.decode() for path, item in items.items() if item is not None and item.file is not None}
@@ -215,7 +224,7 @@ class Outgoing:
             self._write(part)
 
 
-def _between(at: _At, before: _At | None) -> Mapping[bytes, TreeChange]:
+def _between(at: _TreeLocation, before: _TreeLocation | None) -> Mapping[bytes, TreeChange]:
     if before is None:
         return {path: TreeChange(None, entry) for path, entry in at.trees.tree(at.key).items()}
     return at.trees.differences(before.key, at.key)

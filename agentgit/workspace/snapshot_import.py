@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, Self
 from agentgit.errors import InvalidInput, Unavailable
 from agentgit.store.transfer.file_trees import TreeItem
 from agentgit.workspace.api import AUTO, Workspace
-from agentgit.workspace.engines.files import Files
-from agentgit.workspace.scan.excluded import ExcludedPaths, Left
-from agentgit.workspace.trees import TreeEntry, WrittenTree, digest
+from agentgit.workspace.engines.files import FileEngine
+from agentgit.workspace.scan.excluded import ExcludedPath, ExcludedRecord
+from agentgit.workspace.trees import TreeEntry, TreeWrite, digest
 
 
 class _Kept(NamedTuple):
@@ -28,8 +28,8 @@ class _Kept(NamedTuple):
     size: int
 
 
-class Incoming:
-    """A buffer for the files of one export. A context manager; see `agentgit.store.transfer.file_trees.Keeps`."""
+class SnapshotImporter:
+    """A buffer for the files of one export. A context manager; see `agentgit.store.transfer.file_trees.FileSink`."""
 
     def __init__(self) -> None:
         self._contents = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
@@ -48,7 +48,7 @@ class Incoming:
 
     def data(self, part: bytes) -> None:
         """Store a part of the contents of a file."""
-        with _told():
+        with _converting_errors():
             self._contents.write(part)
 
     def file(self, id: bytes, size: int) -> None:
@@ -89,7 +89,7 @@ class Incoming:
         self._tree = None
 
     def _note(self, values: list[Any]) -> None:
-        with _told():
+        with _converting_errors():
             self._changes.write(json.dumps(values).encode() + b"\n")
 
     # -- into a workspace
@@ -105,13 +105,13 @@ class Incoming:
             InvalidInput: The workspace has a custom environment.
             Unavailable: The storage cannot be written.
         """
-        with workspace._working():
+        with workspace._locked():
             engine = workspace._engine
-            if not isinstance(engine, Files):
+            if not isinstance(engine, FileEngine):
                 raise InvalidInput('Files are imported into a workspace with "git" or "directory" only.')
             made: dict[int, str] = {}
             keys: dict[int, str] = {}
-            left: dict[bytes, ExcludedPaths] = {}
+            left: dict[bytes, ExcludedPath] = {}
             try:
                 for id, base, changed, changes in self._trees():
                     left = _following(left if base is not None else {}, changed)
@@ -130,10 +130,10 @@ class Incoming:
         workspace._catalog.remove(self._put)
         self._put = []
 
-    def _trees(self) -> Iterator[tuple[int, int | None, Mapping[str, str | None], Iterator[WrittenTree]]]:
+    def _trees(self) -> Iterator[tuple[int, int | None, Mapping[str, str | None], Iterator[TreeWrite]]]:
         """Yield the buffered trees. Consume the changes of each tree before the next one."""
         self._note_tree()
-        with _told():
+        with _converting_errors():
             self._contents.flush()
             self._changes.seek(0)
         lines = map(json.loads, self._changes)
@@ -143,7 +143,7 @@ class Incoming:
             yield *head, self._of_tree(lines, following)
             head = following[0] if following else None
 
-    def _of_tree(self, lines: Iterator[list[Any]], following: list[Any]) -> Iterator[WrittenTree]:
+    def _of_tree(self, lines: Iterator[list[Any]], following: list[Any]) -> Iterator[TreeWrite]:
         for values in lines:
             if len(values) == 3:
                 following.append(values)
@@ -151,16 +151,16 @@ class Incoming:
             path, file, link, mode = values
             yield self._written(path.encode("latin-1"), file, link, mode)
 
-    def _written(self, path: bytes, file: str | None, link: str | None, mode: int | None) -> WrittenTree:
+    def _written(self, path: bytes, file: str | None, link: str | None, mode: int | None) -> TreeWrite:
         if mode is None:
-            return WrittenTree(path, None)
+            return TreeWrite(path, None)
         if link is not None:
             target = link.encode("latin-1")
-            return WrittenTree(path, TreeEntry(stat.S_IFLNK | 0o777, digest(target)), target)
+            return TreeWrite(path, TreeEntry(stat.S_IFLNK | 0o777, digest(target)), target)
         if file is None:
-            return WrittenTree(path, TreeEntry(stat.S_IFDIR | mode))
+            return TreeWrite(path, TreeEntry(stat.S_IFDIR | mode))
         data = self._read(file.encode("latin-1"))
-        return WrittenTree(path, TreeEntry(stat.S_IFREG | mode, digest(data)), data)
+        return TreeWrite(path, TreeEntry(stat.S_IFREG | mode, digest(data)), data)
 
     def _read(self, id: bytes) -> bytes:
         kept = self._kept[id]
@@ -168,15 +168,15 @@ class Incoming:
         return self._contents.read(kept.size)
 
 
-def _following(left: Left, changed: Mapping[str, str | None]) -> dict[bytes, ExcludedPaths]:
+def _following(left: ExcludedRecord, changed: Mapping[str, str | None]) -> dict[bytes, ExcludedPath]:
     """Return the paths that a tree leaves out, from those of its base. An export does not contain their status."""
     named = {path.encode("latin-1"): why for path, why in changed.items()}
     kept = {path: one for path, one in left.items() if path not in named}
-    return kept | {path: ExcludedPaths(why, 0, 0, 0) for path, why in named.items() if why is not None}
+    return kept | {path: ExcludedPath(why, 0, 0, 0) for path, why in named.items() if why is not None}
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _converting_errors() -> Iterator[None]:
     """Convert an operating-system error into one that explains how to make space for the buffers.
 
     Raises:

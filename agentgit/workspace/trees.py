@@ -38,7 +38,7 @@ class TreeEntry(NamedTuple):
         return stat.S_ISLNK(self.mode)
 
 
-class WrittenTree(NamedTuple):
+class TreeWrite(NamedTuple):
     """One change to write into a snapshot.
 
     Args:
@@ -68,7 +68,7 @@ class Trees(Protocol):
     its files imply it. Only one process at a time may write or collect. Any number may read.
     """
 
-    def write(self, key: str, base: str | None, changes: Iterable[WrittenTree]) -> None:
+    def write(self, key: str, base: str | None, changes: Iterable[TreeWrite]) -> None:
         """Write a snapshot: a base snapshot with changes.
 
         The write is atomic: if the process is killed, the store has either the complete snapshot or none.

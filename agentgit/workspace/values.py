@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol, runtime_checkable
 
-from agentgit.values import shown
+from agentgit.values import escape_path
 
 
 @runtime_checkable
@@ -58,7 +58,7 @@ def _listed(value: RestorePlan | Restored, *names: str) -> dict[str, Any]:
 
 def _named(missing: Iterable[tuple[str, str]], left: Iterable[tuple[str, str]]) -> list[str]:
     return [
-        f"{what} {shown(path)} ({why})"
+        f"{what} {escape_path(path)} ({why})"
         for what, pairs in (("missing: ", missing), ("left:    ", left))
         for path, why in pairs
     ]
@@ -99,7 +99,7 @@ class FileCheckpoint:
         return self.timestamp.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
     def __str__(self) -> str:
-        about = shown(" ".join(part for part in (self.name, self.message) if part))
+        about = escape_path(" ".join(part for part in (self.name, self.message) if part))
         return f"{self.id}  {self.time}  {self.kind:<6}  {self.files_changed:>5} changed  {about}".rstrip()
 
     def to_dict(self) -> dict[str, Any]:
@@ -133,9 +133,9 @@ class WorkspaceDiff:
         return bool(self.added_files or self.modified_files or self.deleted_files)
 
     def __str__(self) -> str:
-        lines = [f"added:    {shown(path)}" for path in self.added_files]
-        lines += [f"modified: {shown(path)}" for path in self.modified_files]
-        lines += [f"deleted:  {shown(path)}" for path in self.deleted_files]
+        lines = [f"added:    {escape_path(path)}" for path in self.added_files]
+        lines += [f"modified: {escape_path(path)}" for path in self.modified_files]
+        lines += [f"deleted:  {escape_path(path)}" for path in self.deleted_files]
         return "\n".join(lines) or "no difference"
 
     def to_dict(self) -> dict[str, Any]:
@@ -169,9 +169,9 @@ class RestorePlan:
     left: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"restore: {shown(path)}" for path in self.restore]
-        lines += [f"delete:  {shown(path)}" for path in self.delete]
-        lines += [f"move:    {shown(path)}" for path in self.aside]
+        lines = [f"restore: {escape_path(path)}" for path in self.restore]
+        lines += [f"delete:  {escape_path(path)}" for path in self.delete]
+        lines += [f"move:    {escape_path(path)}" for path in self.aside]
         lines += _named(self.missing, self.left)
         return "\n".join(lines) or "nothing to restore"
 
@@ -218,11 +218,11 @@ class Restored:
 
     def __str__(self) -> str:
         lines = [f"restored: {EVERYTHING}"] if self.everything else []
-        lines += [f"restored: {shown(path)}" for path in self.restored]
-        lines += [f"deleted:  {shown(path)}" for path in (*self.deleted, *self.deleted_directories)]
-        lines += [f"created:  {shown(path)}" for path in self.created_directories]
-        lines += [f"moved:    {shown(path)} -> {shown(to)}" for path, to in self.moved_aside]
-        lines += [f"conflict: {shown(path)} ({why})" for path, why in self.conflicts]
+        lines += [f"restored: {escape_path(path)}" for path in self.restored]
+        lines += [f"deleted:  {escape_path(path)}" for path in (*self.deleted, *self.deleted_directories)]
+        lines += [f"created:  {escape_path(path)}" for path in self.created_directories]
+        lines += [f"moved:    {escape_path(path)} -> {escape_path(to)}" for path, to in self.moved_aside]
+        lines += [f"conflict: {escape_path(path)} ({why})" for path, why in self.conflicts]
         lines += _named(self.missing, self.left)
         return "\n".join(lines) or "nothing to restore"
 
@@ -239,7 +239,7 @@ class Freed:
     snapshots: int
 
 
-def when(nanoseconds: int) -> datetime:
+def utc_datetime(nanoseconds: int) -> datetime:
     """Convert nanoseconds since 1970 to a UTC datetime."""
     return datetime.fromtimestamp(nanoseconds / 1_000_000_000, UTC)
 
@@ -278,10 +278,10 @@ class Undone:
         )
 
     def __str__(self) -> str:
-        lines = [f"restored: {shown(path)}" for path in self.restored]
-        lines += [f"deleted: {shown(path)}" for path in self.deleted]
+        lines = [f"restored: {escape_path(path)}" for path in self.restored]
+        lines += [f"deleted: {escape_path(path)}" for path in self.deleted]
         lines += [f"restored: the workspace, to {id}" for id in self.wholes]
-        lines += [f"left: {shown(path)} ({why})" for path, why in self.left]
+        lines += [f"left: {escape_path(path)} ({why})" for path, why in self.left]
         return "\n".join(lines) or "nothing to undo"
 
     def to_dict(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 
+import processes
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
@@ -349,13 +350,26 @@ def test_a_named_checkpoint_keeps_its_name_description_and_data(repo):
     assert [p.id for p in agent.checkpoints()] == [empty.id, named.id]
 
 
-def test_d1_a_reopened_repository_continues_the_current_branch(tmp_path, world):
-    """D1: everything is in the database: a reopened repository continues the current branch."""
-    graph = tool_node_graph(scripted(*STORY), world.tools())
+FIRST_PROCESS = """
+import sys
+import agentgit
+from scripted import World, scripted, tool_node_graph
+from test_agent import STORY
+world = World()
+with agentgit.open(sys.argv[1]) as repo:
+    agent = repo.wrap(tool_node_graph(scripted(*STORY), world.tools()), "s", effects=world.effects())
+    agent.fork(name="current")
+    agent.switch("current").run("order a chair")
+"""
+
+
+def test_d1_another_process_continues_the_current_branch(tmp_path, world):
+    """D1: everything is in the database: a second process continues the current branch."""
+    done = processes.run(FIRST_PROCESS, tmp_path / "x.db")
+    assert done.returncode == 0, done.stderr
     with agentgit.open(tmp_path / "x.db") as repo:
-        repo.wrap(graph, "s", effects=world.effects()).run("order a chair")
-    with agentgit.open(tmp_path / "x.db") as repo:
-        agent = repo.wrap(graph, "s", effects=world.effects())
+        agent = repo.wrap(tool_node_graph(scripted(*STORY), world.tools()), "s", effects=world.effects())
+        assert agent.branch.name == "current"
         assert agent.run("and a table") == "a table"
         assert [c.tool_name for c in agent.tool_track()] == ["add", "look", "add"]
         assert isinstance(agent.messages()[1], AIMessage)

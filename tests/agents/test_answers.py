@@ -14,6 +14,7 @@ from langchain_core.tools import BaseTool, tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 from scripted import call, calls, quick_tool, scripted, tool_node_graph
+from sqlalchemy import select
 
 import agentgit
 
@@ -221,9 +222,13 @@ def test_d3_graphs_run_by_tools_receive_the_answers_of_their_calls(repo, hands_o
     assert results(agent) == ["yes", "no"]
 
 
-def test_d3_a_call_that_asks_nothing_runs_once_beside_one_that_asks(repo, shop):
-    """D3: a call that asks nothing is done once although another call of its batch waits for an answer."""
+def test_d3_a_call_that_asks_nothing_runs_once_and_records_no_answer(repo, shop):
+    """D3: a call beside one that waits for an answer is done once, and only the one that asked records answers."""
     agent = repo.wrap(shop.graph(call("add", item="x"), call("buy", item="a")), "s", effects=EFFECTS)
     agent.invoke(say())
     agent.invoke(Command(resume="no"))
     assert (shop.done, results(agent)) == (["x"], ["x", "a: no"])
+    made = backend.table("tool_invocation").c
+    with backend.reading(repo) as connection:
+        recorded = connection.execute(select(made.tool_name, made.answers)).all()
+    assert {name: answers is not None for name, answers in recorded} == {"add": False, "buy": True}

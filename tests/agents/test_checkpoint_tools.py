@@ -134,7 +134,7 @@ def test_a7_a_request_beside_a_question_is_carried_out_after_the_answer(kind, re
     assert agent.branch.name == "main"
     answer = agent.invoke(Command(resume="yes"))
     assert answer["messages"][-1].content == "back"
-    assert agent.refused is None
+    assert agent.rollback_error is None
     assert (agent.at().branch.name, world.items) == ("main-2", [])
 
 
@@ -175,7 +175,7 @@ def test_a7_a_rollback_moves_the_session_even_from_another_branch(repo, world):
     agent.run("hello")
     side = agent.fork(name="side")
     side.invoke({"messages": [("user", "x; no, back")]})
-    assert side.refused is None
+    assert side.rollback_error is None
     assert (agent.session.branch().name, world.items) == ("side-2", [])
 
 

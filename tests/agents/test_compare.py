@@ -2,6 +2,7 @@
 
 import json
 
+import backend
 import command_line
 import faults
 import pytest
@@ -196,6 +197,19 @@ def test_w6_the_shared_history_is_not_loaded(repo):
             found = repo.session().diff(*ends)
         assert len(read) == 4
         assert (len(found.removed_messages), len(found.added_messages)) == (2, 2)
+
+
+def test_w6_the_shared_calls_are_not_loaded(repo, agents):
+    """W6: a diff of two branches works although the calls that they share cannot be read."""
+    agent, _ = agents
+    shared = agent.tool_track()[0]
+    assert shared.args == {"item": "chair"}
+    backend.change(repo, "tool_invocation", shared.id, args=b"unreadable")
+    with pytest.raises(ValueError, match="Expecting value"):
+        agent.tool_track()
+    found = repo.session().diff("main", "retry")
+    assert [call["args"] for call in found.removed_calls] == [{"text": "table"}]
+    assert [call["args"] for call in found.added_calls] == [{"text": "sofa"}]
 
 
 def test_w6_html_of_a_large_diff_is_truncated():

@@ -4,6 +4,8 @@ import itertools
 from typing import Annotated, TypedDict
 
 import backend
+import faults
+import points
 import pytest
 from delta_graphs import all_seen, chat, delta, joined, said, seen, total
 from hypothesis import given, settings
@@ -238,14 +240,21 @@ def test_large_values_of_a_dict_are_stored_once(repo):
 
 
 def test_a_failing_reducer_does_not_break_the_run(repo):
-    """A value that cannot be rebuilt does not stop the turn, and the other values are still shown."""
-    allowed = [True]
+    """A value that cannot be rebuilt is left out of the shown state, whose hash still changes with it."""
+    failed = []
 
     def moody(state, writes):
-        if not allowed.pop():
+        if failed and failed[-1] == "now":
+            failed[-1] = "before"
             raise RuntimeError("no")
-        allowed.append(False)
         return [*state, *itertools.chain(*writes)]
+
+    def failing(fold):
+        def do(*args):
+            failed.append("now")
+            return fold(*args)
+
+        return do
 
     class State(TypedDict):
         log: delta(100, moody)
@@ -253,8 +262,15 @@ def test_a_failing_reducer_does_not_break_the_run(repo):
 
     graph = StateGraph(State).add_node("step", lambda state: {"n": 1}).add_edge(START, "step").compile()
     agent = repo.wrap(graph, "s")
-    agent.invoke({"log": [1]})
-    assert "n" in agent.head.session_state
+    folds = lambda plain, *args: {name: failing(fold) for name, fold in plain(*args).items()}  # noqa: E731
+    with faults.around(points.FOLDS_OF_DELTA_CHANNELS, folds):
+        for turn in (1, 2):
+            agent.invoke({"log": [turn]}, durability="sync")
+            assert agent.head.session_state == {"n": 1}
+    assert set(failed) == {"before"}
+    assert agent.state["log"] == [1, 2]
+    hashes = [one.metadata["state_hash"] for one in agent.checkpoints() if one.metadata["kind"] == "after"]
+    assert len(set(hashes)) == 2
 
 
 # -- threads that come from elsewhere

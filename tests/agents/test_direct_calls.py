@@ -418,23 +418,30 @@ def test_t1_a_payment_waits_until_its_step_is_saved(repo, bank, is_async, how):
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("how", [{"durability": "exit"}, {"durability": "async"}, {}])
-def test_t1_an_idempotent_call_waits_until_its_step_is_saved(repo, is_async, how):
-    """T1: an idempotent call also waits for a slow save of its step, in every durability mode."""
+def test_t1_an_idempotent_call_waits_until_its_step_is_saved_and_keeps_its_key(repo, is_async, how):
+    """T1: however slow a save is, a call that comes back after an interruption has the key of its first attempt."""
     found: list[Any] = []
+    keys: list[str] = []
 
     @tool
     def pay(to: str) -> str:
-        """Look from another program where the turn stands, and pay."""
+        """Look from another program where the turn stands, and pay; the first time the turn is interrupted."""
         with agentgit.open(backend.url(repo)) as other:
             found.append(wrapped(other, graph, effects).get_state().next)
-        return idempotency_key()
+        keys.append(idempotency_key())
+        if len(keys) == 1:
+            raise KeyboardInterrupt
+        return keys[-1]
 
     effects = {"pay": effect("idempotent")}
     graph = node_graph(lambda state: {"messages": [("ai", pay.invoke({"to": "Ann"}))]})
     agent = wrapped(repo, graph, effects)
-    with faults.slow(points.SAVE_STATE, 0.2):
+    with faults.slow(points.SAVE_STATE, 0.2), pytest.raises(KeyboardInterrupt):
         asyncio.run(agent.ainvoke(say(), **how)) if is_async else agent.invoke(say(), **how)
     assert found == [("act",)]
+    agent.invoke(None, **how)
+    assert len(keys) == 2
+    assert keys[0] == keys[1] != ""
 
 
 def test_t1_a_call_is_not_made_if_its_step_cannot_be_saved(repo, bank):
@@ -584,7 +591,9 @@ def test_t1_a_wrapped_agent_inside_another_agents_turn_is_refused(repo, bank, wh
 
 
 def test_t1_a_tool_that_asks_twice_records_how_often_it_started(repo):
-    """T1: LangGraph runs the tool's body again for each answer, and the track and the plan show the number of starts."""
+    """T1: LangGraph runs the tool's body again for each answer, and the track and the plan show the number of
+    starts.
+    """
     done: list[str] = []
 
     @tool

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
 import threading
 from typing import Annotated
 
 import backend
+import processes
 import pytest
 from banking import Bank, pay, payments, says
 from langchain_core.messages import ToolMessage
@@ -104,7 +107,9 @@ def test_w4_a_call_with_a_plain_text_is_identified_by_the_whole_text(repo):
 
 
 def test_w4_each_effect_answers_one_call_of_a_branch(repo, bank):
-    """W4: two equal payments of one message count as two; after a rollback both are answered, and a third one is new."""
+    """W4: two equal payments of one message count as two; after a rollback both are answered, and a third one is
+    new.
+    """
     agent = wrapped(repo, bank, payments(pay(), pay()), "paid", payments(pay(), pay(), pay()), "paid")
     agent.run("pay Ann twice")
     assert len(bank.ledger) == 2
@@ -279,6 +284,44 @@ def test_w4_only_one_of_several_concurrent_branches_pays(repo, bank):
         thread.join(60)
     assert len(ended) == 4
     assert [entry[0] for entry in bank.ledger] == ["Ann", "Bob"]
+
+
+PAYING = """
+import fcntl
+import sys
+from pathlib import Path
+import agentgit
+from agentgit import Fenced, WorldDiverged
+from banking import Bank, pay
+from test_effect_fences import wrapped
+address, branch, ready, gate = sys.argv[1:]
+bank = Bank()
+with agentgit.open(address) as repo, open(gate) as go:
+    agent = wrapped(repo, bank, pay("Bob"), "paid", branch=branch)
+    Path(ready).write_text("x")
+    fcntl.flock(go, fcntl.LOCK_SH)
+    try:
+        agent.run("pay Bob")
+    except (Fenced, WorldDiverged):
+        pass
+print(len(bank.ledger))
+"""
+
+
+@pytest.mark.long
+def test_w4_only_one_of_several_concurrent_processes_pays(repo, bank, tmp_path):
+    """W4: the check and the record are one step, also between processes: of four equal payments, one is made."""
+    agent = paid_and_back(repo, bank)
+    names = [agent.branch.name, *(agent.fork().branch.name for _ in range(3))]
+    ready, gate = tmp_path / "ready", tmp_path / "gate"
+    os.mkfifo(ready)
+    with gate.open("w") as shut, open(os.open(ready, os.O_RDWR), "rb", buffering=0) as waiting:
+        fcntl.flock(shut, fcntl.LOCK_EX)  # each process waits for it when it is about to pay
+        started = [processes.Started(PAYING, backend.address(repo), name, ready, gate) for name in names]
+        assert [waiting.read(1) for _ in started] == [b"x"] * 4
+    ended = [one.wait() for one in started]
+    assert [one.returncode for one in ended] == [0] * 4, [one.stderr for one in ended]
+    assert sorted(one.stdout.strip() for one in ended) == ["0", "0", "0", "1"]
 
 
 @pytest.mark.parametrize(("seen", "paid"), [(True, 1), ({"receipt": 1}, 1), (False, 2), (None, 1)])

@@ -228,15 +228,17 @@ def test_c5_a_custom_environment_rolls_back_with_the_conversation(repo, desk):
 
 
 def test_files_a_rollback_reports_changes_made_by_somebody_else(agent, desk):
-    """Conflicts: foreign changes are reported before anything is touched, and force overwrites them."""
+    """Conflicts: foreign changes are reported before anything is touched; force keeps them in a safety snapshot."""
     (desk.root / "a.txt").write_text("by hand")
     assert agent.plan_rollback("before").files.conflicts == ["a.txt"]
     with pytest.raises(WorkspaceChanged, match=r"a\.txt"):
         agent.rollback("before")
     assert desk.world.items == ["chair", "table"]
     assert [branch.name for branch in agent.session.branches()] == ["main"]
-    agent.rollback("before", force=True)
+    safety = agent.rollback("before", force=True).report.files.safety
     assert desk.files == {"a.txt": "one"}
+    Workspace(desk.root).restore(safety)
+    assert desk.files == NOW | {"a.txt": "by hand"}
 
 
 def test_w5_a_branch_reports_changed_files_and_switch_restores_them(agent, desk):
@@ -331,7 +333,9 @@ def test_files_of_a_missing_workspace_are_restored_by_resume(agent, desk, repo):
 
 
 def test_exploration_separates_the_files_of_its_branches(repo, desk):
-    """W10: branches of an exploration do not see each other's files, and promote restores those of the chosen branch."""
+    """W10: branches of an exploration do not see each other's files, and promote restores those of the chosen
+    branch.
+    """
     agent = wrapped(repo, desk)
     agent.run("write a.txt base")
     found = agent.explore(1, ["write a.txt left", "write b.txt right"])
@@ -411,16 +415,20 @@ def test_w6_a_checkpoint_diff_lists_the_file_changes(agent, repo):
     assert "new/b.txt" in str(found)
 
 
-def test_p7_snapshots_without_a_checkpoint_are_unpinned(agent, repo, desk):
-    """P7: a snapshot is pinned while a checkpoint needs it, and unpinned afterwards."""
+def test_p7_snapshots_without_a_checkpoint_are_unpinned_and_deleted_in_time(agent, repo, desk):
+    """P7: a snapshot is pinned while a checkpoint needs it; afterwards a limit on the snapshots deletes it."""
     workspace = Workspace(desk.root)
     assert all(one.pinned for one in workspace.list())
     agent.run("write a.txt three")
     agent.run("write a.txt four")
     repo.session("s").cleanup_auto_checkpoints(keep=0)
     kept = repo.session("s").get_checkpoint("before")
-    assert 0 < sum(one.pinned for one in workspace.list()) < len(workspace.list())
-    agent.rewind_files(kept)
+    pinned = {one.id for one in workspace.list() if one.pinned}
+    assert 0 < len(pinned) < len(workspace.list())
+    (desk.root / "a.txt").write_text("new")
+    newest = Workspace(desk.root, max_checkpoints=1).save("new")
+    assert {one.id for one in workspace.list()} == pinned | {newest.id}
+    agent.rewind_files(kept, force=True)
     assert desk.files == {"a.txt": "one"}
 
 

@@ -97,15 +97,27 @@ def test_w1_an_edited_call_is_undone_with_the_arguments_it_ran_with(repo, world)
 # -- graphs in graphs
 
 
-def test_d3_a_wrapped_agent_inside_another_graph_keeps_its_conversation(repo, world):
-    """D3: an agent called from a node of another graph runs on its branch, and is recorded once."""
+@pytest.mark.parametrize("caller", ["node", "tool", "whole node"])
+def test_d3_a_wrapped_agent_inside_another_graph_keeps_its_conversation(repo, world, caller):
+    """D3: an agent called from a node, from a tool or as a node runs on its own branch, and is recorded once."""
     inner = repo.wrap(tool_node_graph(scripted(call("add", item="a"), "one", "two"), world.tools()), "inner",
                       effects=world.effects())  # fmt: skip
-    outer = StateGraph(MessagesState)
-    outer.add_node("ask", lambda state: {"messages": [AIMessage(inner.run("q"))]})
-    outer.add_edge(START, "ask")
-    graph = outer.compile()
-    assert [graph.invoke(say("hi"))["messages"][-1].content for _ in range(2)] == ["one", "two"]
+
+    @tool
+    def consult(question: str) -> str:
+        """Ask the other agent."""
+        return inner.run(question)
+
+    def from_node(state):
+        return {"messages": [AIMessage(inner.run("q"))]}
+
+    if caller == "tool":
+        graph = tool_node_graph(scripted(call("consult", question="q"), "said"), [consult])
+    else:
+        node = from_node if caller == "node" else lambda state: inner.invoke(state)
+        graph = StateGraph(MessagesState).add_node("ask", node).add_edge(START, "ask").compile()
+    found = [[m.content for m in graph.invoke(say("q"))["messages"] if m.content in ("one", "two")] for _ in range(2)]
+    assert [one[-1] for one in found] == ["one", "two"]
     assert [m["content"] for m in inner.history() if m["role"] == "user"] == ["q", "q"]
     assert world.items == ["a"]
     assert [c.tool_name for c in inner.tool_track()] == ["add"]
@@ -437,8 +449,8 @@ def test_a7_a_rollback_blocked_after_its_request_keeps_the_answer(repo, world):
     agent = repo.wrap(graph, "s", effects=world.effects())
     agent.run("hi")
     assert agent.run("send and go back") == "done"
-    if agent.refused is not None:  # the mail went out after the plan was made; else the model was told at once
-        assert "cannot be undone" in str(agent.refused)
+    if agent.rollback_error is not None:  # the mail went out after the plan was made; else the model was told at once
+        assert "cannot be undone" in str(agent.rollback_error)
     assert (agent.branch.name, world.sent) == ("main", ["x"])
 
 

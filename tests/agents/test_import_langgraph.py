@@ -300,6 +300,13 @@ class Cart:
 
     items: list[str]
 
+    def __post_init__(self) -> None:
+        BUILT.append(self.items)
+
+
+BUILT: list[list[str]] = []
+"""The carts that were built."""
+
 
 class WithCart(MessagesState):
     """A conversation and a cart."""
@@ -308,8 +315,8 @@ class WithCart(MessagesState):
     visits: Annotated[int, operator.add]
 
 
-def test_custom_values_survive_an_import(repo, origin):
-    """An object of a custom class keeps its value through an import."""
+def test_custom_values_survive_an_import_that_builds_none(repo, origin):
+    """An object of a custom class keeps its value through an import, which builds no such object."""
 
     def build(saver):
         graph = StateGraph(WithCart)
@@ -317,9 +324,12 @@ def test_custom_values_survive_an_import(repo, origin):
         return graph.add_edge(START, "fill").compile(checkpointer=saver)
 
     origin.talk(build, "t", "a")
+    BUILT.clear()
     repo.import_langgraph(origin.url)
     agent = repo.wrap(build(None), "t")
+    assert BUILT == []
     assert agent.state["cart"] == Cart(["chair"])
+    assert BUILT == [["chair"]] * 2
     agent.invoke(said("b"))
     assert agent.state["visits"] == 2
 

@@ -260,7 +260,9 @@ def by_middleware(order: BaseTool) -> Any:
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
 @pytest.mark.parametrize("shape", [in_a_node, in_an_agent_in_a_tool, by_middleware])
 def test_t6_undo_receives_the_tools_return_value_at_every_depth(repo, shape, value):
-    """T6: undo receives `3` and not `'3'`, None and not `'null'`, also in nested agents and with tools of middleware."""
+    """T6: undo receives `3` and not `'3'`, None and not `'null'`, also in nested agents and with tools of
+    middleware.
+    """
     got: list[Any] = []
     undo = reversible(lambda args, result: got.append(result))
     agent = repo.wrap(shape(returning(value)), "s", effects={"order": undo}, check_effects=False)
@@ -390,9 +392,9 @@ def test_t1_a_second_answer_to_a_question_has_no_effect(repo):
     assert [one.result for one in agent.tool_track()] == ["one"]
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_t1_parallel_questions_receive_their_answers_and_act_once(repo, is_async):
-    """LangGraph #8464, #6533: two of three parallel tools ask, each receives its answer, and each acts once."""
+@pytest.mark.parametrize(("is_async", "retry"), [(False, "middleware"), (True, "middleware"), (False, "next turn")])
+def test_t1_parallel_questions_receive_their_answers_over_retries_and_act_once(repo, is_async, retry):
+    """LangGraph #8464, #6533: three parallel tools ask, one fails and is retried, and each acts once on its answer."""
     done: list[str] = []
     left = [ValueError("once")]
 
@@ -405,14 +407,25 @@ def test_t1_parallel_questions_receive_their_answers_and_act_once(repo, is_async
 
     @tool
     def fail(what: str) -> str:
-        """Fail once, after the questions were answered."""
-        if len(done) == 2 and left:
+        """Ask, fail once after the answer, and act."""
+        said = str(interrupt(what))
+        if left:
             raise left.pop()
-        return "ok"
+        done.append(f"{what} {said}")
+        return said
 
     asked = calls(call("ask", "a", what="a"), call("ask", "b", what="b"), call("fail", "c", what="c"))
-    agent = repo.wrap(agent_graph(scripted(asked, "done"), [ask, fail]), "s", effects={"ask": "irreversible"})
+    middleware = [Around(once_more)] if retry == "middleware" else []
+    graph = agent_graph(scripted(asked, "done"), [ask, fail], middleware=middleware)
+    agent = repo.wrap(graph, "s", effects={"ask": "irreversible", "fail": "idempotent"})
     state = agent.invoke(say())
-    answers = {one.id: one.value.upper() for one in state["__interrupt__"]}
-    turn(agent, is_async, Command(resume=answers))
-    assert sorted(done) == ["a A", "b B"]
+    answers = Command(resume={one.id: one.value.upper() for one in state["__interrupt__"]})
+    if retry == "next turn":
+        with pytest.raises(ValueError, match="once"):
+            agent.invoke(answers)
+        agent.invoke(None)
+    else:
+        turn(agent, is_async, answers)
+    assert left == []
+    assert sorted(done) == ["a A", "b B", "c C"]
+    assert [message.content for message in agent.messages() if message.type == "tool"] == ["A", "B", "C"]

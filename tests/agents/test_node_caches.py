@@ -3,6 +3,8 @@
 import operator
 from typing import Annotated, TypedDict
 
+import backend
+import processes
 import pytest
 from langchain_core.tools import tool
 from langgraph.cache.memory import InMemoryCache
@@ -191,7 +193,7 @@ def asked_for(*names):
 
 
 def test_t8_the_cache_answers_again_after_an_order_is_redone(repo):
-    """T8: the cache does not answer on the new branch, and answers on the old one once its order is made again."""
+    """T8: the cache answers on the branch whose order was made again, and not on the branch that was left."""
     world = World()
     agent = repo.wrap(cached_tools(world), "s", effects=world.effects())
     agent.invoke(asked_for("add"))
@@ -202,6 +204,9 @@ def test_t8_the_cache_answers_again_after_an_order_is_redone(repo):
     assert (world.items, len(world.happened("add"))) == (["chair"], 3)
     again.invoke(asked_for("add"))
     assert (world.items, len(world.happened("add"))) == (["chair"], 3)
+    left = again.switch(back.branch.name, sync="ignore")
+    left.invoke(asked_for("add"))
+    assert len(world.happened("add")) == 4
 
 
 def test_t8_a_call_of_an_earlier_turn_counts_for_the_cache(repo):
@@ -276,6 +281,38 @@ async def test_t8_async_runs_use_the_cache_like_sync_runs(repo, shop, kind):
     back = await agent.arollback("main#1")
     assert (await back.ainvoke({"wanted": "chair", "log": []}))["log"][-1] == "chair-2"
     assert (shop.orders, shop.ran.count("think")) == (["chair-2"], 1)
+
+
+ANOTHER_PROCESS = """
+import sys
+import agentgit
+from langgraph.cache.sqlite import SqliteCache
+from test_node_caches import Shop, two_nodes, want
+shop = Shop()
+shop.made = 1
+graph = two_nodes(shop, SqliteCache(path=sys.argv[3]))
+with agentgit.open(sys.argv[1]) as repo:
+    agent = repo.wrap(graph, "s", branch=sys.argv[2], effects=shop.effects, check_effects=False)
+    print(want(agent), *shop.ran)
+"""
+
+
+@pytest.mark.long
+def test_t8_a_sqlite_cache_file_serves_several_processes(repo, shop, tmp_path):
+    """T8: a SQLite cache file answers another process on the branch of its order, and not after a rollback."""
+    path = str(tmp_path / "cache.db")
+    agent = repo.wrap(two_nodes(shop, SqliteCache(path=path)), "s", effects=shop.effects, check_effects=False)
+    want(agent)
+
+    def another(branch: str) -> str:
+        done = processes.run(ANOTHER_PROCESS, backend.address(repo), branch, path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert another("main") == "chair-1"
+    back = agent.rollback("main#1")
+    assert shop.orders == []
+    assert another(back.branch.name) == "chair-2 buy"
 
 
 def test_t8_a_sqlite_cache_file_serves_several_agents(repo, shop, tmp_path):

@@ -35,7 +35,9 @@ def left(repo, world):
 
 
 def test_w5_a_branch_with_reversed_effects_raises_before_it_runs(left, world):
-    """W5: a branch whose effects were reversed raises WorldDiverged before it runs, with a plan to restore its world."""
+    """W5: a branch whose effects were reversed raises WorldDiverged before it runs, with a plan to restore its
+    world.
+    """
     agent, _ = left
     said = len(world.log)
     with pytest.raises(WorldDiverged, match="sync='world'") as caught:
@@ -468,7 +470,7 @@ def test_a_turn_whose_branch_was_recovered_stops(repo, world):
 
 
 def test_async_switch_redoes_and_reverses_effects(repo, world):
-    """The async verbs plan a switch, redo effects and reverse them like the synchronous ones."""
+    """The async verbs plan a switch, redo effects and reverse them, and undo and redo turns, like the synchronous."""
 
     async def scenario():
         agent = wrapped(repo, world)
@@ -481,6 +483,10 @@ def test_async_switch_redoes_and_reverses_effects(repo, world):
         assert world.items == ["chair", "table"]
         agent = await agent.aswitch(retry.branch, sync="world")
         assert world.items == ["chair"]
+        agent = await agent.aundo()
+        assert world.items == []
+        agent = await agent.aredo()
+        assert (world.items, agent.branch.name) == (["chair"], retry.branch.name)
 
     asyncio.run(scenario())
 

@@ -27,6 +27,7 @@ import agentgit
 from agentgit import (
     Fenced,
     InvalidInput,
+    NotAllowed,
     NotDone,
     RollbackBlocked,
     RollbackIncomplete,
@@ -683,14 +684,47 @@ def test_t4_the_chat_resolves_a_raised_call():
         raised = agent.tool_track()[0].id
         with chatting(repo, agent, yes=True) as chat, redirect_stdout(out), redirect_stderr(err):
             for line in ("/undo", f"/resolve {raised} happened --result nothing"):
-                chat.hear(line)
-            chat.hear(f"/resolve {raised} happened --result '{{\"charged\": 5}}'")
+                chat.handle_line(line)
+            chat.handle_line(f"/resolve {raised} happened --result '{{\"charged\": 5}}'")
             assert agent.tool_track()[0].result == {"charged": 5}
-            chat.hear("/undo")
+            chat.handle_line("/undo")
     blocked, no_json = err.getvalue().splitlines()
     assert f"In the chat: /resolve {raised} happened, or did-not-happen; or --force." in blocked
     assert "--result is not valid JSON" in no_json
     assert till.ledger == []
+
+
+@pytest.mark.long
+def test_t4_only_who_may_change_the_session_resolves_a_raised_call(tmp_path):
+    """T4: a viewer is offered no form and is refused by the API, the pages and the library; an editor resolves."""
+    till, place = Till(("after", LOST)), tmp_path / "agentgit.db"
+    with agentgit.open(place) as operator:
+        for name in ("ada", "bob"):
+            operator.users.add(name, "correct horse battery staple")
+    with agentgit.open(place, user="ada") as repo, agentgit.open(place, user="bob") as theirs:
+        agent = wrapped(repo, till, "irreversible")
+        agent.run("five")
+        (five,) = agent.tool_track()
+        agent.session.sharing.share("bob", "viewer")
+        key = theirs.keys.create("a program", scopes=("admin",)).secret
+        origin = {"base_url": "https://git.example", "headers": {"origin": "https://git.example"}}
+        program = TestClient(site(repo), base_url="https://git.example", headers={"authorization": f"Bearer {key}"})
+        browser = TestClient(site(repo), cookies={"__Host-agentgit": key}, **origin)
+        api, action = f"/api/v1/invocations/{five.id}/resolve", f"/invocations/{five.id}/resolve"
+        page, body = f"/sessions/{agent.session.id}/rollback?to=before", {"outcome": "happened"}
+        shown = browser.get(page)
+        assert (shown.status_code, action in shown.text) == (200, False)
+        mark = re.search(r'name="csrf" value="([^"]*)"', shown.text)
+        assert mark is not None
+        assert program.post(api, json=body).status_code == 403
+        refused = browser.post(action, data=body | {"csrf": mark[1]}).text
+        assert "editor" in refused
+        with pytest.raises(NotAllowed):
+            theirs.resolve(five, "happened")
+        assert statuses(agent) == ["unknown"]
+        agent.session.sharing.share("bob", "editor")
+        assert action in browser.get(page).text
+        assert program.post(api, json=body).json()["status"] == "done"
 
 
 @pytest.mark.long

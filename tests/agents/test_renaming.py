@@ -42,8 +42,8 @@ def test_d2_an_invalid_or_taken_session_name_is_refused(repo, agent):
     assert session.rename("s").session_name == "s"
 
 
-def test_d5_a_viewer_cannot_rename_a_session_but_a_co_owner_can(repo, agent):
-    """D5: a viewer renames neither session nor branch; a co-owner cannot use the name of another session."""
+def test_d5_only_owners_rename_a_session_and_only_editors_a_branch(repo, agent):
+    """D5: a viewer renames nothing, an editor a branch, an owner the session; no name is taken from a session."""
     ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
     session = ada.session("hers", create=True)
     ada.session("secret", create=True)
@@ -53,6 +53,10 @@ def test_d5_a_viewer_cannot_rename_a_session_but_a_co_owner_can(repo, agent):
         theirs.rename("mine")
     with pytest.raises(NotAllowed):
         theirs.rename_branch("main", "mine")
+    session.sharing.share("bob", "editor")
+    with pytest.raises(NotAllowed):
+        theirs.rename("mine")
+    assert theirs.rename_branch("main", "mine").name == "mine"
     session.sharing.share("bob", "owner")
     with pytest.raises(Conflict):
         theirs.rename("secret")

@@ -189,11 +189,25 @@ def test_t2_an_export_of_a_replayed_branch_is_complete(repo, shop, agent, tmp_pa
 # -- what blocks
 
 
-def blocked(repo, graph, effects, *, turns=1):
+def test_t2_unknown_tools_of_a_functional_graph_block_a_replay(repo):
+    """T2: tools that are found in no ToolNode of a functional graph do not run again; with force the record answers."""
+    world = World()
+    graph = GRAPHS["functional"](obedient(), world.tools())
+    agent, plan = blocked(repo, graph, world.effects(), said=["add chair", "add table"])
+    assert [(step.action, step.otherwise) for step in plan.steps] == [("block", "answer")] * 2
+    assert all("the tool add is unknown" in step.why for step in plan.steps)
+    fresh = agent.rollback("here", replay="execute", force=True)
+    assert (world.items, len(world.happened("add"))) == (["chair", "table"], 2)
+    assert [one.result["number"] for one in fresh.tool_track()] == [1, 2]
+    fresh.run("add lamp")
+    assert world.items == ["chair", "table", "lamp"]
+
+
+def blocked(repo, graph, effects, *, said=("do it",)):
     """Do something, and try to run it again; give the agent and what was said."""
     agent = repo.wrap(graph, "s", effects=effects)
-    for _ in range(turns):
-        agent.run("do it")
+    for text in said:
+        agent.run(text)
     agent.checkpoint("here")
     with pytest.raises(RollbackBlocked, match="Nothing was done") as caught:
         agent.rollback("here", replay="execute")
@@ -230,8 +244,8 @@ def test_t2_a_call_that_must_not_run_twice_blocks_a_replay(repo, kind):
     assert repo.maintenance.fsck().is_sound
 
 
-def test_t2_an_unknown_call_blocks_a_replay(repo):
-    """T2: a call that was interrupted blocks the plan and does not run again."""
+def test_t2_an_unknown_call_blocks_a_replay_until_its_outcome_is_recorded(repo):
+    """T2: a call that was interrupted blocks the plan and does not run again until a person tells what happened."""
     done = []
 
     @tool
@@ -246,15 +260,49 @@ def test_t2_an_unknown_call_blocks_a_replay(repo):
         agent.run("pay")
     agent.fork()
     plan = agent.plan_rollback("HEAD", replay="execute")
-    assert done == [5]
     assert [step.action for step in plan.steps] == ["block"]
+    with pytest.raises(RollbackBlocked):
+        agent.rollback("HEAD", replay="execute")
+    assert done == [5]
+    repo.resolve(agent.tool_track()[0], "happened", result="paid")
+    assert [step.action for step in agent.plan_rollback("HEAD", replay="execute").steps] == ["reverse"]
+    assert agent.rollback("HEAD", replay="execute").tool_track() == []
+    assert done == []
 
 
-def test_t2_a_refused_precheck_blocks_a_replay(repo, database, shop, agent):
-    """T2: a call whose precheck refuses its undo does not run twice; with force it is answered from the record."""
-    effects = shop.effects() | {"order": reversible(shop.cancel, precheck=lambda call: "the shop is closed")}
-    closed = repo.wrap(shop.graph(), "s", effects=effects)
-    with pytest.raises(RollbackBlocked, match="the shop is closed"):
+def test_t2_a_forced_replay_keeps_an_unknown_call_unknown(repo):
+    """T2: a call that raised on the path does not run again; with force it is unknown on the new branch as well."""
+    done = []
+
+    @tool
+    def pay(euros: int) -> str:
+        """Pay."""
+        done.append(euros)
+        raise ConnectionError("no answer")
+
+    graph = tool_node_graph(scripted(call("pay", euros=5), "paid"), [pay], handle_tool_errors=True)
+    agent, plan = blocked(repo, graph, {"pay": compensable(lambda args, result: done.pop())})
+    assert [(step.action, step.otherwise) for step in plan.steps] == [("block", "answer")]
+    fresh = agent.rollback("here", replay="execute", force=True)
+    assert [(one.kind, one.status) for one in fresh.tool_track()] == [("replay", "unknown")]
+    assert done == [5]
+
+
+@pytest.mark.parametrize("why", ["the shop is closed", "declare the recorded one again"])
+def test_t2_a_call_that_cannot_be_reversed_blocks_a_replay(repo, database, shop, agent, why):
+    """T2: a call whose precheck says no, or whose undo is not here, does not run twice; force uses the record."""
+    closed_shop = reversible(shop.cancel, precheck=lambda call: why)
+    orders = closed_shop if "closed" in why else reversible(lambda args, result: None)
+    with agentgit.open(database.url) as other:
+        later = repo if "closed" in why else other  # in another program the function that was recorded is missing
+        closed = later.wrap(shop.graph(), "s", effects=shop.effects() | {"order": orders})
+        check_blocked(closed, shop, why)
+    assert repo.maintenance.fsck().is_sound
+
+
+def check_blocked(closed, shop, why):
+    """Check that a replay of orders that cannot be reversed is refused, and that force answers them."""
+    with pytest.raises(RollbackBlocked, match=why):
         closed.rollback("here", replay="execute")
     assert shop.standing == {"a": 1, "b": 1, "c": 1}
     fresh = closed.rollback("here", replay="execute", force=True, on_drift="continue")
@@ -263,7 +311,6 @@ def test_t2_a_refused_precheck_blocks_a_replay(repo, database, shop, agent):
     assert [one.result["order"] for one in fresh.tool_track()] == [1, 4]
     assert [item.invocation.args["item"] for item in fresh.report.kept] == ["c"]
     assert [item.invocation.args["item"] for item in fresh.report.answered] == ["a"]
-    assert repo.maintenance.fsck().is_sound
 
 
 def test_t2_a_call_whose_undo_raised_does_not_run_again(repo, shop, agent):

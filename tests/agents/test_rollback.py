@@ -7,7 +7,7 @@ import backend
 import processes
 import pytest
 from langchain_core.tools import tool
-from scripted import GRAPHS, World, call, calls, scripted, tool_node_graph
+from scripted import GRAPHS, World, call, calls, obedient, scripted, tool_node_graph
 from sqlalchemy import event
 
 import agentgit
@@ -136,17 +136,18 @@ def test_d2_a_rollback_can_target_any_checkpoint_of_the_session(repo, world):
     assert world.items == []  # the chair of main was reversed by the first rollback, that of `again` by the second
 
 
-def test_w1_a_rollback_reverses_the_effects_of_all_branches_off_the_path(repo, world):
-    """W1: effects of all branches that are not on the path are reversed, one branch after the other."""
-    agent, before = ready(repo, world)
-    other = agent.fork(name="other")
-    other.run("there")
-    agent = agent.switch("main", sync="ignore")
-    agent.run("here")
-    world.log.clear()
+def test_w1_a_rollback_reverses_the_effects_of_all_branches_newest_first(repo, world):
+    """W1: effects of all branches that are not on the path are reversed in the order opposite to the world log."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    before = agent.checkpoint("before")
+    agent.fork(name="other")
+    done = ["table", "sofa", "lamp", "desk", "bed"]
+    for number, item in enumerate(done):
+        agent = agent.switch(("other", "main")[number % 2], sync="ignore")
+        agent.run(f"add {item}")
     agent.rollback(before)
-    undone = [(name, args.get("item") or args.get("amount")) for name, args in world.log]
-    assert sorted(undone[:2]) == sorted(undone[2:]) == [("refund", 5), ("remove", "table")]
+    assert [args["item"] for args in world.happened("remove")] == done[::-1]
     assert world.items == ["chair"]
 
 

@@ -663,17 +663,20 @@ def test_t3_functions_declared_by_path_are_imported_at_open(repo, shop):
 
 
 def test_t3_two_trusted_modules_may_declare_the_same_tool_name(repo, shop):
-    """T3: the recorded undo function selects between two trusted modules that declare the same tool."""
+    """T3: the recorded undo function selects between two modules with the same tool; which would run again blocks."""
+    ordering = "@tool\n@reversible(cancel)\ndef order(item: str) -> str:\n    'Order.'\n    {}\n    return item\n"
     (shop / "other_shop.py").write_text(
         "from langchain_core.tools import tool\nfrom agentgit import reversible\n"
         "def cancel(args, result): raise RuntimeError('the other shop')\n"
-        "@tool\n@reversible(cancel)\ndef order(item: str) -> str:\n    'Order.'\n    return item\n"
+        + ordering.format("raise RuntimeError('the other shop')")
     )
+    own = "from langchain_core.tools import tool\n" + ordering.format("test.LEDGER.append(item)")
+    (shop / "shop_of_trust.py").write_text(TRUSTED + own)
     with reopened(repo, trust=["shop_of_trust", "other_shop"]) as later:
         later.session("s").rollback("main#1")
         assert LEDGER == []
         (step,) = later.session("s").plan_switch("main").steps
-        assert step.action in ("block", "redo")
+        assert (step.action, "several tools called order" in step.why) == ("block", True)
     sys.modules.pop("other_shop")
 
 

@@ -60,12 +60,16 @@ def test_w13_storage_grows_with_new_data_only(measured: tuple[str, dict[str, Any
 
 
 def test_the_output_contains_no_path_of_the_machine(measured: tuple[str, dict[str, Any], Path]):
-    """Neither the table nor the JSON names a folder, and the JSON says on what machine it was measured."""
+    """Neither the table nor the JSON names a folder, and both say on what machine it was measured."""
     told, found, where = measured
     for output in (told, json.dumps(found)):
         assert str(where) not in output
         assert str(ROOT) not in output
     assert set(found["machine"]) >= {"cores", "Python", "SQLite", "langgraph", "disk"}
+    assert "The machine" in told
+    for name, fact in found["machine"].items():
+        assert name in told
+        assert fact in told
 
 
 def test_a_run_leaves_only_the_requested_json_file(measured: tuple[str, dict[str, Any], Path]):

@@ -139,7 +139,9 @@ def test_a_session_name_may_contain_an_at_sign(at):
 
 
 def test_show_takes_a_reference_or_a_session(at):
-    """One argument is a place in the most recent session, or else a session; two arguments are a session and a place."""
+    """One argument is a place in the most recent session, or else a session; two arguments are a session and a
+    place.
+    """
     assert json.loads(at("show", "main#1", "--json").out)["metadata"]["reference"] == "main#1"
     lamp = json.loads(at("show", "me@example.com", "--json").out)
     assert lamp["conversation_history"][0]["content"] == "a lamp"
@@ -436,6 +438,27 @@ def test_w9_shell_completion_offers_commands(agentgit, monkeypatch):
     monkeypatch.setenv("COMP_WORDS", "agentgit sea")
     monkeypatch.setenv("COMP_CWORD", "1")
     assert agentgit().out.split() == ["search"]
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("agentgit log --br", ["--branch-only"]), ("agentgit log --no-such", []), ("agentgit tree --js", ["--json"])],
+)
+def test_w9_shell_completion_offers_options(agentgit, monkeypatch, words, offered):
+    """W9: shell completion offers the options of the command that begin with the typed letters."""
+    monkeypatch.setenv("_AGENTGIT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", "2")
+    assert agentgit().out.split() == offered
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_w9_show_completion_prints_the_script_of_the_shell(agentgit, monkeypatch, shell):
+    """W9: `agentgit --show-completion` prints the script for the shell it runs in, which asks agentgit what to offer."""
+    monkeypatch.setattr("typer.completion._get_shell_name", lambda: shell)
+    shown = agentgit("--show-completion")
+    assert (shown.err, shown.code) == ("", 0)
+    assert f"_AGENTGIT_COMPLETE=complete_{shell}" in shown.out
 
 
 @pytest.mark.parametrize(

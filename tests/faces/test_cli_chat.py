@@ -17,7 +17,7 @@ from pathlib import Path
 
 import processes
 import pytest
-from chats import COMMANDS, AskedQuestion, Called, chatting, go_on, say
+from chats import COMMANDS, AskedQuestion, ModelToolCall, chatting, continue_turn, send_message
 from command_line import Ran, run
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
@@ -56,6 +56,14 @@ def make():
 def asking():
     replies = call("add_if_approved", item="a"), call("add_if_approved", item="b"), "fine"
     return tool_node_graph(scripted(*replies), WORLD.tools())
+
+class Noted(MessagesState):
+    note: str
+
+def noting():
+    def write(state):
+        return {"messages": [AIMessage("noted")], "note": state["messages"][-1].content}
+    return StateGraph(Noted).add_node("write", write).set_entry_point("write").compile()
 
 def slow():
     def wait(state):
@@ -263,7 +271,9 @@ def test_an_incomplete_rollback_is_resumed_in_the_chat(folder):
 
 
 def test_w1_an_interrupted_reversal_is_resolved_in_the_chat():
-    """W1, C7: after an interrupted reversal the chat continues, /track shows the id and /resolve records the outcome."""
+    """W1, C7: after an interrupted reversal the chat continues, /track shows the id and /resolve records the
+    outcome.
+    """
     world, dying = World(), [True]
 
     def undo(args, result):
@@ -278,12 +288,12 @@ def test_w1_an_interrupted_reversal_is_resolved_in_the_chat():
         out, err = io.StringIO(), io.StringIO()
         with chatting(repo, agent, yes=True) as chat, redirect_stdout(out), redirect_stderr(err):
             for line in ("add chair", "/undo", "/undo", "hello", "/track"):
-                chat.hear(line)
+                chat.handle_line(line)
             found = re.search(r"\d{15,16}(?=  reversible  reverse_unknown)", out.getvalue())
             assert found is not None
-            chat.hear(f"/resolve {found[0]} perhaps")
-            chat.hear(f"/resolve {found[0]} did-not-happen")
-            chat.hear("/undo")
+            chat.handle_line(f"/resolve {found[0]} perhaps")
+            chat.handle_line(f"/resolve {found[0]} did-not-happen")
+            chat.handle_line("/undo")
     assert world.items == []
     broken, blocked, diverged, perhaps = err.getvalue().splitlines()
     assert broken == "Interrupted."
@@ -358,10 +368,10 @@ async def test_a_turn_of_every_kind_of_graph_yields_its_texts_and_calls(kind):
     world = World()
     with agentgit.open(":memory:") as repo:
         agent = repo.wrap(GRAPHS[kind](obedient(), world.tools()), "s", effects=world.effects())
-        await heard(say(agent, "hello"))
-        said, *called, done = await heard(say(agent, "add chair; charge 5"))
+        await heard(send_message(agent, "hello"))
+        said, *called, done = await heard(send_message(agent, "add chair; charge 5"))
         assert (said.text, done.text) == ("hm", "done")
-        assert called == [Called("add", {"item": "chair"}), Called("charge", {"amount": 5})]
+        assert called == [ModelToolCall("add", {"item": "chair"}), ModelToolCall("charge", {"amount": 5})]
 
 
 class Streaming(GenericFakeChatModel):
@@ -376,7 +386,7 @@ async def test_a_streamed_answer_is_yielded_piece_by_piece():
     model = Streaming(messages=iter([AIMessage("let me see")]))
     with agentgit.open(":memory:") as repo:
         agent = repo.wrap(tool_node_graph(model, World().tools()), "s")
-        pieces = await heard(say(agent, "go"))
+        pieces = await heard(send_message(agent, "go"))
         assert [piece.text for piece in pieces] == ["let", " ", "me", " ", "see"]
         assert len({piece.message for piece in pieces}) == 1
 
@@ -389,10 +399,10 @@ async def test_a_json_answer_reaches_the_graph_as_json():
         world = World()
         with agentgit.open(":memory:") as repo:
             agent = repo.wrap(tool_node_graph(scripted(asked, "fine"), world.tools()), "s")
-            assert (await heard(say(agent, "go")))[-1] == AskedQuestion({"add": "a"})
+            assert (await heard(send_message(agent, "go")))[-1] == AskedQuestion({"add": "a"})
             with pytest.raises(InvalidInput, match="waiting for an answer"):
-                await heard(go_on(agent))
-            await heard(say(agent, answer))
+                await heard(continue_turn(agent))
+            await heard(send_message(agent, answer))
             assert world.items == added
 
 
@@ -408,8 +418,8 @@ def test_a_rollback_by_the_model_is_reported_in_the_chat():
         tools = [*world.tools(), *repo.wrap(plain, "s", effects=world.effects()).checkpoint_tools()]
         agent = repo.wrap(tool_node_graph(scripted(*replies), tools), "s", effects=world.effects())
         with chatting(repo, agent) as chat, redirect_stdout(io.StringIO()) as out:
-            chat.hear("add chair")
-            chat.hear("go back")
+            chat.handle_line("add chair")
+            chat.handle_line("go back")
         assert world.items == []
         assert "Rollback done: branch main-2" in out.getvalue()
         assert chat.agent.branch.name == "main-2"
@@ -565,6 +575,23 @@ def test_w7_a_chat_compares_merges_and_picks(folder):
     assert "nowhere" in err
 
 
+def test_w7_a_chat_merge_with_a_conflict_says_how_to_resolve_it(folder):
+    """W7: /merge refuses a conflict and names it, and merges once --resolve says which side counts."""
+    out, err, _ = folder.chat(
+        "start", "/branch retry", "yours", "/switch main", "mine", "/merge retry",
+        "/merge retry --resolve theirs", graph="clerk:noting",
+    )  # fmt: skip
+    assert "conflict  note" in out
+    assert "--resolve" in err
+    with agentgit.open(folder.path / "agentgit.db") as repo:
+        session = repo.session()
+        main = next(branch for branch in session.branches() if branch.name == "main")
+        assert main.session_state["note"] == "yours"
+        assert [message["content"] for message in main.conversation_history if message["role"] == "user"] == [
+            "start", "mine", "yours",
+        ]  # fmt: skip
+
+
 def test_w11_a_chat_starts_from_a_template(folder):
     """W11: --template starts the new session from a checkpoint of another one."""
     folder.chat("add chair", words=("one", "--yes"))
@@ -622,9 +649,9 @@ def test_c7_tab_completes_commands_and_places(folder):
         agent.run("add chair")
         agent.checkpoint("before payment")
         with chatting(repo, agent) as talk:
-            assert talk.offer("", "/tre") == ["/tree"]
-            assert talk.offer("", "hello") == talk.offer("say ", "/tr") == []
-            assert talk.offer("/checkpoint ", "") == ["create", "list", "restore", "undo", "save"]
-            assert talk.offer("/switch main ", "--") == ["--sync", "--force", "--yes"]
-            assert talk.offer("/rollback ", "") == ["HEAD", "main", "'before payment'"]
-            assert talk.offer("/checkpoint restore ", "bef") == ["'before payment'"]
+            assert talk.complete("", "/tre") == ["/tree"]
+            assert talk.complete("", "hello") == talk.offer("say ", "/tr") == []
+            assert talk.complete("/checkpoint ", "") == ["create", "list", "restore", "undo", "save"]
+            assert talk.complete("/switch main ", "--") == ["--sync", "--force", "--yes"]
+            assert talk.complete("/rollback ", "") == ["HEAD", "main", "'before payment'"]
+            assert talk.complete("/checkpoint restore ", "bef") == ["'before payment'"]

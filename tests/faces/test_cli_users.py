@@ -1,6 +1,7 @@
 """The commands of who may: two people on one database, as a shell uses them (D5, W9)."""
 
 import json
+from datetime import datetime, timedelta
 
 import command_line
 import pytest
@@ -25,7 +26,9 @@ def agentgit(tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_d5_two_users_share_a_session_on_the_command_line(agentgit, monkeypatch):
-    """D5: an unshared session is not found, a shared one has its owner's name, and verbs beyond the role are refused."""
+    """D5: an unshared session is not found, a shared one has its owner's name, and verbs beyond the role are
+    refused.
+    """
     for name in ("ada", "bob"):
         assert agentgit("users", "add", name) == (0, f"user {name} is created\n")
     assert agentgit("--user", "bob", "tree", "local/demo")[0] == 3
@@ -62,11 +65,14 @@ def test_d5_keys_and_passwords_are_managed_on_the_command_line(agentgit):
     assert agentgit("keys", "revoke", str(made["id"]))[0] == 0
     assert "revoked" in agentgit("keys", "list", "--for", "ada")[1]
     assert agentgit("users", "password", "ada", said="short\n")[0] == 2
+    assert agentgit("users", "password", "ada", said="another horse\n")[0] == 0
     assert agentgit("users", "disable", "ada")[0] == 0
     assert agentgit("users", "enable", "ada")[0] == 0
     assert agentgit("users", "revoke-tokens")[0] == 0
     kinds = [one["kind"] for one in json.loads(agentgit("audit", "show", "--json")[1])]
-    assert kinds == ["user.added", "key.created", "key.revoked", "user.disabled", "user.enabled", "tokens.revoked"]
+    assert kinds == [
+        "user.added", "key.created", "key.revoked", "user.changed", "user.disabled", "user.enabled", "tokens.revoked",
+    ]  # fmt: skip
 
 
 def test_d5_a_disabled_user_cannot_use_the_command_line(agentgit):
@@ -80,10 +86,12 @@ def test_d5_a_disabled_user_cannot_use_the_command_line(agentgit):
 
 
 def test_q6_a_key_is_read_only_and_expires_by_default(agentgit):
-    """Q6: without options a key only reads and expires; `--expires never` and --scope change this."""
+    """Q6: without options a key only reads and expires after 90 days; `--expires never` and --scope change this."""
     agentgit("users", "add", "ada")
     made = json.loads(agentgit("keys", "create", "ci", "--for", "ada", "--json")[1])
-    assert (made["scopes"], made["expires_at"] is None) == (["read"], False)
+    assert made["scopes"] == ["read"]
+    lifetime = datetime.fromisoformat(made["expires_at"]) - datetime.fromisoformat(made["created_at"])
+    assert round(lifetime / timedelta(days=1)) == 90
     words = ("--scope", "write", "--expires", "never")
     made = json.loads(agentgit("keys", "create", "ci", "--for", "ada", *words, "--json")[1])
     assert (made["scopes"], made["expires_at"]) == (["fork", "read", "write"], None)

@@ -63,7 +63,7 @@ def plainly(text: str) -> str:
     return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?", "<time>", text)
 
 
-def test_p21_workspace_commands_match_their_recorded_output(folder):
+def test_p5_workspace_commands_match_their_recorded_output(folder):
     """P5: saving, listing, showing, comparing and restoring write the recorded output, and the files are restored."""
     told = []
 

@@ -17,10 +17,10 @@ import agentgit
 from agentgit import Conflict, InvalidInput, NotAllowed, NotFound, RollbackIncomplete
 from agentgit.checkpoints import Retention
 from agentgit.errors import AgentGitError
-from agentgit.sessions.events import KINDS, chosen, tips_of
+from agentgit.sessions.events import KINDS, match_kinds, tips_of
 from agentgit.store.audit.trail import note
 from agentgit.store.database import Database
-from agentgit.store.records.checkpoints import named
+from agentgit.store.records.checkpoints import named_label
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import AUDIT_EVENT
 
@@ -92,7 +92,7 @@ def test_w12_a_failed_transaction_records_no_event(repo, agent):
     def work(connection):
         repo.context.store.checkpoints.add(connection, agent.branch_id, repo.context.store.moment(
             connection, repo.context.store.sessions.branch(connection, agent.branch_id)).snapshot,
-            named(1, "never"))  # fmt: skip
+            named_label(1, "never"))  # fmt: skip
         raise Conflict("taken back")
 
     with pytest.raises(Conflict):
@@ -253,7 +253,7 @@ def test_w12_an_event_feed_continues_after_a_given_event(repo, agent):
         with pytest.raises(InvalidInput):
             repo.events.list(**wrong)
     with pytest.raises(InvalidInput, match=r"checkpoint\.created"):
-        chosen("checkpoint.creatd")
+        match_kinds("checkpoint.creatd")
     with pytest.raises(NotFound):
         repo.events.list(session="nobody")
 

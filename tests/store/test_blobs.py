@@ -13,7 +13,7 @@ from agentgit.errors import Corrupt
 from agentgit.store.database import Database
 from agentgit.store.objects.blobs import Blobs, leaf, list_hash, pack, unpack
 from agentgit.store.objects.content import Content
-from agentgit.store.objects.lru import Recent
+from agentgit.store.objects.lru import LRUCache
 from agentgit.store.schema.tenants import ensure_tenant
 from agentgit.store.sql.tables import BLOB, LIST
 from agentgit.store.sql.tables import TENANT as TENANT_TABLE
@@ -190,7 +190,7 @@ def test_unpack_refuses_bytes_that_pack_did_not_write(data):
 
 def test_the_cache_evicts_the_least_recently_used_value():
     """A cache never exceeds its limit, keeps values that are used, and accepts none that is too heavy."""
-    recent = Recent(80, lambda text: len(text))
+    recent = LRUCache(80, lambda text: len(text))
     recent.add((bytes([n]), "x" * 10) for n in range(8))
     recent.get(bytes([0]))
     recent.add([(b"new", "y" * 10), (b"heavy", "z" * 11)])

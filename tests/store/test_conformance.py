@@ -17,7 +17,7 @@ from agentgit.store.records import checkpoints, journal, sessions
 from agentgit.store.records.sessions import SessionStore
 from agentgit.store.sql.columns import SafeText, UTCDateTime
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.sqlite import Lite
+from agentgit.store.sql.sqlite import SQLiteConnections
 from agentgit.store.sql.tables import BRANCH
 
 BY_NAME = {str(rule): rule for rule in RULES}
@@ -37,8 +37,23 @@ def test_d5_an_in_memory_database_keeps_the_schema_rules():
     """D5: an in-memory database keeps the schema rules, which need no second handle."""
     with agentgit.open(":memory:") as repo:
         rules = [BY_NAME["schema-is_newest"], BY_NAME["schema-has_tables"]]
-        assert check(lambda: agentgit.open(":memory:"), rules).is_kept
+        assert check(lambda: agentgit.open(":memory:"), rules).has_passed
         assert repo.sessions() == []
+
+
+ONE_HANDLE = (
+    "schema-refuses_doubles", "schema-refuses_orphans", "schema-keeps_tenants_apart", "schema-keeps_the_trail",
+    "concurrency-late_ones_are_fenced", "users-see_only_their_own", "users-may_have_the_same_names",
+    "users-do_what_their_role_allows", "saver-is_a_whole_saver", "whole-leaves_all_sound",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ONE_HANDLE)
+def test_d5_an_in_memory_database_keeps_the_rules_of_one_handle(name):
+    """D5: an in-memory database keeps each rule whose check opens the database once."""
+    with agentgit.open(":memory:") as repo:
+        handles = iter([repo])
+        BY_NAME[name].check(lambda: next(handles))
 
 
 def test_d5_every_rule_is_a_distinct_sentence():
@@ -54,7 +69,7 @@ def test_d5_every_rule_is_a_distinct_sentence():
 
 def commits_always(monkeypatch, path):
     """Transactions that fail are committed."""
-    plain = Lite.transaction
+    plain = SQLiteConnections.transaction
 
     @contextmanager
     def transaction(self, mode):
@@ -67,7 +82,7 @@ def commits_always(monkeypatch, path):
         if failure is not None:
             raise failure
 
-    monkeypatch.setattr(Lite, "transaction", transaction)
+    monkeypatch.setattr(SQLiteConnections, "transaction", transaction)
 
 
 def swallows(monkeypatch, path):
@@ -97,7 +112,7 @@ def everybody_takes(monkeypatch, path):
 
 def no_epochs(monkeypatch, path):
     """Runs are not told apart."""
-    monkeypatch.setattr(SessionStore, "hold", lambda *a: None)
+    monkeypatch.setattr(SessionStore, "require_held", lambda *a: None)
 
 
 def reads_then_writes(monkeypatch, path):
@@ -153,7 +168,7 @@ def unchecked(monkeypatch, path):
 
 def no_foreign_keys(monkeypatch, path):
     """Rows may refer to what is not there."""
-    plain = Lite.transaction
+    plain = SQLiteConnections.transaction
 
     @contextmanager
     def transaction(self, mode):
@@ -163,7 +178,7 @@ def no_foreign_keys(monkeypatch, path):
         with plain(self, mode) as given:
             yield given
 
-    monkeypatch.setattr(Lite, "transaction", transaction)
+    monkeypatch.setattr(SQLiteConnections, "transaction", transaction)
 
 
 def no_trail(monkeypatch, path):
@@ -209,10 +224,10 @@ def test_d5_a_broken_backend_fails_the_rule_it_breaks(broken, sqlite_template, t
     path.write_bytes(sqlite_template.read_bytes())
     rule = BY_NAME[BREAKS[broken]]
     opened = lambda: agentgit.open(path)  # noqa: E731  # as a backend's author would write it
-    assert check(opened, [rule]).is_kept
+    assert check(opened, [rule]).has_passed
     broken(monkeypatch, path)
     report = check(opened, [rule])
-    assert not report.is_kept
+    assert not report.has_passed
     assert str(report).startswith("FAILED")
     assert report.results[0].why
 
@@ -221,7 +236,7 @@ def test_d5_a_rule_that_cannot_be_checked_is_skipped(tmp_path, monkeypatch):
     """D5: without LangGraph's suite its rule is left out, and the report says what to install."""
     monkeypatch.setattr("agentgit.conformance.checkpoints.find_spec", lambda name: None)
     report = check(lambda: agentgit.open(tmp_path / "a.db"), [BY_NAME["saver-is_a_whole_saver"]])
-    assert report.is_kept
+    assert report.has_passed
     assert "pip install langgraph-checkpoint-conformance" in str(report)
     with pytest.raises(NotCheckable):
         BY_NAME["saver-is_a_whole_saver"].check(lambda: agentgit.open(tmp_path / "a.db"))

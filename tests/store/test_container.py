@@ -410,6 +410,40 @@ def test_a_missing_engine_raises_unavailable(monkeypatch, tmp_path):
     assert ContainerEnvironment("box")._engine == ("docker",)
 
 
+BROKEN = {
+    "an error": ("echo 'disk full' >&2; exit 125", "disk full"),
+    "silence": ("exit 1", "failed"),
+    "no answer": ("exec sleep 60", "took longer than 0.1 s"),
+    "no JSON": ("echo oops", "not a list of JSON objects"),
+    "nothing": ("exit 0", "not a list of JSON objects"),
+    "an empty list": ("echo '[]'", "not a list of JSON objects"),
+    "a list of something else": ("echo '[7]'", "not a list of JSON objects"),
+}
+"""Engines that fail: what each does, and what the error says."""
+
+
+@pytest.mark.parametrize("failure", BROKEN)
+def test_every_failure_of_an_engine_raises_unavailable(tmp_path, failure):
+    """C5: an engine that reports an error, gives no answer or gives a strange one raises Unavailable."""
+    script, says = BROKEN[failure]
+    fake = tmp_path / "engine"
+    fake.write_text(f"#!/bin/sh\n{script}\n")
+    fake.chmod(0o755)
+    environment = ContainerEnvironment("box", engine=str(fake), timeout=0.1 if "sleep" in script else 60)
+    with pytest.raises(Unavailable, match=says):
+        environment.checkpoint()
+
+
+def test_an_engine_that_cannot_be_run_raises_unavailable(tmp_path):
+    """C5: a path that is no program raises Unavailable."""
+    fake = tmp_path / "engine"
+    fake.write_text("not a program")
+    for mode in (0o644, 0o755):
+        fake.chmod(mode)
+        with pytest.raises(Unavailable, match="cannot be run"):
+            ContainerEnvironment("box", engine=str(fake)).checkpoint()
+
+
 def test_the_engine_that_has_the_container_is_used(monkeypatch, tmp_path):
     """C5: if docker and podman both answer, the one that knows the container is used."""
     monkeypatch.setenv("PATH", str(tmp_path))

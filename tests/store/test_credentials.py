@@ -2,11 +2,14 @@
 
 import json
 import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 
 import backend
+import faults
 import jwt as pyjwt
 import points
 import pytest
@@ -38,9 +41,9 @@ def quick(monkeypatch):
     """Argon2 with little work; the real one takes a tenth of a second each time, which is its point."""
     hasher = PasswordHash((Argon2Hasher(time_cost=1, memory_cost=8, parallelism=1),))
     monkeypatch.setattr(*points.PASSWORD_HASHER.place, lambda: hasher)
-    credentials._of_nobody.cache_clear()
+    credentials._dummy_hash.cache_clear()
     yield
-    credentials._of_nobody.cache_clear()
+    credentials._dummy_hash.cache_clear()
 
 
 @pytest.fixture
@@ -127,6 +130,38 @@ def test_d5_a_new_password_or_disabling_ends_open_handles_at_once(repo, ada):
             again()
     assert repo.users.enable("ada").disabled_at is None
     assert repo.login("ada", "another horse").session("s").info.is_own
+
+
+def test_d5_a_login_that_ends_during_a_password_change_is_revoked(repo, ada):
+    """D5: a login that checked the old password and ends while the password is changed is refused from then on."""
+    has_locked, may_go_on = threading.Event(), threading.Event()
+
+    def lock(plain, *args, **how):
+        if has_locked.is_set():
+            may_go_on.set()
+            plain(*args, **how)
+            return
+        plain(*args, **how)
+        has_locked.set()
+        assert may_go_on.wait(60), "the change of the password did not come"
+
+    def arrive():
+        if has_locked.is_set() and backend.is_sqlite(repo):
+            may_go_on.set()  # on SQLite the change waits for the login before it begins, and never reaches the lock
+
+    with (
+        faults.around(points.LOCK_USER, lock),
+        faults.before(points.EVERY_WRITE, arrive),
+        ThreadPoolExecutor() as pool,
+    ):
+        login = pool.submit(repo.login, "ada", PASSWORD)
+        assert has_locked.wait(60), "the login did not come"
+        change = pool.submit(repo.users.set_password, ada, "another horse")
+        change.result(60)
+        handle = login.result(60)
+    with pytest.raises(NotAllowed, match="expired or was revoked"):
+        handle.sessions()
+    assert repo.login("ada", "another horse").user == ada
 
 
 def test_q6_changing_a_password_requires_the_current_one(repo, ada):

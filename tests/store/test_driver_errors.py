@@ -11,7 +11,7 @@ import agentgit
 from agentgit import Conflict, InvalidInput, NotAllowed, NotFound
 from agentgit.errors import AgentGitError, Corrupt, SchemaMismatch, Unavailable
 from agentgit.store.database import Database
-from agentgit.store.sql.driver_errors import Again
+from agentgit.store.sql.driver_errors import TransactionConflict
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, ERASURE, SESSION
 
 TIME = 60
@@ -141,9 +141,9 @@ def work_in(repo, work):
 @pytest.mark.parametrize(
     ("state", "kind", "said"),
     [
-        ("40001", Again, "interfered"),
-        ("40P01", Again, "interfered"),
-        ("55P03", Again, "interfered"),
+        ("40001", TransactionConflict, "interfered"),
+        ("40P01", TransactionConflict, "interfered"),
+        ("55P03", TransactionConflict, "interfered"),
         ("23502", AgentGitError, "Retrying does not help"),
         ("23514", AgentGitError, "does not help"),
         ("22P05", InvalidInput, "cannot store"),

@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 import agentgit
 from agentgit import AgentGitError, Corrupt, SchemaMismatch, Session, Unavailable
-from agentgit.values import told
+from agentgit.values import describe_error
 from agentgit.web import app
 
 HUSH = "hush-7f3a"
@@ -172,8 +172,8 @@ def test_q8_psycopg_errors_are_cut_before_they_quote_rows(postgres_url):
     engine.dispose()
     assert HUSH in str(caught.value)
     for error in (caught.value, caught.value.orig):
-        assert "violates not-null constraint" in told(error)
-        expect_silent(told(error))
+        assert "violates not-null constraint" in describe_error(error)
+        expect_silent(describe_error(error))
 
 
 INSIDE = ("postgres", "127.0.0.1", "5432", "agentgit_test", ".db", "relation", "table", "constraint", "psycopg")

@@ -126,8 +126,8 @@ def test_d5_a_database_is_encrypted_rotated_and_decrypted(url, tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name in sealed_columns() if name != "webhook_delivery"])
-def test_d5_fsck_names_the_row_of_a_changed_sealed_value(sqlite_template, tmp_path, name):
-    """D5: fsck finds one changed bit or character in a sealed value of any column, and names the row."""
+def test_d5_a_changed_sealed_value_is_named_by_fsck_and_never_returned(sqlite_template, tmp_path, name):
+    """D5: after one changed bit in a sealed value of any column, fsck names the row, and reading it raises Corrupt."""
     path = tmp_path / "x.db"
     path.write_bytes(sqlite_template.read_bytes())
     with agentgit.open(path, keyring=Keyring({"a": ONE})) as repo:
@@ -156,7 +156,18 @@ def test_d5_fsck_names_the_row_of_a_changed_sealed_value(sqlite_template, tmp_pa
             )
             found = repo.maintenance.fsck(2).findings
             assert [one for one in found if one.row.startswith(f"{name} ")], column
+            with backend.reading(repo) as connection, pytest.raises(Corrupt):
+                read(repo, connection, name, column, this, row)
         assert changed
+
+
+def read(repo, connection, name, column, this, row):
+    """Read a sealed value as agentgit does."""
+    if name == "blob":
+        Blobs(repo.context.store.tenant_id).get_many(connection, [row.hash])
+    table = METADATA.tables[name]
+    this = [table.c[one.left.name] == one.right for one in this]
+    connection.execute(select(table.c[column]).where(*this)).all()
 
 
 def flipped(value):

@@ -115,7 +115,7 @@ def test_b7_events_of_a_failed_transaction_are_not_delivered(repo):
     session, got = repo.session("s", create=True), []
     with repo.events.on("*", got.append) as subscription:
         line = backend.database(repo).bus
-        line.settle(line.expect(list(repo.events.list())), committed=False)
+        line.finish_transaction(line.enqueue(list(repo.events.list())), committed=False)
         backend.write(repo, lambda c: note(c, repo.context.store.tenant_id, "tag.created", session_id=session.id))
         assert subscription.wait(TIME)
     assert [event.kind for event in got] == ["tag.created"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sqlite3
+import stat
 from pathlib import Path
 
 import pytest
@@ -239,12 +240,12 @@ def test_f1_keep_takes_a_snapshot_when_only_excluded_files_changed(workspace, wo
     """F1: `keep` takes a snapshot when only excluded files changed, and none when nothing changed."""
     (work / "a").write_text("1")
     large(work / "left")
-    first = workspace.keep()
-    assert workspace.keep().id == first.id
+    first = workspace.ensure_snapshot()
+    assert workspace.ensure_snapshot().id == first.id
     large(work / "left", b"2", LIMIT + 5)
-    second = workspace.keep()
+    second = workspace.ensure_snapshot()
     assert second.id != first.id
-    assert workspace.keep().id == second.id
+    assert workspace.ensure_snapshot().id == second.id
     assert workspace.plan_restore(second.id).left == ()
     assert workspace.plan_restore(first.id).left != ()
 
@@ -353,6 +354,27 @@ def test_a_workspace_root_replaced_by_a_link_is_refused(workspace, work, tmp_pat
     assert workspace.restore(first.id).restored == ("a",)
 
 
+def test_a_directory_above_the_workspace_replaced_by_a_link_is_refused(tmp_path, kind):
+    """Root: a symbolic link in the place of a directory above the open workspace is not followed."""
+    (tmp_path / "above" / "work").mkdir(parents=True)
+    workspace = Workspace(tmp_path / "above" / "work", tmp_path / "store", environment=kind)
+    (tmp_path / "above" / "work" / "a").write_text("1")
+    first = workspace.save()
+    (tmp_path / "above" / "work" / "a").write_text("2")
+    (tmp_path / "above").rename(tmp_path / "moved")
+    (tmp_path / "elsewhere" / "work").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "work" / "a").write_text("theirs")
+    (tmp_path / "above").symlink_to("elsewhere")
+    for verb in (lambda: workspace.restore(first.id), workspace.save, workspace.changed, workspace.diff):
+        with pytest.raises(Unavailable, match="symbolic link"):
+            verb()
+    assert (tmp_path / "elsewhere" / "work" / "a").read_text() == "theirs"
+    assert (tmp_path / "moved" / "work" / "a").read_text() == "2"
+    (tmp_path / "above").unlink()
+    (tmp_path / "moved").rename(tmp_path / "above")
+    assert workspace.restore(first.id).restored == ("a",)
+
+
 def test_a_restore_below_a_link_replaces_the_link(workspace, work, tmp_path):
     """Paths: `restore(paths=["src/main.py"])` replaces a link `src` and does not write through it."""
     for name in ("src/main.py", "src/other.py", "lib/main.py"):
@@ -426,6 +448,22 @@ def test_a_socket_is_left_out_with_its_kind_as_the_reason(workspace, work):
             os.chdir(before)
     workspace.save()
     assert workspace.skipped() == (("socket", "a socket"),)
+
+
+def test_a_device_is_left_out_with_its_kind_as_the_reason(workspace, work):
+    """F1: character and block devices are left out with the kind as the reason, and a restore leaves them."""
+    try:
+        os.mknod(work / "null", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        os.mknod(work / "loop", stat.S_IFBLK | 0o600, os.makedev(7, 200))
+    except PermissionError:
+        pytest.skip("only root can make a device, and not in every container")
+    (work / "a").write_text("1")
+    first = workspace.save()
+    assert workspace.skipped() == (("loop", "a device"), ("null", "a device"))
+    (work / "a").write_text("2")
+    assert workspace.restore(first.id).restored == ("a",)
+    assert stat.S_ISCHR((work / "null").stat().st_mode)
+    assert stat.S_ISBLK((work / "loop").stat().st_mode)
 
 
 @pytest.mark.parametrize("paths", [[""], ["a\0b"], ["\ud800"], [1], b"a", Path("a")])

@@ -236,7 +236,7 @@ def test_c5_snapshots_of_a_custom_environment_are_only_counted(repo, other, tmp_
     own = Workspace(desk.root, tmp_path / "own", environment=Counter())
     repo.wrap(desk.graph(), "s", check_effects=False, workspace=own).run("write a.txt one")
     data = BytesIO()
-    left = {file_trees.OWN: 2}
+    left = {file_trees.CUSTOM_ENVIRONMENT: 2}
     assert repo.session("s").export(data, files=True).left_out == left
     made = other.import_(BytesIO(data.getvalue()), workspace=tmp_path / "there")
     assert (made.snapshots, made.left_out) == (0, left)
@@ -541,8 +541,8 @@ def test_b8_hostile_file_records_are_refused_with_their_line(export, target, lie
 
 def test_b8_a_tree_that_unpacks_to_too_much_is_refused(export, target, monkeypatch):
     """B8: a tree with too many paths, or with contents repeated far beyond the file's size, is refused."""
-    monkeypatch.setattr(file_trees, "MUCH", 1_000_000)
-    monkeypatch.setattr(file_trees, "AT_MOST", 3)
+    monkeypatch.setattr(file_trees, "UNPACKED_BYTES_ALLOWED", 1_000_000)
+    monkeypatch.setattr(file_trees, "MAX_UNPACK_RATIO", 3)
 
     def bomb(found):
         large = next(one["id"] for one in of(found, "file") if one["parts"])

@@ -6,12 +6,15 @@ import base64
 import json
 import pickle
 import re
+import signal
 from hashlib import shake_256
 from io import BytesIO
 
+import backend
 import ormsgpack
+import processes
 import pytest
-from carrying import everything, forged, of, rows, written
+from carrying import everything, file_of, forged, of, rows, written
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.graph import START, StateGraph
 from scripted import World, agent_graph, call, calls, obedient, scripted, tool_node_graph
@@ -22,8 +25,8 @@ from agentgit.saver.codec import make_codec
 from agentgit.store.objects.blobs import leaf, list_hash, pack
 from agentgit.store.threads.graph_rows import hash_state
 from agentgit.store.transfer import import_, import_check, lines
-from agentgit.store.transfer.fields import MOST
-from agentgit.store.transfer.lines import Sealer
+from agentgit.store.transfer.fields import MAX_COUNT
+from agentgit.store.transfer.lines import LineWriter
 
 
 @pytest.fixture(scope="module")
@@ -372,7 +375,7 @@ def test_b8_deep_json_is_refused(export, target):
     for depth in (300, 900, 5_000, 100_000):
         deep = export.splitlines(keepends=True)
         body = deep[1].partition(b',"hash"')[0] + b',"x":' + b"[" * depth + b"]" * depth
-        sealed = Sealer()
+        sealed = LineWriter()
         first = sealed.line({name: v for name, v in json.loads(deep[0]).items() if name != "hash"})
         chain = lines.sha256(sealed._chain + body).digest()
         refused(target, first + body + lines._tail(chain), "Line 2 ", error=Corrupt)
@@ -427,6 +430,31 @@ def test_b8_an_interrupted_import_leaves_no_rows(export, tmp_path, monkeypatch):
         assert rows(target) == before
 
 
+KILLED = """
+import sys
+import agentgit, faults
+from points import Point
+repo = agentgit.open(sys.argv[1])
+with getattr(faults, sys.argv[2])(Point("store.transfer.import_", sys.argv[3]), faults.die):
+    repo.import_(sys.argv[4])
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("when", "where"),
+    [("after", "_ValueImport.add"), ("before", "_Tables.flush"), ("after", "_Tables.flush"), ("after", "note")],
+)
+def test_b8_an_import_killed_at_any_step_leaves_no_rows(repo, export, tmp_path, when, where):
+    """B8: an import whose process is killed with SIGKILL leaves no rows, and the file can be imported afterwards."""
+    before = rows(repo)
+    done = processes.run(KILLED, backend.address(repo), when, where, file_of(tmp_path, export))
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert rows(repo) == before
+    assert repo.import_(BytesIO(export)).session.session_name == "s"
+    assert repo.maintenance.fsck(level=2).is_sound
+
+
 def test_b8_a_file_changed_during_its_import_is_refused(export, target):
     """B8: an import of a file that changes after its check is refused and stores nothing."""
     with agentgit.open(":memory:") as repo:
@@ -456,9 +484,9 @@ def test_b8_a_session_with_the_largest_numbers_can_continue(repo, export):
     """B8: an imported session with the largest accepted numbers can run another turn, on PostgreSQL too."""
 
     def great(found):
-        change("checkpoint", at=-1, number=MOST)(found)
-        change("call", at=-1, arrival=MOST, batch=MOST)(found)
-        change("log", at=-1, seq=MOST)(found)
+        change("checkpoint", at=-1, number=MAX_COUNT)(found)
+        change("call", at=-1, arrival=MAX_COUNT, batch=MAX_COUNT)(found)
+        change("log", at=-1, seq=MAX_COUNT)(found)
 
     made = repo.import_(forged(export, great))
     shop = World()
@@ -472,7 +500,7 @@ def test_b8_a_session_with_the_largest_numbers_can_continue(repo, export):
 @pytest.mark.parametrize("where", ["a list", "a record", "a state"])
 def test_b8_a_value_referenced_too_often_is_refused(export, target, monkeypatch, where):
     """B8: a list, record or state that would unpack to far more than the file contains is refused."""
-    monkeypatch.setattr(import_check, "MUCH", 200_000)
+    monkeypatch.setattr(import_check, "UNPACKED_BYTES_ALLOWED", 200_000)
     large = value("json", json.dumps("x" * 100_000).encode())
     key = bytes.fromhex(large["id"])
     made = [large]
@@ -514,7 +542,34 @@ def called(text):
     return text
 
 
-def test_b8_an_unsealed_value_never_reaches_the_inner_serializer(target, tmp_path):
+def test_b8_an_imported_unsealed_value_never_reaches_the_inner_serializer(export, target):
+    """B8: an imported value that an encrypting serializer did not seal is Corrupt, and its code is not called."""
+    hostile = value("serde", b"msgpack\0" + ormsgpack.packb(ormsgpack.Ext(0, ormsgpack.packb((__name__, "called", 1)))))
+
+    def add(found):
+        at = found.index(of(found, "value")[0])
+        found[at:at] = [hostile]
+        hashes = {None: None}
+        for state in of(found, "state"):
+            state["channels"]["x"] = hostile["id"]
+            channels = {name: bytes.fromhex(held) for name, held in state["channels"].items()}
+            old, state["state_hash"] = state["state_hash"], hash_state(channels).hex()
+            hashes[old] = state["state_hash"]
+        for checkpoint in of(found, "checkpoint"):
+            checkpoint["state_hash"] = hashes[checkpoint["state_hash"]]
+
+    session = target.import_(forged(export, add)).session
+    serde = EncryptedSerializer(Cipher())
+    saver = SQLModelSaver(
+        backend.database(target), tenant_id=target.context.store.tenant_id, serde=serde, sessions=True
+    )
+    (thread,) = {branch.langgraph_session_id for branch in target.session(session).branches() if branch.is_current}
+    with pytest.raises(Corrupt, match="not sealed"):
+        saver.get_tuple({"configurable": {"thread_id": thread, "checkpoint_ns": ""}})
+    assert CALLED == []
+
+
+def test_b8_an_unsealed_value_never_reaches_the_inner_serializer(tmp_path):
     """B8: with an encrypting serializer, a forged unsealed value is Corrupt, and its code is not called."""
     hostile = b"msgpack\0" + ormsgpack.packb(ormsgpack.Ext(0, ormsgpack.packb((__name__, "called", "forged"))))
 

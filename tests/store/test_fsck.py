@@ -7,7 +7,7 @@ import backend
 import orjson
 import pytest
 from scripted import GRAPHS, World, obedient, tool_node_graph
-from sqlalchemy import literal_column, select, text, update
+from sqlalchemy import literal_column, select, table, text, update
 
 import agentgit
 from agentgit import SQLModelSaver
@@ -59,6 +59,15 @@ def damage(repo, *statements):
         work(connection)
         connection.connection.dbapi_connection.commit()
         connection.connection.dbapi_connection.execute("PRAGMA foreign_keys=ON")
+
+
+def all_rows(repo):
+    """Everything in all tables, as it is stored."""
+    with backend.reading(repo) as connection:
+        return {
+            name: sorted(map(repr, connection.execute(select(literal_column("*")).select_from(table(name)))))
+            for name in backend.tables()
+        }
 
 
 def of(repo, level):
@@ -246,13 +255,16 @@ def test_w13_a_check_during_running_turns_finds_nothing(repo):
     assert seen[-1] == (done.objects, done.objects)
 
 
-def test_w13_a_check_does_not_read_from_the_cache(lived):
-    """W13: fsck finds damage to values that this process has read before, and repeats its findings."""
+def test_w13_a_check_changes_nothing_and_does_not_read_from_the_cache(lived):
+    """W13: fsck finds damage to values that this process has read before, repeats its findings, and changes no row."""
     lived.session("s").branch().conversation_history  # noqa: B018  # it is read
     damage(lived, "UPDATE blob SET data = :junk WHERE {message}")
+    before = all_rows(lived)
     first = of(lived, 2)
     assert first
     assert of(lived, 2) == first
+    assert set(first) <= set(of(lived, 3))
+    assert all_rows(lived) == before
     assert isinstance(first[0], Finding)
     assert first[0].row in str(first[0])
 

@@ -2,8 +2,11 @@
 
 import os
 import threading
+from datetime import timedelta
 
 import backend
+import faults
+import points
 import processes
 import pytest
 from hypothesis import given
@@ -105,7 +108,7 @@ def test_w13_an_in_memory_database_survives_a_collection():
 
 
 def test_b4_a_collection_thins_out_an_idle_session(repo):
-    """B4: a collection by any admin thins out an idle session, and its dry run reports the same."""
+    """B4: a collection by any admin thins out an idle session by number, and its dry run reports the same."""
     wrap(repo).run("hm")
     wrap(repo).run("hm")
     repo.session("s").retention.set(Retention(compress_after=2, keep_last=1))
@@ -116,6 +119,24 @@ def test_b4_a_collection_thins_out_an_idle_session(repo):
         assert len(repo.session("s").checkpoints()) == 4
         assert same(other.maintenance.gc(), would)
     assert len(repo.session("s").checkpoints()) == 2
+
+
+def test_b4_a_collection_removes_checkpoints_of_an_idle_session_by_age(repo):
+    """B4: an age limit takes effect in a collection, although nobody has used the session since."""
+    agent = wrap(repo)
+    for _ in range(3):
+        agent.run("hm")
+    limits = Retention(compress_after=None, max_checkpoints=None, keep_last=1, max_age=timedelta(days=30))
+    repo.session("s").retention.set(limits)
+    assert repo.maintenance.gc().checkpoints == 0
+    points = repo.session("s").checkpoints()
+    for point in points[1:4]:
+        backend.change(repo, "checkpoint", point.id, created_at=point.created_at - timedelta(days=31))
+    would = repo.maintenance.gc(dry_run=True)
+    assert would.checkpoints == 3
+    assert same(repo.maintenance.gc(), would)
+    assert [point.id for point in repo.session("s").checkpoints()] == [points[n].id for n in (0, 4, 5)]
+    assert len(agent.history()) == 6
 
 
 def test_w13_gc_with_steps_disabled_keeps_the_graph_history(repo):
@@ -183,6 +204,25 @@ def test_w13_a_collection_skips_a_running_branch(repo):
     backend.write(repo, lambda c: repo.context.store.sessions.acquire(c, agent.branch_id, "elsewhere|1|1|x"))
     assert repo.maintenance.gc().steps == 0
     assert len(list(agent.get_state_history())) == before
+
+
+def test_w13_a_turn_can_end_after_a_collection_in_the_middle_of_it(repo):
+    """W13: a collection during a turn deletes no steps of its branch, and the turn ends as if there had been none."""
+    world, found = World(), []
+    agent = wrap(repo, world)
+    agent.run("add a")
+    steps = len(list(agent.get_state_history()))
+
+    def collect_now():
+        found.append(repo.maintenance.gc(shrink=False).steps)
+
+    with faults.after(points.AUTHORIZE_CALL, collect_now):
+        assert agent.run("add b") == "done"
+    assert found == [0]
+    assert len(list(agent.get_state_history())) == 2 * steps
+    assert world.items == ["a", "b"]
+    assert repo.maintenance.gc().steps > 0
+    assert repo.maintenance.fsck(level=3).is_sound
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ from sqlalchemy import select
 import agentgit
 from agentgit.checkpoints import Retention
 from agentgit.store.sql.tables import BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE, LIST
-from agentgit.store.threads.graph_rows import found
+from agentgit.store.threads.graph_rows import parse_graph_checkpoint
 
 DEEDS = st.lists(
     st.tuples(
@@ -78,7 +78,7 @@ def reachable(repo):
     blobs, way = repo.context.store.graphs.content.blobs, set()
     with backend.reading(repo) as connection:
         for row in connection.execute(select(GRAPH_CHECKPOINT)):
-            way.update(found(row).values.values())
+            way.update(parse_graph_checkpoint(row).values.values())
         for value in connection.execute(select(GRAPH_WRITE.c.value)).scalars():
             way.update(value[n : n + 32] for n in range(0, len(value), 32))
         for key in list(way):

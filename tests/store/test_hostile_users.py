@@ -179,7 +179,7 @@ def test_d5_a_login_upgrades_a_weak_password_hash_once(repo, people, monkeypatch
     monkeypatch.setattr(*points.PASSWORD_HASHER.place, lambda: weak)
     repo.users.set_password("bob", "correct horse")
     monkeypatch.setattr(*points.PASSWORD_HASHER.place, lambda: strong)
-    credentials._of_nobody.cache_clear()
+    credentials._dummy_hash.cache_clear()
     first = repo.login("bob", "correct horse")
 
     def stored():
@@ -191,7 +191,7 @@ def test_d5_a_login_upgrades_a_weak_password_hash_once(repo, people, monkeypatch
     repo.login("bob", "correct horse")
     assert stored() == once
     assert first.sessions() == []  # which is let in as before
-    credentials._of_nobody.cache_clear()
+    credentials._dummy_hash.cache_clear()
 
 
 def test_d5_as_user_handles_end_with_the_key_of_the_admin(repo, people):
@@ -277,14 +277,14 @@ def test_d5_a_refusal_in_an_erased_session_is_not_written_to_the_trail(repo, peo
     """D5: a refusal is not written to the trail if its session was erased first, and the trail stays sound."""
     ada, bob, _ = people.values()
     ada.session("s").sharing.share("bob")
-    tell = Database._tell
+    tell = Database._record_refusal
 
     def late(database, refused):
         monkeypatch.undo()
         ada.session("s").delete()
         tell(database, refused)
 
-    monkeypatch.setattr(Database, "_tell", late)
+    monkeypatch.setattr(Database, "_record_refusal", late)
     with pytest.raises(NotAllowed):
         bob.session("ada/s").switch("main")
     assert "could not be written to the audit trail" in caplog.text

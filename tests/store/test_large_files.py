@@ -28,10 +28,12 @@ def sparse(path, ends: bytes, size: int = SIZE) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["git", "directory"])
 def test_a_large_file_needs_little_memory(tmp_path, kind):
-    """Large files: save, diff, plan and restore of a file of 100 MB take less than 40 MB of memory."""
+    """Large files: save, diff, plan, restore and copy of a file of 100 MB take less than 40 MB of memory."""
     work = tmp_path / "work"
     work.mkdir()
+    (tmp_path / "other").mkdir()
     workspace = Workspace(work, tmp_path / "store", environment=kind, max_file_size=2 * SIZE)
+    other = Workspace(tmp_path / "other", tmp_path / "other-store", environment=kind, max_file_size=2 * SIZE)
     sparse(work / "big", b"one")
     tracemalloc.start()
     try:
@@ -43,13 +45,15 @@ def test_a_large_file_needs_little_memory(tmp_path, kind):
         assert "too large to show" in workspace.diff(first.id, second.id).diff_content
         assert workspace.plan_restore(first.id).restore == ("big",)
         assert workspace.restore(first.id).restored == ("big",)
+        assert other.restore(other.adopt(workspace, first.id).id).restored == ("big",)
         assert tracemalloc.get_traced_memory()[1] < LITTLE
     finally:
         tracemalloc.stop()
-    with open(work / "big", "rb") as file:
-        assert file.read(3) == b"one"
-        file.seek(SIZE - 3)
-        assert file.read() == b"one"
+    for path in (work / "big", tmp_path / "other" / "big"):
+        with open(path, "rb") as file:
+            assert file.read(3) == b"one"
+            file.seek(SIZE - 3)
+            assert file.read() == b"one"
     assert workspace.changed() == ()
 
 

@@ -5,7 +5,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from agentgit.saver.codec import Codec
-from agentgit.store.objects.lru import Recent
+from agentgit.store.objects.lru import LRUCache
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_messages_with_non_json_values_are_encoded_every_time(codec):
 
 def test_the_cache_keeps_entries_that_are_used_again():
     """An entry looked up since the last change of generations survives the next one."""
-    recent = Recent(80, len)
+    recent = LRUCache(80, len)
     for n in range(40):
         recent.add([(bytes([n]), "x" * 10)])
         assert recent.lookup([bytes([0]), b"never"]) == ["x" * 10, None]

@@ -98,7 +98,7 @@ def test_f3_an_unmovable_path_is_named_and_the_rest_is_restored(workspace, work,
 
 
 def test_f3_a_file_written_during_a_move_aside_is_not_lost(workspace, work, other_file_system, monkeypatch):
-    """F4: a file written while its predecessor is copied to another file system is kept as a conflict."""
+    """F3: a file written while its predecessor is copied to another file system is kept as a conflict."""
     change = in_the_way(work)
     first = workspace.save()
     change()

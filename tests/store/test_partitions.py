@@ -76,7 +76,7 @@ def test_d5_a_partitioned_database_can_be_migrated(divided, second):
     database, _ = divided
     for revision in ("0001", "base"):
         schema.upgrade(database)
-        assert schema.downgrade(database, revision, lose=True)
+        assert schema.downgrade(database, revision, allow_data_loss=True)
     schema.upgrade(database)
     schema.check(database, deep=True)
     assert partitioning.partition(database, 3) > 0

@@ -14,8 +14,8 @@ from sqlalchemy import create_engine, text
 from agentgit import WorldDiverged, reversible
 from agentgit.agents.turn.files import TurnFiles
 from agentgit.agents.turn.outcome_buffer import Outcomes
-from agentgit.store.records.checkpoints import named
-from agentgit.store.sql.batch import catch_up
+from agentgit.store.records.checkpoints import named_label
+from agentgit.store.sql.batch import flush_batch
 from agentgit.values import as_object
 
 TIME = 60
@@ -55,7 +55,7 @@ def meet(repo):
 
             def both(connection):
                 first(connection)
-                catch_up(connection)  # with what would else go with the commit
+                flush_batch(connection)  # with what would else go with the commit
                 others.append(pool.submit(backend.database(repo).write, second))
                 if not backend.is_sqlite(repo):  # there is only one writer anyway
                     until_somebody_waits(backend.url(repo))
@@ -86,7 +86,7 @@ def test_d5_the_head_is_the_last_of_two_concurrent_checkpoints(repo, world, meet
     def made(name):
         def make(connection):
             moment = store.moment(connection, store.sessions.branch(connection, branch))
-            return store.checkpoints.add(connection, branch, moment.snapshot, named(point.user_id, name))
+            return store.checkpoints.add(connection, branch, moment.snapshot, named_label(point.user_id, name))
 
         return make
 

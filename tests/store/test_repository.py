@@ -2,11 +2,14 @@
 
 import os
 import sqlite3
-import stat
+import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import faults
 import points
+import processes
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -211,7 +214,7 @@ def test_checkpoint_data_may_be_any_json(repo):
 
 
 def test_a_checkpoint_is_deleted_unless_it_is_needed(repo, agent):
-    """A7: heads and branch points cannot be deleted; other checkpoints can, and the conversation stays."""
+    """A7: heads, branch points and targets of rollbacks cannot be deleted; others can, and the conversation stays."""
     agent.fork("main#2")
     for needed in ("main#2", "HEAD"):
         with pytest.raises(agentgit.Conflict, match=r"cannot be deleted: (branch|it is the head)"):
@@ -224,6 +227,14 @@ def test_a_checkpoint_is_deleted_unless_it_is_needed(repo, agent):
     assert len(agent.history()) == 4
     with pytest.raises(InvalidInput, match="0 or more"):
         repo.session("s").cleanup_auto_checkpoints(keep=-1)
+    target = agent.checkpoint("target")
+    agent.run("three")
+    agent.rollback(target, conversation=False)
+    with pytest.raises(agentgit.Conflict, match="cannot be deleted: it is the target of a rollback"):
+        repo.session("s").delete_checkpoint(target)
+    agent.rollback(target)
+    with pytest.raises(agentgit.Conflict, match=r"cannot be deleted: branch \S+ starts from it"):
+        repo.session("s").delete_checkpoint(target)
 
 
 # -- databases
@@ -256,19 +267,55 @@ def test_an_unreachable_server_is_unavailable():
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
-def test_a_run_on_a_read_only_file_names_the_missing_permission(tmp_path):
-    """Bad input: a run on a read-only database file raises Unavailable and names the missing write permission."""
-    path = tmp_path / "x.db"
-    with agentgit.open(path) as repo:
-        chat(repo).run("hi")
-    path.chmod(stat.S_IRUSR)
-    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+READ_ONLY = """
+import os, pwd, sys
+from pathlib import Path
+import agentgit
+from agentgit import Unavailable
+from test_repository import chat
+
+folder = Path(sys.argv[1])
+path = folder / "x.db"
+with agentgit.open(path) as repo:
+    chat(repo).run("hi")
+    repo.session("s").checkpoints()
+path.chmod(0o400)
+if os.geteuid() == 0:  # root may write everything; all modules are imported by now
+    nobody = pwd.getpwnam("nobody").pw_uid
+    for one in (folder, path):
+        os.chown(one, nobody, -1)
+    os.setgroups([])
+    os.setgid(nobody)
+    os.setuid(nobody)
+with agentgit.open(path) as repo:
+    print(len(repo.session("s").checkpoints()))
     try:
-        with agentgit.open(path) as repo, pytest.raises(Unavailable, match="write permission"):
-            chat(repo).run("again")
-    finally:
-        tmp_path.chmod(stat.S_IRWXU)
+        chat(repo).run("again")
+    except Unavailable as error:
+        print(error)
+    print(len(repo.session("s").branch().conversation_history))
+for left in folder.glob("x.db-*"):
+    left.unlink()
+folder.chmod(0o500)
+try:
+    agentgit.open(path)
+except Unavailable as error:
+    print(error)
+folder.chmod(0o700)
+"""
+
+
+def test_a_read_only_file_can_be_read_and_a_run_names_the_missing_permission(tmp_path):
+    """Bad input: a read-only file can be read, a run names the missing permission, and so does a read-only folder."""
+    folder, above = tmp_path / "folder", Path(tempfile.gettempdir())
+    folder.mkdir()
+    for one in (tmp_path, *tmp_path.parents):
+        if one.is_relative_to(above) and one.stat().st_uid == os.getuid():
+            one.chmod(one.stat().st_mode | 0o011)
+    done = processes.run(READ_ONLY, folder)
+    first, refusal, then, no_folder = done.stdout.splitlines() or pytest.fail(done.stderr)
+    assert (first, then, no_folder) == ("2", "2", refusal)
+    assert refusal.endswith("x.db cannot be written. Give this user write permission for the file and its folder.")
 
 
 def test_a_database_opened_read_only_can_be_read(tmp_path):
@@ -322,6 +369,20 @@ def test_an_in_memory_database_supports_turns_and_rollbacks(tmp_path):
         agent.run("two")
         agent.rollback("main#2")
         assert world.items == ["a"]
+
+
+def test_threads_share_an_in_memory_database():
+    """D1: threads that work on sessions of one in-memory database raise no error and lose no turn."""
+
+    def work(name):
+        agent = chat(repo, name)
+        for n in range(3):
+            agent.run(str(n))
+
+    with agentgit.open(":memory:") as repo, ThreadPoolExecutor() as pool:
+        assert list(pool.map(work, (f"s{n}" for n in range(4)))) == [None] * 4
+        assert [len(repo.session(f"s{n}").branch().conversation_history) for n in range(4)] == [6] * 4
+        assert repo.maintenance.fsck(level=3).is_sound
 
 
 @pytest.mark.long

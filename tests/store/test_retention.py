@@ -59,7 +59,7 @@ def ten_each(points):
 
 def kept(points, retention):
     """The points that stay."""
-    return [one.point for one in judge(points, retention, NOW, ten_each(points)) if not one.goes]
+    return [one.point for one in judge(points, retention, NOW, ten_each(points)) if not one.is_removed]
 
 
 # -- the rule
@@ -75,7 +75,7 @@ def test_b4_the_default_retention_thins_out_above_fifty_checkpoints():
 def test_p7_the_oldest_checkpoints_go_above_the_limit():
     """P7: above the limit the oldest checkpoint goes: automatic ones before named ones, and the first one last."""
     points = [KeptPoint(id=n, is_auto=n not in (1, 2), name="x" * n or None, created_at=NOW) for n in range(101)]
-    [gone] = [one for one in judge(points, Retention(compress_after=None), NOW) if one.goes]
+    [gone] = [one for one in judge(points, Retention(compress_after=None), NOW) if one.is_removed]
     assert (gone.point.id, gone.why) == (3, "there are more than 100")
     three = Retention(compress_after=None, keep_last=1, max_checkpoints=3)
     assert [point.id for point in kept(points, three)] == [0, 2, 100]

@@ -429,7 +429,7 @@ def test_d5_a_migration_sees_the_rows_of_all_tenants(empty_server, second):
                 for tenant in ("one", "two"):
                     with agentgit.open(owner.url, tenant=tenant) as repo:
                         repo.session("s", create=True)
-                schema.downgrade(owner, "0001", lose=True)
+                schema.downgrade(owner, "0001", allow_data_loss=True)
                 schema.upgrade(owner)
                 assert seen(owner)["external_session"] == 0
             with all_seeing.reading() as connection:

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Annotated, TypedDict
 
+import processes
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
@@ -28,7 +29,7 @@ from sqlalchemy import select
 
 from agentgit import SQLModelSaver
 from agentgit.errors import Conflict, InvalidInput, SchemaMismatch
-from agentgit.saver.recorded_turn import Beside
+from agentgit.saver.recorded_turn import PutHook
 from agentgit.store.database import Database
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.threads import graph_store
@@ -128,11 +129,15 @@ def test_w14_a_run_from_an_earlier_checkpoint_becomes_the_newest(saver):
 
 
 def test_w14_update_state_stores_a_checkpoint(saver):
-    """W14: `update_state` stores a checkpoint that the graph reads as the newest state."""
+    """W14: `update_state` stores a checkpoint that the graph reads as the newest state, and the next turn continues
+    from it.
+    """
     graph = tool_agent(saver)
     graph.invoke({"messages": [("user", "one")]}, on("t"))
     graph.update_state(on("t"), {"messages": [("ai", "edited")]})
     assert texts(graph.get_state(on("t")).values)[-1] == "edited"
+    found = graph.invoke({"messages": [("user", "two")]}, on("t"))
+    assert texts(found) == ["one", "", "2", "it is 2", "edited", "two", "", "7", "it is 7"]
 
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
@@ -204,6 +209,35 @@ def test_w14_a_second_saver_restores_the_types_of_the_graph(saver):
     builder.add_edge(START, "buy").compile(checkpointer=saver).invoke({"log": []}, on("t"))
     graph = builder.compile(checkpointer=SQLModelSaver(saver.database))
     assert graph.get_state(on("t")).values == {"cart": Cart(["chair"]), "log": ["bought"]}
+
+
+RESTARTED = """
+import sys
+from langgraph.graph import START, StateGraph
+from agentgit import SQLModelSaver
+from puts import Cart, on
+from test_saver import Shop
+builder = StateGraph(Shop).add_node("buy", lambda state: {"cart": Cart(["chair", "sofa"]), "log": ["again"]})
+builder.add_edge(START, "buy")
+with SQLModelSaver.from_conn_string(sys.argv[1]) as saver:
+    graph = builder.compile(checkpointer=saver)
+    print(graph.get_state(on("t")).values)
+    print(graph.invoke({"log": []}, on("t")))
+"""
+
+
+@pytest.mark.long
+def test_w14_types_of_the_graph_survive_a_restart(saver):
+    """W14: another process restores a dataclass in the state as that dataclass, and continues the thread."""
+    builder = StateGraph(Shop).add_node("buy", lambda state: {"cart": Cart(["chair"]), "log": ["bought"]})
+    graph = builder.add_edge(START, "buy").compile(checkpointer=saver)
+    graph.invoke({"log": []}, on("t"))
+    done = processes.run(RESTARTED, saver.database.url.render_as_string(hide_password=False))
+    assert done.stdout.splitlines() == [
+        "{'cart': Cart(items=['chair']), 'log': ['bought']}",
+        "{'cart': Cart(items=['chair', 'sofa']), 'log': ['bought', 'again']}",
+    ], done.stderr
+    assert graph.get_state(on("t")).values["cart"] == Cart(["chair", "sofa"])
 
 
 def total(state, writes):
@@ -306,7 +340,7 @@ def test_a_failed_put_leaves_no_rows(saver):
     def fail(connection):
         raise RuntimeError("no")
 
-    saver.turn = PutTurn(lambda place: nullcontext(Beside(lambda connection: partial(fail, connection))))
+    saver.turn = PutTurn(lambda place: nullcontext(PutHook(lambda connection: partial(fail, connection))))
     with pytest.raises(RuntimeError, match="no"):
         put(saver, "t", {"a": 1})
     assert [count(saver.database, table) for table in (GRAPH_CHECKPOINT, GRAPH_WRITE, BLOB)] == [0, 0, 0]
@@ -343,7 +377,7 @@ def test_the_turn_callback_runs_in_the_transaction_of_a_put(saver):
             found = saver.store.snapshot(connection, place.thread, place.checkpoint_id)
             seen.append((place.thread, place.ns, found.checkpoint_id == place.checkpoint_id))
 
-        return nullcontext(Beside(lambda connection: partial(inside, connection)))
+        return nullcontext(PutHook(lambda connection: partial(inside, connection)))
 
     copied = saver.with_allowlist([(__name__, "Cart")])
     assert copied is not saver
@@ -420,8 +454,8 @@ def test_an_overtaken_read_returns_the_writes_of_its_checkpoint(saver, monkeypat
     asked = {**first["configurable"]}
 
     class Overtaken:
-        def ask(self, connection, space):
-            return graph_store.ONE.ask(connection, {**space, "checkpoint_id": asked["checkpoint_id"]})
+        def submit(self, connection, space):
+            return graph_store.ONE.submit(connection, {**space, "checkpoint_id": asked["checkpoint_id"]})
 
     monkeypatch.setattr(graph_store, "NEWEST", Overtaken())
     read = saver.get_tuple(on("t"))

@@ -102,7 +102,7 @@ def test_a_file_that_is_not_a_database_is_refused_and_unchanged(path):
     """Bad input: a text file opened as a database is refused and stays unchanged."""
     path.write_text("these are notes, " * 100)
     with pytest.raises(SchemaMismatch, match="not a SQLite database"):
-        schema.ready(Database(path))
+        schema.prepare(Database(path))
     assert path.read_text() == "these are notes, " * 100
 
 
@@ -113,7 +113,7 @@ def test_a_foreign_database_is_refused_and_unchanged(path):
     connection.close()
     database = Database(path)
     with pytest.raises(SchemaMismatch, match="invoice"):
-        schema.ready(database)
+        schema.prepare(database)
     database.close()
     with sqlite3.connect(path) as connection:
         assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("invoice",)]
@@ -126,7 +126,7 @@ def test_a_newer_database_is_refused_with_the_upgrade_command(path):
     schema.upgrade(database)
     with database.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE agentgit_version SET version_num = '9999'")
-    for verb in (schema.check, schema.upgrade, schema.ready):
+    for verb in (schema.check, schema.upgrade, schema.prepare):
         with pytest.raises(SchemaMismatch, match="pip install --upgrade agentgit"):
             verb(database)
     database.close()
@@ -135,7 +135,7 @@ def test_a_newer_database_is_refused_with_the_upgrade_command(path):
 def test_a_missing_folder_is_unavailable(tmp_path):
     """Bad input: a path in a missing folder raises Unavailable."""
     with pytest.raises(Unavailable, match="folder"):
-        schema.ready(Database(tmp_path / "no" / "such" / "x.db"))
+        schema.prepare(Database(tmp_path / "no" / "such" / "x.db"))
 
 
 def test_concurrent_threads_can_upgrade_several_databases(tmp_path):
@@ -145,7 +145,7 @@ def test_concurrent_threads_can_upgrade_several_databases(tmp_path):
     def work(n: int) -> None:
         database = Database(tmp_path / f"{n % 4}.db")
         try:
-            schema.ready(database)
+            schema.prepare(database)
             assert schema.current(database) == schema.REVISION
         except BaseException as error:  # noqa: BLE001  # a thread's failure is the test's failure
             failures.append(error)
@@ -173,7 +173,7 @@ def test_bad_input_an_upgrade_to_base_is_refused(tmp_path):
         with pytest.raises(InvalidInput, match="no schema to remove"):
             schema.upgrade(database, "base")
         schema.upgrade(database, "0001")
-        with pytest.raises(InvalidInput, match="has schema 0001. Run: agentgit db downgrade base"):
+        with pytest.raises(InvalidInput, match=r"has schema 0001\. Run: agentgit db downgrade base"):
             schema.upgrade(database, "base")
         assert schema.current(database) == "0001"
 
@@ -246,7 +246,7 @@ def test_d5_an_application_with_alembic_can_share_the_database(host, empty):
         assert "drop_table" not in Path(written.path).read_text()
         command.upgrade(config, "head")
         schema.check(database, deep=True)
-        schema.downgrade(database, "base", lose=True)
+        schema.downgrade(database, "base", allow_data_loss=True)
         with database.reading() as connection:
             assert "invoice" in inspect(connection).get_table_names()
 
@@ -280,7 +280,7 @@ def test_d5_passwords_may_have_any_character(empty_server):
         owner.write(lambda c: c.exec_driver_sql(f"ALTER SCHEMA public OWNER TO {name}"))
         with closing(Database(url)) as database:
             with pytest.raises(SchemaMismatch) as refused:
-                schema.ready(database)
+                schema.prepare(database)
             assert password not in str(refused.value)
             assert "'postgresql+psycopg://" in str(refused.value)
             assert "password in place of ***" in str(refused.value)

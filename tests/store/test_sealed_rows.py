@@ -20,7 +20,7 @@ from agentgit.demo import EFFECTS, build
 from agentgit.errors import Corrupt, InvalidInput, KeyMissing
 from agentgit.store.database import Database
 from agentgit.store.objects.blobs import leaf, unpack
-from agentgit.store.records.encryption_keys import prove
+from agentgit.store.records.encryption_keys import write_proofs
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.encrypted_columns import raw, sealed_columns
 from agentgit.store.sql.encryption import Seal, key_of
@@ -82,7 +82,7 @@ def test_q1_fsck_names_the_row_of_an_unencrypted_value(sqlite_template, tmp_path
             found = [one for one in repo.maintenance.fsck(2).findings if one.row.startswith(f"{name} ")]
             assert [one for one in found if "is not encrypted" in one.what], column
             write(repo, update(table).where(this == clear).values({column: value}))
-        assert seal.is_whole
+        assert seal.is_fully_encrypted
         assert repo.maintenance.fsck(2).findings == ()
 
 
@@ -131,11 +131,11 @@ def test_q1_full_encryption_cannot_be_revoked_without_the_key(url, tmp_path, beg
         story(repo, tmp_path)
     if begins == "plain":
         with agentgit.open(url, keyring=RINGS[0]) as repo:
-            assert not backend.database(repo).seal.is_whole
+            assert not backend.database(repo).seal.is_fully_encrypted
             early = proofs(repo)
             assert len(shown(repo)[0]) > 0  # which still is in clear
             repo.maintenance.rotate_keys()
-            assert backend.database(repo).seal.is_whole
+            assert backend.database(repo).seal.is_fully_encrypted
         with agentgit.open(url, keyring=RINGS[1]) as repo:  # another key, so that nothing from before helps
             repo.maintenance.rotate_keys()
         ring = RINGS[1]
@@ -162,7 +162,7 @@ def test_q1_full_encryption_cannot_be_revoked_without_the_key(url, tmp_path, beg
             with agentgit.open(url, keyring=ring) as repo:
                 with pytest.raises(Corrupt, match="is not encrypted"):
                     repo.session("s").tool_track()
-                assert backend.database(repo).seal.is_whole, what
+                assert backend.database(repo).seal.is_fully_encrypted, what
                 put_back(repo, now)
         except (InvalidInput, KeyMissing):
             assert what in ("another tenant's", "another name", "something else")
@@ -194,7 +194,7 @@ def test_q1_a_rotation_does_not_encrypt_forged_plain_values(url, tmp_path):
             "its args is not encrypted, although this database is"
         }
         repo.maintenance.rotate_keys(off=True)  # who has the key may
-        assert not backend.database(repo).seal.is_whole
+        assert not backend.database(repo).seal.is_fully_encrypted
     with agentgit.open(url) as repo:
         assert {call.args["item"] for call in repo.session("s").tool_track()} == {"bomb"}
 
@@ -215,10 +215,10 @@ def test_q1_an_interrupted_rotation_can_be_completed(url, tmp_path):
             repo.maintenance.rotate_keys(off=off, progress=stop)
         with agentgit.open(url, keyring=ring) as repo:
             assert (shown(repo), repo.maintenance.fsck(3).findings) == (before, ())
-            was_whole = backend.database(repo).seal.is_whole
+            was_whole = backend.database(repo).seal.is_fully_encrypted
             repo.maintenance.rotate_keys(off=off)
             assert (shown(repo), repo.maintenance.fsck(3).findings) == (before, ())
-            return was_whole, backend.database(repo).seal.is_whole
+            return was_whole, backend.database(repo).seal.is_fully_encrypted
 
     assert broken(RINGS[0]) == (False, True)
     assert broken(RINGS[1]) == (True, True)
@@ -553,7 +553,7 @@ def test_q1_a_rotation_adds_codes_to_old_rows(url, tmp_path):
         for table in row_codes.tables():
             write(repo, update(table).values(mac=None))
         backend.write(
-            repo, lambda c: prove(c, repo.context.store.tenant_id, backend.database(repo).seal, is_whole=False)
+            repo, lambda c: write_proofs(c, repo.context.store.tenant_id, backend.database(repo).seal, is_whole=False)
         )
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         assert repo.maintenance.fsck(3).findings == ()
@@ -561,7 +561,7 @@ def test_q1_a_rotation_adds_codes_to_old_rows(url, tmp_path):
         assert repo.maintenance.encryption_keys()[""] > 0
         repo.maintenance.rotate_keys()
         assert "" not in repo.maintenance.encryption_keys()
-        assert backend.database(repo).seal.is_whole
+        assert backend.database(repo).seal.is_fully_encrypted
         assert repo.maintenance.fsck(3).findings == ()
         repo.maintenance.rotate_keys(off=True)
     with agentgit.open(url, keyring=RINGS[0]) as repo:

@@ -1,14 +1,19 @@
 """Search: messages, calls and named checkpoints by their words, on both databases (row W9)."""
 
 import shutil
+import signal
 import sqlite3
 import textwrap
 from contextlib import closing
+from typing import Annotated
 
 import backend
 import processes
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, RemoveMessage
+from langchain_core.tools import tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph.message import add_messages
 from scripted import World, call, calls, scripted, tool_node_graph
 from sqlalchemy import func, select, text
 
@@ -19,7 +24,7 @@ from agentgit.checkpoints.search_words import query
 from agentgit.store.database import Database
 from agentgit.store.maintenance.gc import collect
 from agentgit.store.records.log import LogPart
-from agentgit.store.search.index import CHECKPOINTS_AT_ONCE, Texts
+from agentgit.store.search.index import CHECKPOINTS_AT_ONCE, SearchIndex
 from agentgit.store.sql.tables import BRANCH, SEARCH_TEXT
 
 
@@ -224,7 +229,7 @@ def test_w9_checkpoint_names_rank_before_messages_on_all_pages(repo):
 @pytest.mark.parametrize("far", [0, 1000])
 def test_w9_search_covers_a_parent_branch_only_up_to_the_branch_point(repo, monkeypatch, far):
     """W9: search finds what a long parent branch had before the branch point, and nothing after it."""
-    monkeypatch.setattr("agentgit.store.search.query.FAR", far)
+    monkeypatch.setattr("agentgit.store.search.query.MAX_CHECKPOINTS_BEYOND", far)
     monkeypatch.setattr("agentgit.store.search.query.MOST_SCOPES", 1)
     agent = chat(repo)
     for n in range(4):
@@ -327,12 +332,14 @@ def test_w9_turns_and_named_checkpoints_index_their_texts(repo, agent):
     agent.run("a lamp")
     agent.checkpoint("x")
     with backend.reading(repo) as connection:
-        behind = repo.context.store.texts.behind(connection, agent.session.id)
+        behind = repo.context.store.texts.unindexed(connection, agent.session.id)
     assert agent.branch_id not in behind
 
 
 def test_w9_deleted_texts_are_not_found(repo):
-    """W9: the name of a deleted checkpoint is not found, and a message is found until its last checkpoint is deleted."""
+    """W9: the name of a deleted checkpoint is not found, and a message is found until its last checkpoint is
+    deleted.
+    """
     agent = chat(repo, "one", "two", "three")
     agent.run("a needle")
     agent.checkpoint("alpha")
@@ -396,9 +403,9 @@ def test_w9_search_finds_only_texts_of_the_same_user_and_tenant(database):
             his.session(hers.session("s").id).search("needle")
         scope = f"§s{hers.session('s').id}"
         assert not his.session().search(scope, all_branches=True).items
-        strange = Texts(7, his.context.store.sessions, his.context.store.graphs)
+        strange = SearchIndex(7, his.context.store.sessions, his.context.store.graphs)
         with database.reading() as connection:
-            assert strange.behind(connection, hers.session("s").id) == {}
+            assert strange.unindexed(connection, hers.session("s").id) == {}
             found = type(his.context.store.search)(7, his.context.store.graphs)
             parts = [LogPart(branch_id=hers.session("s").branch().id)]
             hits = found.hits(connection, hers.session("s").id, parts, query("needle"), FIRST, whole=True)
@@ -414,6 +421,34 @@ def test_w9_messages_of_all_shapes_are_found(repo):
     )
     agent.invoke({"messages": [odd, AIMessage("", id="empty"), HumanMessage("bad \ud800\0 needle")]})
     assert {h.snippet for h in repo.session().search("needle")} == {"needle in blocks", "bad \ud800\0 needle"}
+
+
+def test_w9_a_second_list_of_messages_hides_no_message_of_the_conversation(repo):
+    """W9: the conversation is searched as ever if the state has a second list of messages, which is kept."""
+
+    class Two(MessagesState):
+        notes: Annotated[list[AnyMessage], add_messages]
+
+    builder = StateGraph(Two)
+    builder.add_node("answer", lambda state: {"messages": [AIMessage("ok")], "notes": [AIMessage("a needle in notes")]})
+    agent = repo.wrap(builder.add_edge(START, "answer").compile(), "s")
+    agent.invoke({"messages": [("user", "a needle here")]})
+    assert "a needle here" in [hit.snippet for hit in repo.session().search("needle")]
+    assert [message.content for message in agent.get_state().values["notes"]] == ["a needle in notes"]
+
+
+def test_w9_a_failed_call_is_found(repo):
+    """W9: a call that raised is found by its arguments and by its error."""
+
+    @tool
+    def order(item: str) -> str:
+        """Order something."""
+        raise ValueError(f"the shop has no {item}")
+
+    graph = tool_node_graph(scripted(call("order", "c1", item="oak"), "sorry"), [order], handle_tool_errors=True)
+    repo.wrap(graph, "s", effects={"order": "irreversible"}).run("go")
+    for words in ("oak", "the shop has"):
+        assert [hit.kind for hit in repo.session().search(words) if hit.kind == "call"] == ["call"]
 
 
 def test_w9_parallel_calls_are_found(repo):
@@ -443,15 +478,16 @@ def test_w9_a_damaged_hit_raises_corrupt(repo, agent):
 
 
 def test_w9_a_search_over_unreadable_texts_reports_incomplete_results(repo, agent):
-    """W9: a search over texts that cannot be read raises no error and reports incomplete results."""
-    other = chat(repo, session="other")
-    other.run("a needle")
-    forget(repo)
+    """W9: a search over texts that cannot be read reports incomplete results, and other sessions are searched whole."""
     damage(repo)
+    chat(repo, session="other").run("a needle")
+    forget(repo)
     with agentgit.open(backend.url(repo)) as fresh:
         found = fresh.session("s").search("sofa")
         assert (found.items, found.complete) == ([], False)
         assert "incomplete results" in str(found)
+        found = fresh.session("other").search("needle")
+        assert ([hit.snippet for hit in found], found.complete) == (["a needle"], True)
 
 
 def damage(repo):
@@ -484,7 +520,7 @@ def test_w9_a_search_without_write_access_finds_only_indexed_texts(tmp_path, mon
     with agentgit.open(tmp_path / "x.db") as repo:
         agent = chat(repo)
         agent.run("known needle")
-        monkeypatch.setattr(Texts, "follow", lambda *_: False)
+        monkeypatch.setattr(SearchIndex, "index_next", lambda *_: False)
         agent.run("unknown needle")
         monkeypatch.undo()
 
@@ -523,19 +559,39 @@ def test_w9_concurrent_searches_index_each_text_once(tmp_path):
         assert len(repo.session().search("needle", limit=1000)) == 31
 
 
+KILLED = """
+import sys
+import agentgit, faults
+from points import Point
+with agentgit.open(sys.argv[1]) as repo, faults.after(Point("store.search.index", "SearchIndex._add"), faults.die):
+    repo.session().search("needle")
+"""
+
+
+@pytest.mark.long
+def test_w9_indexing_that_is_killed_leaves_nothing_and_is_repeated(repo):
+    """W9: indexing whose process is killed with SIGKILL leaves nothing, and the next search does all of it."""
+    chat(repo).run("a needle")
+    forget(repo)
+    done = processes.run(KILLED, backend.address(repo))
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert texts(repo) == 0
+    assert len(repo.session().search("needle")) == 1
+
+
 def test_w9_interrupted_indexing_is_rolled_back_and_repeated(tmp_path):
     """W9: indexing that is interrupted half way leaves nothing, and the next search does all of it."""
     with agentgit.open(tmp_path / "x.db") as repo:
         chat(repo).run("a needle")
         forget(repo)
         with pytest.MonkeyPatch.context() as patch:
-            add = Texts._add
+            add = SearchIndex._add
 
             def fail(*args):
                 add(*args)
                 raise KeyboardInterrupt
 
-            patch.setattr(Texts, "_add", fail)
+            patch.setattr(SearchIndex, "_add", fail)
             with pytest.raises(KeyboardInterrupt):
                 repo.session().search("needle")
         assert texts(repo) == 0

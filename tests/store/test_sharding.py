@@ -10,7 +10,7 @@ from agentgit.cli.app import app
 from agentgit.errors import InvalidInput
 from agentgit.store.database import Database
 from agentgit.store.schema.introspection import differences, shape_at, shape_of
-from agentgit.store.schema.partitioning import KINDS, spread
+from agentgit.store.schema.partitioning import KINDS, distributed_script
 from agentgit.store.schema.schema import REVISION
 from agentgit.store.sql.tables import METADATA
 
@@ -30,7 +30,7 @@ def test_d5_the_script_for_each_server_creates_every_table(kind, empty_server):
     """D5: run on PostgreSQL in place of the server, each script creates our tables, keys and indexes."""
     if kind == "citus":
         by_hand(empty_server, STANDS_FOR_CITUS)
-    by_hand(empty_server, spread(kind).replace("USING ybgin", "USING gin"))
+    by_hand(empty_server, distributed_script(kind).replace("USING ybgin", "USING gin"))
     with closing(Database(empty_server)) as database:
         wrong = database.write(lambda c: differences(shape_of(c), shape_at(c, REVISION)))
         kept = [one for one in wrong if not any(word in one for word in ("policy", "row-level", "trigger", "function"))]
@@ -45,7 +45,7 @@ def test_d5_the_script_for_each_server_creates_every_table(kind, empty_server):
 def test_a_server_without_a_script_is_refused():
     """Bad input: a server without a script is refused with the names of the servers that have one."""
     with pytest.raises(InvalidInput, match="citus, cockroach, yugabyte"):
-        spread("oracle")
+        distributed_script("oracle")
 
 
 def test_d5_a_partial_schema_script_for_another_server_is_refused():

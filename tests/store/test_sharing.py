@@ -1,13 +1,16 @@
 """Sharing (D5): by name and by link, with an end; names, forks, pages, events; and what the owner pays for it."""
 
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 
 import backend
 import pytest
 from scripted import World, obedient, tool_node_graph
 from sqlalchemy import event as events
+from sqlalchemy import select
 
 import agentgit
+from agentgit.auth.sharing import link_parts
 from agentgit.errors import Ambiguous, InvalidInput, NotAllowed, NotFound
 from agentgit.store.sql.tables import SESSION_LINK, SESSION_MEMBER
 
@@ -81,12 +84,15 @@ def test_d5_a_fork_of_a_shared_session_belongs_to_the_forker(people):
 
 
 def test_d5_a_share_link_admits_users_until_it_is_revoked(repo, people):
-    """D5: anyone with the token joins until the link is revoked, which removes all who joined by it; no event has the
-    token.
+    """D5: anyone with the token joins until the link is revoked, which removes all who joined by it; the database and
+    the events do not have the token.
     """
     ada, bob, cy = people.values()
     link = ada.session("s").sharing.create_link("forker")
     assert link.token not in repr(link)
+    secret = link_parts(link.token)[1]
+    with backend.reading(repo) as connection:
+        assert bytes(connection.execute(select(SESSION_LINK.c.hash)).scalar_one()) == sha256(secret.encode()).digest()
     for one in (bob, cy):
         assert one.accept(link.token).info.role == "forker"
     assert ada.accept(link.token).info.role == "owner"
@@ -100,7 +106,11 @@ def test_d5_a_share_link_admits_users_until_it_is_revoked(repo, people):
             bob.accept(token)
     kinds = [one.kind for one in ada.events.list(session="s") if one.kind.startswith(("link", "session.shared"))]
     assert kinds == ["link.made", "link.used", "link.used", "session.shared", "link.revoked"]
-    assert link.token not in str([one.to_dict() for one in ada.events.list(session="s")])
+    assert secret not in str([one.to_dict() for one in ada.events.list(session="s")])
+    with backend.reading(repo) as connection:
+        stored = [connection.execute(select(backend.table(name))).all() for name in backend.tables()]
+    assert str(link.id) in repr(stored)
+    assert secret not in repr(stored)
 
 
 def test_d5_a_link_and_the_roles_it_granted_expire_after_a_week(repo, people):

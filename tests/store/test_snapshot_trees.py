@@ -16,29 +16,29 @@ from hypothesis import strategies as st
 
 from agentgit.errors import Corrupt, NotFound, Unavailable
 from agentgit.workspace.engines import directory
-from agentgit.workspace.engines.directory import Copies
+from agentgit.workspace.engines.directory import DirectoryTrees
 from agentgit.workspace.engines.git import GitTrees
-from agentgit.workspace.trees import TreeChange, TreeEntry, Trees, WrittenTree, digest
+from agentgit.workspace.trees import TreeChange, TreeEntry, Trees, TreeWrite, digest
 
 
 def file(path, data, mode=0o644):
     """A file on its way into a snapshot."""
-    return WrittenTree(path, TreeEntry(stat.S_IFREG | mode, digest(data)), data)
+    return TreeWrite(path, TreeEntry(stat.S_IFREG | mode, digest(data)), data)
 
 
 def link(path, target):
-    return WrittenTree(path, TreeEntry(stat.S_IFLNK | 0o777, digest(target)), target)
+    return TreeWrite(path, TreeEntry(stat.S_IFLNK | 0o777, digest(target)), target)
 
 
 def folder(path, mode=0o755):
-    return WrittenTree(path, TreeEntry(stat.S_IFDIR | mode))
+    return TreeWrite(path, TreeEntry(stat.S_IFDIR | mode))
 
 
 def gone(path):
-    return WrittenTree(path, None)
+    return TreeWrite(path, None)
 
 
-KINDS = {"git": GitTrees, "copies": Copies}
+KINDS = {"git": GitTrees, "copies": DirectoryTrees}
 
 
 @pytest.fixture(params=KINDS)
@@ -50,7 +50,7 @@ def trees(request, tmp_path) -> Trees:
 @pytest.fixture
 def copied(tmp_path):
     """A place for snapshots as directories."""
-    return Copies(tmp_path / "store")
+    return DirectoryTrees(tmp_path / "store")
 
 
 def whole(trees, key):
@@ -116,13 +116,17 @@ def test_a_snapshot_applies_changes_without_altering_its_base(trees):
 
 
 def test_unchanged_files_are_hard_links_to_the_earlier_snapshot(copied, tmp_path):
-    """C5: an unchanged or renamed file is a hard link to its copy in the earlier snapshot."""
+    """C5: an unchanged or renamed file, or one with another mode, is a hard link to its copy in the earlier snapshot."""
     copied.write("a1", None, [file(name, os.urandom(1000)) for name in (b"same", b"mode", b"changed")])
     (_, entry, data), *_ = copied.contents("a1", [(b"same", copied.tree("a1")[b"same"])])
-    copied.write("b2", "a1", [file(b"changed", b"c"), WrittenTree(b"moved", entry, data)])
+    (_, before, text), *_ = copied.contents("a1", [(b"mode", copied.tree("a1")[b"mode"])])
+    runs = TreeWrite(b"mode", before._replace(mode=stat.S_IFREG | 0o755), text)
+    copied.write("b2", "a1", [file(b"changed", b"c"), TreeWrite(b"moved", entry, data), runs])
     store = tmp_path / "store"
     assert (store / "a1/files/same").samefile(store / "b2/files/same")
     assert (store / "a1/files/same").samefile(store / "b2/files/moved")
+    assert (store / "a1/files/mode").samefile(store / "b2/files/mode")
+    assert [copied.tree(key)[b"mode"].mode & 0o777 for key in ("a1", "b2")] == [0o644, 0o755]
     assert not (store / "a1/files/changed").samefile(store / "b2/files/changed")
     assert stat.S_IMODE((store / "b2/files/same").stat().st_mode) & 0o222 == 0
 
@@ -228,7 +232,7 @@ def test_files_are_copied_where_hard_links_fail(copied, tmp_path, monkeypatch, c
 
 def die_in(place, verb):
     """Run in another process: be killed half way."""
-    trees, seen = Copies(place), []
+    trees, seen = DirectoryTrees(place), []
 
     def die(*args):
         seen.append(args)

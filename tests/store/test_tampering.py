@@ -264,7 +264,9 @@ def test_q7_fsck_completes_after_any_edit_of_any_table(lived, data):
 
 
 def test_q7_fsck_reports_an_unreadable_time_at_every_checkpoint(lived):
-    """Q7: fsck reports a time that no driver can read at every checkpoint, including those that heads are checked by."""
+    """Q7: fsck reports a time that no driver can read at every checkpoint, including those that heads are checked
+    by.
+    """
     table = METADATA.tables["checkpoint"]
     value = "'2026-13-45'" if backend.is_sqlite(lived) else "'-infinity'"
     with Hand(lived) as hand:

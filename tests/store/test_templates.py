@@ -63,8 +63,8 @@ def test_w11_effects_of_the_template_are_never_reversed(repo, agent, world):
 
 
 def test_w11_wrapping_again_continues_the_session(repo, agent, world):
-    """W11: the same template, or none, continues the session; another one, or one for an existing session, is
-    refused.
+    """W11: the same template, or none, continues the session; another one, or one for a session that began without
+    a template, is refused.
     """
     wrapped(repo, world, template="old@before").run("note hello")
     assert len(wrapped(repo, world, template="old@before").history()) == 9

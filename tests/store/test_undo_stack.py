@@ -214,7 +214,9 @@ def test_a_path_outside_the_workspace_is_refused(work, stack, path):
 
 
 def test_every_spelling_of_a_path_in_the_workspace_is_accepted(work, stack):
-    """C8: an absolute path inside, `./`, a link inside and bytes that are not UTF-8 all name a file of the workspace."""
+    """C8: an absolute path inside, `./`, a link inside and bytes that are not UTF-8 all name a file of the
+    workspace.
+    """
     (work / "folder").mkdir()
     (work / "folder/real").write_text("before")
     (work / "way").symlink_to("folder")
@@ -593,7 +595,7 @@ def test_a_pipe_in_place_of_a_file_does_not_block(work):
     os.mkfifo(work / "pipe")
     parent = os.open(work, os.O_RDONLY)
     try:
-        with atomic_file.regular(parent, b"pipe") as opened:
+        with atomic_file.open_regular(parent, b"pipe") as opened:
             assert opened is None
     finally:
         os.close(parent)

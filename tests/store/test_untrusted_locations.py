@@ -16,7 +16,7 @@ import agentgit
 from agentgit.demo import build
 from agentgit.errors import NotAllowed, RollbackIncomplete, Unavailable
 from agentgit.web import app
-from agentgit.workspace.locations import noted_workspace, require_noted
+from agentgit.workspace.locations import recorded_workspace, require_known_storage
 
 EFFECTS = {"create_order": "idempotent"}
 
@@ -91,7 +91,7 @@ def test_a_storage_that_only_a_row_names_is_not_opened(place: Place) -> None:
 def test_a_known_storage_is_not_opened_for_another_directory(place: Place) -> None:
     with sqlite3.connect(place.folder / "a.db") as db:
         known = json.loads(db.execute("SELECT settings FROM workspace_snapshot LIMIT 1").fetchone()[0])
-    assert noted_workspace(known["storage"]) == str(place.work)
+    assert recorded_workspace(known["storage"]) == str(place.work)
     place.name(storage=known["storage"])
     place.work.rename(place.folder / "elsewhere")
     with agentgit.open(place.folder / "a.db") as repo, pytest.raises(Unavailable, match="No program of this user"):
@@ -175,8 +175,8 @@ def test_a_storage_is_accepted_only_for_a_workspace_opened_with_it(
     work = tmp_path / "work"
     work.mkdir()
     with pytest.raises(NotAllowed, match="agentgit workspace list --dir"):
-        require_noted(str(tmp_path / "store"), str(work))
+        require_known_storage(str(tmp_path / "store"), str(work))
     agentgit.Workspace(work, tmp_path / "store").close()
-    require_noted(str(tmp_path / "store"), str(work))
+    require_known_storage(str(tmp_path / "store"), str(work))
     with pytest.raises(NotAllowed):
-        require_noted(str(tmp_path / "store"), str(tmp_path))
+        require_known_storage(str(tmp_path / "store"), str(tmp_path))

@@ -62,7 +62,7 @@ def test_d6_a_postgresql_database_is_upgraded_only_on_command(empty_server, seco
     with closing(Database(empty_server)) as database:
         before = filled(database, "0001")
         with pytest.raises(SchemaMismatch, match="agentgit db upgrade"):
-            schema.ready(database)
+            schema.prepare(database)
         assert schema.upgrade(database) == second
         schema.check(database, deep=True)
         assert_kept(database, before)
@@ -102,7 +102,7 @@ def test_d5_each_migration_can_be_downgraded_and_upgraded_again(empty, second):
             schema.downgrade(database, "base")
         assert schema.current(database) == second
         for revision in [*migrations.revisions()[-2::-1], "base"]:
-            schema.downgrade(database, revision, lose=True)
+            schema.downgrade(database, revision, allow_data_loss=True)
             assert database.write(lambda c, at=revision: differences(shape_of(c), shape_at(c, at))) == []
         assert schema.current(database) is None
         with pytest.raises(SchemaMismatch, match="no agentgit tables"):
@@ -164,8 +164,8 @@ def test_d6_a_database_from_before_the_first_release_is_refused(empty, second, r
         for verb in (
             schema.check,
             schema.upgrade,
-            schema.ready,
-            lambda database: schema.downgrade(database, "base", lose=True),
+            schema.prepare,
+            lambda database: schema.downgrade(database, "base", allow_data_loss=True),
             lambda database: schema.stamp(database, second),
         ):
             with pytest.raises(SchemaMismatch, match=rf"{revision}, from before the first release.*agentgit export"):

@@ -47,7 +47,9 @@ PUBLIC = ["8.8.8.8", "93.184.216.34", "2606:4700::1111", "::ffff:8.8.8.8", "64:f
 
 @pytest.mark.parametrize(("kind", "address"), [(kind, one) for kind, all_ in BLOCKED.items() for one in all_])
 def test_q8_non_public_addresses_are_recognized(kind, address):
-    """Q8: each kind of address that only the host, its network or its cloud can reach is recognized in each notation."""
+    """Q8: each kind of address that only the host, its network or its cloud can reach is recognized in each
+    notation.
+    """
     found = kind_of(ip_address(address))
     assert found == kind or (kind == "a reserved address" and found is not None)
 

@@ -8,18 +8,19 @@ import subprocess
 import sys
 import threading
 import traceback
+from datetime import UTC, datetime, timedelta
 
 import backend
 import points
 import pytest
 from receivers import SECRET, Receiver, due_now
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 import agentgit
 import agentgit.demo
 from agentgit import InvalidInput, NotAllowed, NotFound
 from agentgit.repository import webhook_sender
-from agentgit.sessions.webhooks import key_of, new_secret, signed, verify
+from agentgit.sessions.webhooks import key_of, new_secret, sign, verify
 from agentgit.store.audit import outbox
 from agentgit.store.audit.outbox import TRIES
 from agentgit.store.sql.tables import WEBHOOK, WEBHOOK_DELIVERY
@@ -51,7 +52,7 @@ def test_w12_an_event_is_sent_once_with_a_signature(repo, receiver):
 
 def test_w12_a_wrong_or_old_signature_is_refused():
     """W12: another secret or body, an old or missing time and a missing signature are refused; key rotation works."""
-    headers = signed(SECRET, "evt_1", b"{}", 1000)
+    headers = sign(SECRET, "evt_1", b"{}", 1000)
     verify(SECRET, headers, b"{}", now=1100)
     both = {**headers, "Webhook-Signature": "v1,AAAA " + headers.pop("webhook-signature")}
     verify(SECRET, both, b"{}", now=1100)
@@ -64,16 +65,23 @@ def test_w12_a_wrong_or_old_signature_is_refused():
             verify(secret, given, body, now=now)
 
 
-def test_w12_a_failed_delivery_is_retried_with_the_same_id(repo, receiver):
-    """W12: a failed delivery is retried later with the same id and body until the receiver accepts it."""
+def test_w12_a_failed_delivery_is_retried_with_the_same_id(repo, receiver, monkeypatch):
+    """W12: a failed delivery is retried after growing pauses with the same id and body until the receiver accepts it."""
     repo.webhooks.add(receiver.url, "session.*", SECRET)
     repo.session("s", create=True)
     receiver.answers.extend([500, 302, 429])
     receiver.headers["location"] = receiver.url
+    pauses = []
+    monkeypatch.setattr(*points.FIRST_PAUSE_OF_WEBHOOKS.place, timedelta(minutes=10))
     for _ in range(3):
+        now = datetime.now(UTC)
         assert repo.webhooks.deliver().to_dict() == {"sent": 0, "failed": 1, "dead": 0, "waiting": 1}
         assert repo.webhooks.deliver().to_dict() == {"sent": 0, "failed": 0, "dead": 0, "waiting": 1}
+        with backend.reading(repo) as connection:
+            pauses.append(connection.execute(select(WEBHOOK_DELIVERY.c.next_at)).scalar_one() - now)
         due_now(repo)
+    assert all(pause >= timedelta(minutes=least) for pause, least in zip(pauses, (5, 10, 20), strict=True))
+    assert pauses[0] < pauses[2]
     assert repo.webhooks.list()[0].last_error == "the receiver answered 429"
     assert repo.webhooks.deliver().sent == 1
     assert (len(receiver.got), len(set(ids(receiver))), len({body for _, body in receiver.got})) == (4, 1, 1)
@@ -129,7 +137,9 @@ def test_w12_concurrent_workers_send_each_event_once(repo, receiver, monkeypatch
 
 
 def test_w12_events_taken_by_a_dead_worker_are_tried_by_another(repo, receiver):
-    """W12: an event that a dead worker took is tried by another after its time is over, and a late result is ignored."""
+    """W12: an event that a dead worker took is tried by another after its time is over, and a late result is
+    ignored.
+    """
     repo.webhooks.add(receiver.url, "session.*", SECRET)
     repo.session("s", create=True)
     (taken,) = backend.write(repo, lambda c: repo.context.store.outbox.take(c, 5))
@@ -137,7 +147,7 @@ def test_w12_events_taken_by_a_dead_worker_are_tried_by_another(repo, receiver):
     due_now(repo)
     receiver.answers.append(500)
     assert repo.webhooks.deliver().failed == 1
-    backend.write(repo, lambda c: repo.context.store.outbox.settle(c, taken, None))
+    backend.write(repo, lambda c: repo.context.store.outbox.record_attempt(c, taken, None))
     assert repo.webhooks.list()[0].pending == 1
 
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from folders import kind, work, workspace
-from trees import CASES, picture
+from trees import CASES, listening, picture
 
 from agentgit import Conflict, InvalidInput, NotFound, Unavailable, Workspace, WorkspaceChanged
 from agentgit.workspace.catalog import Catalog
@@ -56,9 +56,9 @@ def test_a_second_workspace_object_restores_the_saved_files(workspace, work, cas
     assert picture(work) == was
 
 
-def test_snapshots_can_be_saved_listed_read_and_deleted(workspace, work):
-    """P5, P6: a snapshot has its message, metadata, time and number of changed files, and can be listed, read and
-    deleted.
+def test_snapshots_can_be_saved_compared_restored_listed_read_and_deleted(workspace, work):
+    """P5, P6: a snapshot has its message, metadata, time and number of changed files, and can be compared, restored,
+    listed, read and deleted.
     """
     assert workspace.initialize()
     (work / "a").write_text("1")
@@ -71,6 +71,11 @@ def test_snapshots_can_be_saved_listed_read_and_deleted(workspace, work):
     assert first.timestamp.utcoffset() is not None
     assert workspace.get(first.id[:9]) == first == workspace.get(first.id)
     assert workspace.get("nothing") is None
+    assert workspace.diff(first.id, second.id).added_files == ("b",)
+    assert workspace.restore(first.id).deleted == ("b",)
+    assert os.listdir(work) == ["a"]
+    assert workspace.restore(second.id).restored == ("b",)
+    assert (work / "b").read_text() == "2"
     assert workspace.delete(first.id) == first
     assert workspace.list() == [second]
     with pytest.raises(NotFound, match="no snapshot"):
@@ -305,15 +310,19 @@ def test_large_files_are_left_out_and_listed(work, tmp_path, kind):
     assert ("large", "larger than 1,000 bytes") in done.skipped
 
 
-def test_a_named_pipe_is_listed_and_left_as_it_is(workspace, work):
-    """P2: a named pipe is listed as left out and still exists after a restore."""
+def test_named_pipes_and_sockets_are_listed_and_left_as_they_are(workspace, work):
+    """P2: a named pipe and a socket are listed as left out and are still the same after a restore."""
     os.mkfifo(work / "pipe")
+    listening("socket")(work)
     (work / "a").write_text("1")
+    before = [(work / name).lstat().st_ino for name in ("pipe", "socket")]
     first = workspace.save()
-    assert workspace.skipped() == (("pipe", "a named pipe"),)
+    assert workspace.skipped() == (("pipe", "a named pipe"), ("socket", "a socket"))
     (work / "a").write_text("2")
     workspace.restore(first.id)
-    assert stat.S_ISFIFO((work / "pipe").stat().st_mode)
+    assert stat.S_ISFIFO((work / "pipe").lstat().st_mode)
+    assert stat.S_ISSOCK((work / "socket").lstat().st_mode)
+    assert [(work / name).lstat().st_ino for name in ("pipe", "socket")] == before
 
 
 def test_invalid_workspaces_and_storages_are_refused(tmp_path, monkeypatch):
@@ -395,13 +404,37 @@ def test_callbacks_receive_events_and_may_fail(workspace, work):
 
 
 async def test_the_async_methods_match_the_sync_methods(workspace, work):
-    """P5: asave, adiff, arestore and alist match their synchronous counterparts."""
+    """P5: each method that has an `a` twin gives the same result through it."""
+    assert await workspace.ainitialize() == workspace.initialize()
     (work / "a").write_text("1")
     first = await workspace.asave("one")
     (work / "a").write_text("2")
     assert (await workspace.adiff(first.id)).modified_files == ("a",)
     assert (await workspace.arestore(first.id)).restored == ("a",)
     assert [one.id for one in await workspace.alist()][-1] == first.id
+    assert await workspace.alist() == workspace.list()
+    assert await workspace.aget(first.id) == workspace.get(first.id) == first
+    assert (await workspace.acreate("two")).name == "two"
+    assert workspace.get(await workspace.acheckpoint()).kind == "auto"
+    (work / "a").write_text("3")
+    assert await workspace.achanged() == workspace.changed() == ("a",)
+    assert await workspace.aplan_restore(first.id) == workspace.plan_restore(first.id)
+    assert (await workspace.arewind(1)).restored == ("a",)
+    assert (work / "a").read_text() == "1"
+    (work / "a").write_text("4")
+    assert (await workspace.aundo()).restored == ("a",)
+    for pin, is_pinned in ((workspace.apin, True), (workspace.aunpin, False)):
+        await pin(first.id)
+        assert workspace.get(first.id).pinned == is_pinned
+    assert await workspace.adelete(first.id) == first
+    assert workspace.get(first.id) is None
+    assert type(await workspace.agc()) is type(workspace.gc())
+    tested = (
+        "initialize save create checkpoint list get restore plan_restore rewind undo diff changed delete pin unpin gc"
+    )
+    assert {name[1:] for name in dir(Workspace) if name[0] == "a" and hasattr(Workspace, name[1:])} == set(
+        tested.split()
+    )
 
 
 class Counter:
@@ -476,7 +509,7 @@ def test_a_snapshot_kept_by_a_checkpoint_outlives_the_undo_stack(workspace, work
     """
     (work / "a").write_text("1")
     workspace.undo_stack.snapshot("bash: ls")
-    kept = workspace.keep("a checkpoint", holder="a session")
+    kept = workspace.ensure_snapshot("a checkpoint", holder="a session")
     safety = workspace.restore(kept.id).safety
     workspace.undo_stack.clear()
     assert workspace.get(kept.id) == kept

@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 
 from agentgit import Checkpoint, InternalSession
 from agentgit.store.sql.tables import BRANCH, METADATA, TOOL_INVOCATION, WORLD_LOG
-from agentgit.store.transfer.lines import Sealer
+from agentgit.store.transfer.lines import LineWriter
 
 ITS_OWN = ("id", "internal_session_id", "replay_of", "made_on", "undo", "verify", "precheck")
 """What a call has otherwise where it was imported."""
@@ -107,7 +107,7 @@ def forged(data: bytes, change: Callable[[list[dict[str, Any]]], None]) -> Bytes
     if isinstance(counts, dict):
         for kind in counts:
             counts[kind] = sum(record.get("record") == kind for record in records)
-    sealer = Sealer()
+    sealer = LineWriter()
     return BytesIO(b"".join(sealer.line(record) for record in records))
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from agentgit import Repository, RollbackAgent
-from agentgit.agents.chat_turn import AskedQuestion, Called, go_on, say
+from agentgit.agents.chat_turn import AskedQuestion, ModelToolCall, continue_turn, send_message
 from agentgit.cli import slash
 from agentgit.cli.conversation import Chat
-from agentgit.cli.orders import carry_out
+from agentgit.cli.orders import run_command
 
-__all__ = ["COMMANDS", "AskedQuestion", "Called", "chatting", "go_on", "say"]
+__all__ = ["COMMANDS", "AskedQuestion", "ModelToolCall", "chatting", "continue_turn", "send_message"]
 
-COMMANDS = {form.name: form.usage for form in slash.FORMS}
+COMMANDS = {form.name: form.usage for form in slash.COMMANDS}
 """Each slash command, and how to write it."""
 
 
@@ -24,4 +24,4 @@ def chatting(repo: Repository, agent: RollbackAgent, **how: Any) -> Chat:
         agent: Whom it talks to.
         how: The other arguments of a chat.
     """
-    return Chat(repo, agent, carry_out, **how)
+    return Chat(repo, agent, run_command, **how)

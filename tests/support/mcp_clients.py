@@ -12,13 +12,13 @@ from mcp.shared.memory import create_connected_server_and_client_session
 from mcp.types import Tool
 
 from agentgit import Repository, Session
-from agentgit.mcp.server import made
+from agentgit.mcp.server import create_server
 from agentgit.mcp.write_tools import WriteTools
 
 
 def server(repo: Repository, session: Session | None = None, *, read_only: bool, may_force: bool) -> Server[Any, Any]:
     """Make the server that `agentgit mcp` runs."""
-    return made(WriteTools(repo, session, may_force=may_force), bound=session is not None, read_only=read_only)
+    return create_server(WriteTools(repo, session, may_force=may_force), bound=session is not None, read_only=read_only)
 
 
 @asynccontextmanager
@@ -33,8 +33,8 @@ async def connected(
         read_only: True if the server only looks.
         may_force: True if the server lets a client keep what blocks.
     """
-    made = server(repo, session, read_only=read_only, may_force=may_force)
-    async with create_connected_server_and_client_session(made) as client:
+    create_server = server(repo, session, read_only=read_only, may_force=may_force)
+    async with create_connected_server_and_client_session(create_server) as client:
         yield client
 
 

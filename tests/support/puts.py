@@ -8,7 +8,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.base.id import uuid6
 from sqlalchemy import func, select
 
-from agentgit.saver.recorded_turn import Beside
+from agentgit.saver.recorded_turn import PutHook
 from agentgit.store.sql.tables import BLOB
 
 
@@ -78,4 +78,4 @@ def work_in_next_put(saver, work):
         saver.turn = None
         work(place.checkpoint_id, saver.store.find(connection, place) is not None)
 
-    saver.turn = PutTurn(lambda place: nullcontext(Beside(lambda connection: partial(inside, place, connection))))
+    saver.turn = PutTurn(lambda place: nullcontext(PutHook(lambda connection: partial(inside, place, connection))))

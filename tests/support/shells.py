@@ -62,6 +62,6 @@ class Notebook:
 
 def commands() -> list[str]:
     """Name the commands of `%agentgit`."""
-    from agentgit.notebook.commands import FORMS
+    from agentgit.notebook.commands import COMMANDS
 
-    return list(FORMS)
+    return list(COMMANDS)

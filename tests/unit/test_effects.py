@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agentgit import ToolInvocation, compensable, reversible
 from agentgit.effects import Effect, effect
-from agentgit.effects.declarations import Declared, Hints, as_effects, hints_in, recorded, stricter
+from agentgit.effects.declarations import Hints, ToolEffects, as_effects, hints_in, record_fields, stricter
 from agentgit.effects.effects import KINDS, UNDOABLE, declared_by_name
 from agentgit.effects.invocation import identity
 from agentgit.effects.registry import Registry
@@ -161,9 +161,9 @@ def test_w4_an_identity_is_recorded_only_for_calls_that_need_one():
     args = {"to": "Ann"}
     has = [reversible(undo, once=True), compensable(undo), effect("irreversible"), effect("idempotent", once=True)]
     has_not = [reversible(undo), effect("idempotent"), effect("read_only")]
-    assert all(recorded(declared, "pay", args)["identity"] == identity("pay", args, None) for declared in has)
-    assert all(recorded(declared, "pay", args)["identity"] is None for declared in has_not)
-    assert recorded(None, "pay", args) == {"effect": "undeclared", "undo": None}
+    assert all(record_fields(declared, "pay", args)["identity"] == identity("pay", args, None) for declared in has)
+    assert all(record_fields(declared, "pay", args)["identity"] is None for declared in has_not)
+    assert record_fields(None, "pay", args) == {"effect": "undeclared", "undo": None}
 
 
 def test_w4_equivalent_arguments_have_the_same_identity():
@@ -267,7 +267,7 @@ def test_w3_a_stricter_effect_keeps_verify_and_identity_args():
 def test_w3_the_effect_of_a_hidden_tool_is_its_decorator_or_the_default():
     """W3: for a tool that the graph does not show, its decorator wins over the repository, and a name over `*`."""
     defaults = {"decorated": effect("irreversible"), "named": effect("read_only"), "*": reversible(undo)}
-    found = Declared({"seen": None}, defaults)
+    found = ToolEffects({"seen": None}, defaults)
     said = {"decorated": effect("idempotent")}
     kinds = [found.get(name, None, said.get(name)) for name in ("seen", "decorated", "named", "unknown")]
     assert [kind and kind.kind for kind in kinds] == [None, "idempotent", "read_only", "reversible"]
@@ -289,7 +289,7 @@ def test_t3_a_recorded_name_finds_only_declared_functions():
     """T3: a recorded name finds its function only among those declared for that tool of the session."""
     registry = Registry()
     call = invoked(undo=HERE, verify=f"{__name__}:look")
-    assert "is not declared here" in registry.missing(1, call)
+    assert "is not declared here" in registry.cannot_undo(1, call)
     registry.declare(1, "pay", reversible(undo, verify=look))
     assert (registry.undo(1, call), registry.verify(1, call), registry.precheck(1, call)) == (undo, look, None)
     registry.declare(1, "pay", reversible(other, precheck=look))
@@ -297,14 +297,14 @@ def test_t3_a_recorded_name_finds_only_declared_functions():
     assert registry.undo(1, invoked(undo=f"{__name__}:other")) is other
     assert registry.verify(1, call) is look  # what a later declaration leaves out stays
     assert registry.precheck(1, call) is look
-    assert "is not declared here" in registry.missing(2, call)
+    assert "is not declared here" in registry.cannot_undo(2, call)
 
 
 def test_t3_a_function_other_than_the_recorded_one_is_refused():
     """T3: where the recorded and the declared name differ, no function is used, and the reason has both names."""
     registry = Registry({"pay_by_name": reversible(other), "*": reversible(undo, verify=look)})
     assert registry.undo(1, invoked("pay_by_name")) is other  # nothing was recorded that says otherwise
-    why = registry.missing(1, invoked("pay_by_name", undo="shop:cancel"))
+    why = registry.cannot_undo(1, invoked("pay_by_name", undo="shop:cancel"))
     assert "shop:cancel" in why
     assert f"{__name__}:other" in why
     assert registry.undo(1, invoked("pay_by_name", undo=HERE)) is undo
@@ -315,7 +315,7 @@ def test_w1_the_undo_of_another_tool_with_the_same_name_is_not_used():
     """W1: a decorator elsewhere in the process provides no undo for a call that was made without it."""
     reversible(other)(named("pay_elsewhere"))
     registry = Registry()
-    assert "wrap the graph" in registry.missing(1, invoked("pay_elsewhere"))
+    assert "wrap the graph" in registry.cannot_undo(1, invoked("pay_elsewhere"))
     assert registry.verify(1, invoked("pay_elsewhere")) is None
 
 
@@ -344,16 +344,16 @@ def test_w3_disagreeing_decorators_leave_a_tool_name_undeclared():
 def test_w1_the_reason_for_a_missing_function_names_the_next_step():
     """W1: without an undo function, an importable path or a tool, the reason says what to do next."""
     registry = Registry()
-    assert "wrap the graph" in registry.missing(1, invoked("nobody"))
-    assert "no.such:thing is not declared here" in registry.missing(1, invoked("nobody", undo="no.such:thing"))
+    assert "wrap the graph" in registry.cannot_undo(1, invoked("nobody"))
+    assert "no.such:thing is not declared here" in registry.cannot_undo(1, invoked("nobody", undo="no.such:thing"))
     registry.declare(1, "nobody", reversible("no.such:thing"))
-    assert "cannot be imported" in registry.missing(1, invoked("nobody", undo="no.such:thing"))
+    assert "cannot be imported" in registry.cannot_undo(1, invoked("nobody", undo="no.such:thing"))
     with pytest.raises(NotFound, match="ToolNode"):
         registry.runner(1, invoked())
-    registry.provide(1, "pay", "only its graph can call it")
+    registry.register_runner(1, "pay", "only its graph can call it")
     with pytest.raises(NotFound, match="only its graph"):
         registry.runner(1, invoked())
-    registry.provide(1, "pay", lambda args, _: args["amount"])
+    registry.register_runner(1, "pay", lambda args, _: args["amount"])
     assert registry.runner(1, invoked())({"amount": 5}, "thread") == 5
 
 
@@ -362,4 +362,4 @@ def test_w1_an_undo_module_that_raises_on_import_is_reported(tmp_path, monkeypat
     (tmp_path / "broken_shop.py").write_text("raise RuntimeError('no key')")
     monkeypatch.syspath_prepend(tmp_path)
     registry = Registry({"pay": reversible("broken_shop:cancel")})
-    assert "no key" in registry.missing(1, invoked(undo="broken_shop:cancel"))
+    assert "no key" in registry.cannot_undo(1, invoked(undo="broken_shop:cancel"))

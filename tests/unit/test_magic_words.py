@@ -4,12 +4,12 @@ import pytest
 
 from agentgit import NotFound
 from agentgit.notebook import commands, completion
-from agentgit.notebook.target import Names
+from agentgit.notebook.target import NotebookNamespace
 
 
 def test_d4_completion_offers_nothing_elsewhere_and_without_an_agent():
     """D4: completion offers nothing outside the line of a magic or without an agent, and does not raise."""
-    names = Names({})
+    names = NotebookNamespace({})
     assert completion.complete(names, "agent.") is None
     assert completion.complete(names, "%%branch x\nag") is None
     assert completion.complete(names, "%agentgit rollback ") == ("", [])
@@ -19,9 +19,9 @@ def test_d4_completion_offers_nothing_elsewhere_and_without_an_agent():
 
 def test_d4_every_command_has_an_implementation_and_a_help_line():
     """D4: every command has an implementation and a line in the help, and a typo gets a suggestion."""
-    assert list(commands.FORMS) == list(commands._DO)
+    assert list(commands.COMMANDS) == list(commands._HANDLERS)
     shown = "\n".join("".join(span.text for span in line) for line in commands.help_lines())
-    assert all(f"{name}" in shown for name in commands.FORMS)
+    assert all(f"{name}" in shown for name in commands.COMMANDS)
     with pytest.raises(NotFound, match="Did you mean"):
         commands.parse("brances")
 

@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgit.checkpoints.merge import MergePlan, Taken, added, batch_of, choice, decide, extra, whole
+from agentgit.checkpoints.merge import (
+    MergedValue,
+    MergePlan,
+    added,
+    batch_of,
+    choice,
+    decide,
+    drop_incomplete_batches,
+    extra,
+)
 from agentgit.errors import InvalidInput
 from agentgit.render.views import diff
 
@@ -78,7 +87,7 @@ MESSAGES = st.lists(
 @given(MESSAGES)
 def test_w7_merged_messages_keep_calls_and_results_together(messages):
     """W7: the kept part of any messages has each result after its call, and a result for each call."""
-    kept, left = whole(messages)
+    kept, left = drop_incomplete_batches(messages)
     assert sorted([*kept, *left]) == list(range(len(messages)))
     waiting: set = set()
     for place in kept:
@@ -89,7 +98,7 @@ def test_w7_merged_messages_keep_calls_and_results_together(messages):
             assert not waiting
             waiting = {call["id"] for call in message["tool_calls"]}
     assert not waiting
-    assert whole([messages[place] for place in kept])[0] == list(range(len(kept)))
+    assert drop_incomplete_batches([messages[place] for place in kept])[0] == list(range(len(kept)))
 
 
 def test_w7_a_choice_of_messages_is_extended_to_whole_batches():
@@ -115,7 +124,7 @@ def test_w7_an_invalid_conflict_choice_is_refused():
 def test_w7_a_merge_plan_escapes_hostile_text_and_cuts_huge_values():
     """W7: hostile names are written out, huge values are cut, and neither is markup on a page."""
     hostile = "<script>x</script>\x1b[31m\n" * 100
-    values = [Taken(key=hostile, how="take", value=hostile * 100) for _ in range(200)]
+    values = [MergedValue(key=hostile, how="take", value=hostile * 100) for _ in range(200)]
     plan = MergePlan(kind="merge", source=hostile, into="main", values=values, messages=[says() | {"content": hostile}])
     assert "\x1b" not in str(plan)
     assert "… and 151 more" in str(plan)

@@ -12,7 +12,7 @@ from trees_to_show import HOSTILE, NOON, Story, support
 from agentgit import Checkpoint, ExternalSession, InternalSession
 from agentgit.checkpoints.diff import diff
 from agentgit.render import records, show
-from agentgit.render.text import ASCII, STYLES, Span, cells, clean, clock, cut, plain, table, visible
+from agentgit.render.text import ASCII, STYLES, Span, cells, clean, cut, format_time, plain, table, visible
 from agentgit.render.views import diff as diffs
 from agentgit.render.views import log, tree
 from agentgit.render.views.lists import branch_lines, session_lines
@@ -273,8 +273,8 @@ def test_a_cut_text_fits_its_width(text, width):
 
 def test_times_are_shown_in_the_requested_zone():
     """A time is shown in the requested zone, and no time as an empty text."""
-    assert clock(NOON, timezone(timedelta(hours=2)), seconds=True) == "2026-10-04 14:00:00"
-    assert clock(None) == ""
+    assert format_time(NOON, timezone(timedelta(hours=2)), seconds=True) == "2026-10-04 14:00:00"
+    assert format_time(None) == ""
 
 
 def test_an_empty_column_takes_no_space():

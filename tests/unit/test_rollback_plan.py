@@ -6,7 +6,7 @@ import pytest
 
 from agentgit import ToolInvocation, compensable, reversible
 from agentgit.effects import Effect, effect
-from agentgit.effects.effects import declared_on, resolve, takes_invocation
+from agentgit.effects.effects import declared_on, import_function, takes_invocation
 from agentgit.effects.plan import make_plan
 from agentgit.errors import InvalidInput, NotFound
 
@@ -111,7 +111,7 @@ def test_t3_an_effect_records_the_qualified_name_of_its_undo():
     assert reversible(undo_in_module).undo_path == f"{__name__}:undo_in_module"
     assert reversible(local).undo_path == f"{__name__}:{local.__qualname__}"
     assert reversible("pkg.mod:f").undo_path == "pkg.mod:f"
-    assert resolve(f"{__name__}:undo_in_module") is undo_in_module
+    assert import_function(f"{__name__}:undo_in_module") is undo_in_module
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_t3_an_effect_records_the_qualified_name_of_its_undo():
         lambda: Effect("harmless"),
         lambda: Effect("reversible"),
         lambda: Effect("read_only", undo_in_module),
-        lambda: resolve("no-colon"),
-        lambda: resolve("a.b:<locals>.f"),
-        lambda: resolve("agentgit:__version__"),
+        lambda: import_function("no-colon"),
+        lambda: import_function("a.b:<locals>.f"),
+        lambda: import_function("agentgit:__version__"),
     ],
 )
 def test_a_meaningless_effect_declaration_is_refused(make):
@@ -134,7 +134,7 @@ def test_a_meaningless_effect_declaration_is_refused(make):
 def test_a_missing_undo_module_raises_not_found():
     """Bad input: the error for a path to nothing names the path."""
     with pytest.raises(NotFound, match=r"no\.such:thing"):
-        resolve("no.such:thing")
+        import_function("no.such:thing")
 
 
 def test_effects_can_be_declared_with_decorators():

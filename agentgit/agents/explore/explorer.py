@@ -24,22 +24,22 @@ from sqlalchemy import Connection
 from agentgit.agents import inputs
 from agentgit.agents.branch_context import BranchContext
 from agentgit.agents.branch_runner import BranchRunner
-from agentgit.agents.explore.variants import Way
+from agentgit.agents.explore.variants import Variant
 from agentgit.async_api import awaiting
 from agentgit.checkpoints import references
 from agentgit.effects import ToolInvocation, invocation
 from agentgit.effects.effects import READ_ONLY, UNDECLARED
-from agentgit.effects.files import FilesAt
+from agentgit.effects.files import SnapshotRef
 from agentgit.effects.plan import BLOCK, REDO, REVERSE
 from agentgit.errors import Conflict, InvalidInput, WorldDiverged
 from agentgit.handles.branching import Branching
 from agentgit.handles.rollbacks import Rollbacks
-from agentgit.rollback import settle_here
+from agentgit.rollback import awaiter_for_current_loop
 from agentgit.rollback.crash_recovery import recover_all_abandoned
-from agentgit.rollback.verification import settled
+from agentgit.rollback.verification import await_result
 from agentgit.sessions.tree import BEGUN, DONE, FAILED, WAITING, ExploredBranch
 from agentgit.store.queries.explorations import Explorations, branch_name, mark_of
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT
 
 AT_ONCE = 8
@@ -163,7 +163,7 @@ class Explorer:
         self,
         branch: BranchContext,
         on: Callable[[int], BranchRunner],
-        ways: list[list[Way]],
+        ways: list[list[Variant]],
         *,
         name: str | None,
         score: Score | None,
@@ -182,15 +182,15 @@ class Explorer:
         self.together = together
         self.store = self.branch.store
         self.explorations = Explorations(self.store)
-        self._known: dict[str, Found] = {}
-        self._moves_world = False
-        self._quiet: int | None = None
+        self._explored_rows: dict[str, StoredRow] = {}
+        self._must_sync_world = False
+        self._initial_log_length: int | None = None
         """The length of the world log while the world is in its state from the start of the exploration; else None."""
         self.is_begun = False
         """True if branches of the exploration may exist."""
 
     @property
-    def _called(self) -> str:
+    def _required_name(self) -> str:
         return str(self.name)
 
     def walk(self) -> Iterator[list[ExploredTurn]]:
@@ -204,7 +204,7 @@ class Explorer:
         """
         kinds = self.settings.effects.kinds()
         touching = [name for name, kind in kinds.items() if kind not in (READ_ONLY, UNDECLARED)]
-        if self.settings.keeper is not None:
+        if self.settings.workspace is not None:
             touching.append("those that write files")
         if self.together and touching:
             raise InvalidInput(
@@ -214,14 +214,14 @@ class Explorer:
         recover_all_abandoned(self.store, self.branch.session_id)
         files = self.branch.files("before an exploration")
         found = self.store.database.write(lambda connection: self._begin(connection, files), durable=True)
-        self.name, self._known, begin = found
-        self._moves_world = self._require_world(begin, touching)
+        self.name, self._explored_rows, begin = found
+        self._must_sync_world = self._check_world(begin, touching)
         self.is_begun = True
-        yield from self._all_at_once(begin.id) if self.together else self._one_by_one(begin.id, ())
+        yield from self._breadth_first(begin.id) if self.together else self._depth_first(begin.id, ())
         # With another agent, so that this agent still notices if somebody else has moved its branch meanwhile.
-        self._bring_world(self.on(self.branch.branch_id))
+        self._sync_world(self.on(self.branch.branch_id))
 
-    def _begin(self, connection: Connection, files: FilesAt | None) -> tuple[str, dict[str, Found], Found]:
+    def _begin(self, connection: Connection, files: SnapshotRef | None) -> tuple[str, dict[str, StoredRow], StoredRow]:
         """Return the name, the branches explored before, and the checkpoint from which the exploration starts."""
         session_id = self.branch.session_id
         self.branch.authorize(connection)
@@ -233,34 +233,36 @@ class Explorer:
         begin = (
             self.branch.checkpoint(connection, rows[0].branch_point_id)
             if rows
-            else self.branching.here(connection, self.branch.branch_id, files)
+            else self.branching.ensure_checkpoint(connection, self.branch.branch_id, files)
         )
         return name, {row.name: row for row in rows}, begin
 
     # -- order
 
-    def _one_by_one(self, begin: int, choices: tuple[int, ...]) -> Iterator[list[ExploredTurn]]:
+    def _depth_first(self, begin: int, choices: tuple[int, ...]) -> Iterator[list[ExploredTurn]]:
         """Yield the turns depth first, so that the effects of a step need not be repeated for the steps after it."""
         for number, way in enumerate(self.ways[len(choices)], 1):
-            trial = self._open(begin, (*choices, number), way)
+            trial = self._prepare_turn(begin, (*choices, number), way)
             if trial.pending or self._is_unscored(trial):
-                self._bring_world(trial.agent)
+                self._sync_world(trial.agent)
             if trial.pending:
                 yield [trial]
-            self._close([trial])
+            self._record_turns([trial])
             if trial.end is not None and not self._is_leaf(trial):
-                yield from self._one_by_one(trial.end, trial.choices)
+                yield from self._depth_first(trial.end, trial.choices)
 
-    def _all_at_once(self, begin: int) -> Iterator[list[ExploredTurn]]:
+    def _breadth_first(self, begin: int) -> Iterator[list[ExploredTurn]]:
         """Yield the turns breadth first: the same step of all variants together."""
         level: list[tuple[int, tuple[int, ...]]] = [(begin, ())]
         for ways in self.ways:
             trials = [
-                self._open(end, (*choices, number), way) for end, choices in level for number, way in enumerate(ways, 1)
+                self._prepare_turn(end, (*choices, number), way)
+                for end, choices in level
+                for number, way in enumerate(ways, 1)
             ]
             if pending := [trial for trial in trials if trial.pending]:
                 yield pending
-            self._close(trials)
+            self._record_turns(trials)
             level = [(trial.end, trial.choices) for trial in trials if trial.end is not None]
 
     def _is_leaf(self, trial: ExploredTurn) -> bool:
@@ -268,7 +270,7 @@ class Explorer:
 
     # -- the world
 
-    def _require_world(self, begin: Found, touching: list[str]) -> bool:
+    def _check_world(self, begin: StoredRow, touching: list[str]) -> bool:
         """Return whether the world must be brought to the state of each branch before its turn.
 
         If no tool changes the world, differences in the world are ignored.
@@ -280,8 +282,8 @@ class Explorer:
         with self.store.database.reading() as connection:
             ours = self._positions(connection)
             plan = self.branch.planner.rollback(connection, self.branch.branch_id, begin, "", replay=REDO)
-            log = self.store.world.last(connection, self.branch.session_id)
-        others = [s for s in plan.steps if s.action in (REVERSE, REDO, BLOCK) and not _is_ours(s.invocation, ours)]
+            log = self.store.world.last_seq(connection, self.branch.session_id)
+        others = [s for s in plan.steps if s.action in (REVERSE, REDO, BLOCK) and not _is_own_call(s.invocation, ours)]
         if others and touching:
             raise WorldDiverged(
                 "An exploration reverses every effect that is not on its own path, and these are not its own: "
@@ -289,38 +291,38 @@ class Explorer:
                 f"agent = agent.switch({begin.branch_name!r}, sync='world'), or choose a new name.",
                 plan,
             )
-        self._quiet = None if plan.moves_the_world else log
+        self._initial_log_length = None if plan.changes_world else log
         return not others
 
     def _positions(self, connection: Connection) -> dict[int, float]:
         """Return for each explored branch the track position at the end of its turn; later calls are not part of it."""
-        ends = {row.id: mark_of(row)["end"] for row in self._known.values()}
+        ends = {row.id: mark_of(row)["end"] for row in self._explored_rows.values()}
         found = self.store.checkpoints.find(connection, CHECKPOINT.c.id.in_([end for end in ends.values() if end]))
         known = {row.id: row.position for row in found}
         return {branch_id: known.get(end, math.inf) for branch_id, end in ends.items()}
 
-    def _bring_world(self, agent: BranchRunner) -> None:
+    def _sync_world(self, agent: BranchRunner) -> None:
         """Reverse the effects of other variants, and run again the reversed calls of this one."""
-        if not self._moves_world:
+        if not self._must_sync_world:
             return
-        if self.settings.keeper is not None:
+        if self.settings.workspace is not None:
             plan = self.rollbacks.plan_switch(agent.branch_id)
         else:
             with self.store.database.reading() as connection:
-                if self.store.world.last(connection, self.branch.session_id) == self._quiet:
+                if self.store.world.last_seq(connection, self.branch.session_id) == self._initial_log_length:
                     return
                 plan = self.branch.planner.switch(connection, self.store.sessions.branch(connection, agent.branch_id))
-        if plan.moves_the_world:
+        if plan.changes_world:
             self.rollbacks.switch(agent.branch_id, agent.branch_id, sync="world", current=False)
 
     # -- one turn
 
-    def _open(self, begin: int, choices: tuple[int, ...], way: Way) -> ExploredTurn:
+    def _prepare_turn(self, begin: int, choices: tuple[int, ...], way: Variant) -> ExploredTurn:
         """Create the branch of one turn, or return it if it exists."""
-        name = branch_name(self._called, choices)
+        name = branch_name(self._required_name, choices)
         said = inputs.read(self.branch.graph, way.value).title
-        if name in self._known:
-            return self._take_up(self._known[name], choices, way, said)
+        if name in self._explored_rows:
+            return self._resume_turn(self._explored_rows[name], choices, way, said)
 
         def fork(connection: Connection) -> int:
             self.branch.authorize(connection)
@@ -331,7 +333,7 @@ class Explorer:
             self._mark(
                 connection,
                 branch_id,
-                name=self._called,
+                name=self._required_name,
                 of=self.branch.branch_id,
                 choices=choices,
                 said=said,
@@ -343,7 +345,7 @@ class Explorer:
         agent = self.on(self.store.database.write(fork, durable=True))
         return ExploredTurn(agent, choices, way.value, self._config(way))
 
-    def _take_up(self, row: Found, choices: tuple[int, ...], way: Way, said: str | None) -> ExploredTurn:
+    def _resume_turn(self, row: StoredRow, choices: tuple[int, ...], way: Variant, said: str | None) -> ExploredTurn:
         """Resume a branch that exists: run its turn, continue it, or leave it as it is."""
         mark = mark_of(row)
         if mark["said"] != said:
@@ -363,24 +365,24 @@ class Explorer:
             trial.value = None if has_input else way.value
         return trial
 
-    def _config(self, way: Way) -> RunnableConfig:
+    def _config(self, way: Variant) -> RunnableConfig:
         return merge_configs(self.config, way.config)
 
-    def _close(self, trials: list[ExploredTurn]) -> None:
+    def _record_turns(self, trials: list[ExploredTurn]) -> None:
         """Record the results of turns, and score the leaves. A turn that raised is a failed leaf."""
         for trial in trials:
             if trial.end is None:
-                self._write_down(trial)
+                self._record_result(trial)
             if self._is_unscored(trial):
-                self._judge(trial)
+                self._score_leaf(trial)
 
-    def _write_down(self, trial: ExploredTurn) -> None:
+    def _record_result(self, trial: ExploredTurn) -> None:
         ended = trial.error is None and not trial.agent.get_state().next
         status = DONE if ended else FAILED if trial.error is not None else WAITING
         error = None if trial.error is None else f"{type(trial.error).__name__}: {trial.error}"
 
         def write(connection: Connection) -> int | None:
-            end = int(self.branching.here(connection, trial.agent.branch_id, None).id) if ended else None
+            end = int(self.branching.ensure_checkpoint(connection, trial.agent.branch_id, None).id) if ended else None
             self._mark(connection, trial.agent.branch_id, status=status, end=end, error=error)
             return end
 
@@ -392,13 +394,13 @@ class Explorer:
         with self.store.database.reading() as connection:
             return mark_of(self.store.sessions.branch(connection, trial.agent.branch_id)).get("score") is None
 
-    def _judge(self, trial: ExploredTurn) -> None:
+    def _score_leaf(self, trial: ExploredTurn) -> None:
         """Score a leaf while the world is as the leaf left it."""
         assert self.score is not None  # noqa: S101  # `_is_unscored` is False without a score
-        path = {branch_name(self._called, trial.choices[:end]) for end in range(1, len(trial.choices) + 1)}
+        path = {branch_name(self._required_name, trial.choices[:end]) for end in range(1, len(trial.choices) + 1)}
         with self.store.database.reading() as connection:
-            found = self.explorations.read(connection, self.branch.session_id, self._called, path)
-        score = float(settled(settle_here(), self.score(found.branches[-1])))
+            found = self.explorations.read(connection, self.branch.session_id, self._required_name, path)
+        score = float(await_result(awaiter_for_current_loop(), self.score(found.branches[-1])))
         if math.isnan(score):
             raise InvalidInput(f"The score of {found.branches[-1].name} is not a number.")
         self.store.database.write(lambda c: self._mark(c, trial.agent.branch_id, score=score))
@@ -407,7 +409,7 @@ class Explorer:
         self.explorations.mark(connection, self.store.sessions.branch(connection, branch_id), **facts)
 
 
-def _is_ours(call: ToolInvocation, positions: Mapping[int, float]) -> bool:
+def _is_own_call(call: ToolInvocation, positions: Mapping[int, float]) -> bool:
     """Return whether a call was made by a turn of the exploration, or was run again for one of its branches."""
     end = positions.get(call.internal_session_id)
     return end is not None and (call.kind == invocation.REDO or call.position < end)

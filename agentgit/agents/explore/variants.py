@@ -20,7 +20,7 @@ Choices = int | Sequence[Any]
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     """One variant of a step.
 
     Args:
@@ -40,7 +40,7 @@ class Way:
         return {**self.given, inputs.MESSAGES: [m.model_copy() if isinstance(m, BaseMessage) else m for m in said]}
 
 
-def ways(steps: Steps, choices: Choices) -> list[list[Way]]:
+def plan_variants(steps: Steps, choices: Choices) -> list[list[Variant]]:
     """Return the variants of each step of an exploration.
 
     Args:
@@ -50,7 +50,7 @@ def ways(steps: Steps, choices: Choices) -> list[list[Way]]:
     Raises:
         InvalidInput: `steps` or `choices` is not valid.
     """
-    how = _several(choices)
+    how = _choice_list(choices)
     if isinstance(steps, int) and not isinstance(steps, bool):
         if steps < 1 or isinstance(choices, int):
             raise InvalidInput(
@@ -58,14 +58,14 @@ def ways(steps: Steps, choices: Choices) -> list[list[Way]]:
                 "explore(['order two chairs', 'pay'], 2); or the number of steps and the inputs to try, as in "
                 "explore(2, ['be brief', 'be thorough'])."
             )
-        return [[_saying(number, choice) for choice in how] for number in range(1, steps + 1)]
+        return [[_numbered_variant(number, choice) for choice in how] for number in range(1, steps + 1)]
     given = [steps] if isinstance(steps, str) else steps
     if not isinstance(given, Sequence) or not given:
         raise InvalidInput(f"steps must be a list with the input of each step, or their number, not {steps!r}.")
-    return [[_running(step, choice) for choice in how] for step in given]
+    return [[_variant_of(step, choice) for choice in how] for step in given]
 
 
-def _several(choices: Choices) -> Sequence[Any]:
+def _choice_list(choices: Choices) -> Sequence[Any]:
     if isinstance(choices, int) and not isinstance(choices, bool) and choices > 0:
         return [None] * choices
     if isinstance(choices, Sequence) and not isinstance(choices, str) and choices:
@@ -73,19 +73,19 @@ def _several(choices: Choices) -> Sequence[Any]:
     raise InvalidInput(f"choices must be a list of choices, or their number at each step, not {choices!r}.")
 
 
-def _saying(number: int, choice: Any) -> Way:
-    return Way(_input(choice(number) if callable(choice) else choice), {})
+def _numbered_variant(number: int, choice: Any) -> Variant:
+    return Variant(_input(choice(number) if callable(choice) else choice), {})
 
 
-def _running(step: Any, choice: Any) -> Way:
+def _variant_of(step: Any, choice: Any) -> Variant:
     if callable(choice):
-        return Way(_input(choice(step)), {})
+        return Variant(_input(choice(step)), {})
     if not _is_config(choice):
         raise InvalidInput(
             f"{choice!r} is not a choice; give a config like {{'configurable': ...}}, or a function that returns "
             "the input of the step. To choose between inputs, give the number of steps: explore(2, ['a', 'b'])."
         )
-    return Way(_input(step), choice or {})
+    return Variant(_input(step), choice or {})
 
 
 def _is_config(choice: object) -> TypeGuard[RunnableConfig | None]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from agentgit.agents.importing.history import ImportedCall, ImportedHistory, PastReader
+from agentgit.agents.importing.history import HistoryReader, ImportedCall, ImportedHistory
 from agentgit.auth.principal import WRITE
 from agentgit.effects.effects import UNDECLARED
 from agentgit.effects.invocation import DONE
@@ -20,7 +20,7 @@ from agentgit.handles.templates import require_name
 from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import note
 from agentgit.store.records.journal import CallOutcome, Intent
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT, SESSION
 from agentgit.store.threads import staging
 from agentgit.store.threads.graph_store import GraphKey
@@ -111,36 +111,36 @@ class ImportCommit:
             )
         return None
 
-    def _is_empty(self, connection: Connection, row: Found) -> bool:
+    def _is_empty(self, connection: Connection, row: StoredRow) -> bool:
         return row.head_id is None and self.store.graphs.head(connection, row.thread_id) is None
 
-    def overtaken(self) -> Conflict:
+    def conflict_error(self) -> Conflict:
         """Return the error for staged rows that another import of the same thread has removed."""
         return Conflict(
             f"Thread {self.thread_id!r} was not imported: some of the graph checkpoints that were read have been "
             "removed. Is another import of it running? Import it again when that has ended."
         )
 
-    def land(self, staged: str, added: int, roots: Sequence[str], arrival: EarlierImport | None) -> ImportedCounts:
+    def commit(self, staged: str, added: int, roots: Sequence[str], earlier: EarlierImport | None) -> ImportedCounts:
         """Create or extend the session in one transaction.
 
         Args:
             staged: The staging thread.
             added: The number of its graph checkpoints.
             roots: The ids of the root graph's checkpoints, oldest first.
-            arrival: The result of an earlier import; None for a new session.
+            earlier: The result of an earlier import; None for a new session.
 
         Raises:
             Conflict: The session was created or changed in the meantime, or the staged rows were removed.
         """
         with self.store.database.reading() as connection:
-            there = staging.held(connection, self.store.tenant_id, arrival.thread) if arrival else {}
-            line = [GraphKey(arrival.thread if arrival and ("", id) in there else staged, "", id) for id in roots]
-            past = PastReader(self.store, self.user_id).read(connection, line)
+            there = staging.checkpoint_parents(connection, self.store.tenant_id, earlier.thread) if earlier else {}
+            line = [GraphKey(earlier.thread if earlier and ("", id) in there else staged, "", id) for id in roots]
+            past = HistoryReader(self.store, self.user_id).read(connection, line)
         if past is None:
-            raise self.overtaken()
+            raise self.conflict_error()
         return self.store.database.write(
-            lambda connection: self._land(connection, staged, added, roots, arrival, past), durable=True
+            lambda connection: self._land(connection, staged, added, roots, earlier, past), durable=True
         )
 
     def _land(
@@ -163,7 +163,7 @@ class ImportCommit:
             session_id = self.store.sessions.create(connection, self.user_id, self.session_name)
         branch = self._branch(connection, session_id, arrival)
         if staging.move(connection, self.store.tenant_id, staged, branch.thread_id) != added:
-            raise self.overtaken()
+            raise self.conflict_error()
         calls = self._add_calls(connection, branch, past)
         checkpoints = self._add_points(connection, branch, past, roots, arrival)
         facts = {"thread_id": self.thread_id, "newest": roots[-1], "calls": len(past.calls)}
@@ -181,7 +181,7 @@ class ImportCommit:
         )
         return ImportedCounts(checkpoints=checkpoints, calls=calls)
 
-    def _branch(self, connection: Connection, session_id: int, arrival: EarlierImport | None) -> Found:
+    def _branch(self, connection: Connection, session_id: int, arrival: EarlierImport | None) -> StoredRow:
         branches = self.store.sessions.branches(connection, session_id)
         branch = next(row for row in branches if arrival is None or row.id == arrival.branch_id)
         branch = self.store.recover(connection, branch)
@@ -191,7 +191,7 @@ class ImportCommit:
             )
         return branch
 
-    def _add_calls(self, connection: Connection, branch: Found, past: ImportedHistory) -> int:
+    def _add_calls(self, connection: Connection, branch: StoredRow, past: ImportedHistory) -> int:
         """Add the missing calls to the track; calls of an unfinished batch may have been imported out of order."""
         batches: dict[int, int] = {}
         for call in past.calls:
@@ -208,7 +208,7 @@ class ImportCommit:
             added += 1
         return added
 
-    def _record(self, branch: Found, call: ImportedCall, batch: int) -> tuple[Intent, CallOutcome]:
+    def _record(self, branch: StoredRow, call: ImportedCall, batch: int) -> tuple[Intent, CallOutcome]:
         key = sha256(f"{branch.id}\0{call.id}\0{call.name}\0{batch}".encode(errors="surrogatepass")).hexdigest()[:32]
         intent = Intent(
             session_id=branch.external_session_id,
@@ -231,7 +231,7 @@ class ImportCommit:
     def _add_points(
         self,
         connection: Connection,
-        branch: Found,
+        branch: StoredRow,
         past: ImportedHistory,
         roots: Sequence[str],
         arrival: EarlierImport | None,
@@ -246,5 +246,5 @@ class ImportCommit:
             if point.at >= first and (point.label.kind, point.snapshot.graph_checkpoint_id) not in made
         ]
         for point in points:
-            self.store.checkpoints.bring(connection, branch.id, point.snapshot, point.label)
+            self.store.checkpoints.insert(connection, branch.id, point.snapshot, point.label)
         return len(points)

@@ -22,7 +22,7 @@ from agentgit.store.records.checkpoints import Label, Snapshot
 from agentgit.store.store import Store, snapshot_of
 from agentgit.store.threads import pending_writes
 from agentgit.store.threads.graph_rows import is_shown
-from agentgit.store.threads.graph_store import Found, GraphKey
+from agentgit.store.threads.graph_store import GraphCheckpoint, GraphKey
 
 BY_HAND = ("update", "fork")
 """The sources that LangGraph records for a graph checkpoint that `update_state` created."""
@@ -82,7 +82,7 @@ ASKS, UNFINISHED = "asks", "unfinished"
 """Why a graph checkpoint is pending: it waits for a user's answer, or its batch of tool calls was never finished."""
 
 
-class PastReader:
+class HistoryReader:
     """Reads the history along the line of graph checkpoints of a thread.
 
     Args:
@@ -106,7 +106,7 @@ class PastReader:
             connection: An open connection; the transaction may be read-only.
             line: The graph checkpoints of the root graph, oldest first.
         """
-        last: Found | None = None
+        last: GraphCheckpoint | None = None
         number = -1
         for number, place in enumerate(line):
             at = self.store.graphs.find(connection, place)
@@ -119,7 +119,7 @@ class PastReader:
             self._take_pending(connection, last)
         return self.past
 
-    def _step(self, connection: Connection, number: int, at: Found, last: Found | None) -> None:
+    def _step(self, connection: Connection, number: int, at: GraphCheckpoint, last: GraphCheckpoint | None) -> None:
         source = at.meta.get("source")
         if source == "input" or source in BY_HAND:
             if last is not None:
@@ -131,19 +131,19 @@ class PastReader:
             self._name_beginning(from_stored(humans[-1]))
         self._take(new, _time(at))
 
-    def _new_messages(self, connection: Connection, at: Found) -> list[dict[str, Any]]:
+    def _new_messages(self, connection: Connection, at: GraphCheckpoint) -> list[dict[str, Any]]:
         hashes = self.store.graphs.message_hashes(connection, at)
         fresh = [key for key in hashes if key not in self._known]
         self._known.update(fresh)
         return self.store.graphs.messages_of(connection, fresh)
 
-    def _take_pending(self, connection: Connection, at: Found) -> None:
+    def _take_pending(self, connection: Connection, at: GraphCheckpoint) -> None:
         """Add the calls of an unfinished batch, whose results are pending writes of the newest graph checkpoint.
 
         For a waiting subgraph, whose messages reach the graph only when it ends, also add the calls in its messages.
         """
         graphs = self.store.graphs
-        places = pending_writes.below(connection, self.store.tenant_id, at.place).items()
+        places = pending_writes.subgraph_heads(connection, self.store.tenant_id, at.place).items()
         nested = (graphs.find(connection, at.place._replace(ns=ns, checkpoint_id=id)) for ns, id in places)
         for below in (at, *filter(None, nested)):
             self._take(self._new_messages(connection, below), _time(below))
@@ -153,7 +153,7 @@ class PastReader:
 
     # -- turns
 
-    def _begin(self, connection: Connection, number: int, at: Found, last: Found | None) -> None:
+    def _begin(self, connection: Connection, number: int, at: GraphCheckpoint, last: GraphCheckpoint | None) -> None:
         """Add a point at the beginning of a user's turn, unless history is missing before it or a tool waits there."""
         self._unnamed = None
         if at.meta.get("source") != "input" or (last is None and at.parent_id is not None):
@@ -171,7 +171,7 @@ class PastReader:
         label = replace(point.label, description=title, restore_point=message["id"])
         self.past.points[place] = replace(point, label=label)
 
-    def _end(self, connection: Connection, number: int, at: Found) -> None:
+    def _end(self, connection: Connection, number: int, at: GraphCheckpoint) -> None:
         """Add a point at the end of a turn, if nothing waits there."""
         if self._waits(connection, at):
             return
@@ -179,10 +179,10 @@ class PastReader:
         title = inputs.first_line(text_of(last)) if last else None
         self._add(number, at, Label(kind="after", user_id=self.user_id, description=title, made_at=_time(at)))
 
-    def _add(self, number: int, at: Found | None, label: Label) -> None:
+    def _add(self, number: int, at: GraphCheckpoint | None, label: Label) -> None:
         self.past.points.append(HistoryPoint(number, snapshot_of(at, len(self.past.calls)), label))
 
-    def _waits(self, connection: Connection, at: Found) -> str:
+    def _waits(self, connection: Connection, at: GraphCheckpoint) -> str:
         if self.store.is_interrupted(connection, at):
             return ASKS
         return UNFINISHED if self.store.is_unfinished(connection, at) else ""
@@ -224,7 +224,7 @@ def _messages(body: Body) -> Iterator[dict[str, Any]]:
                 yield show_message(item)
 
 
-def _time(at: Found) -> datetime:
+def _time(at: GraphCheckpoint) -> datetime:
     """Return the creation time of a graph checkpoint; the current time if it records none that is valid."""
     try:
         return datetime.fromisoformat(at.header["ts"]).astimezone(UTC)

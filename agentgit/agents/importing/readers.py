@@ -15,7 +15,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, get_checkpoint_id
 from sqlalchemy import URL
 
-from agentgit.agents.importing.unknown_types import KeptTypes
+from agentgit.agents.importing.unknown_types import UnknownTypeSerializer
 from agentgit.errors import AgentGitError, Corrupt, InvalidInput, NotFound, SchemaMismatch, Unavailable
 from agentgit.saver.config import config_of
 from agentgit.store.sql.url import read_url
@@ -307,7 +307,7 @@ def _sqlite(url: URL) -> DatabaseSource:
     try:
         tables = _sqlite_tables(connection, path)
         _expect(tables, f"{path} is a SQLite database")
-        saver = kind(connection, serde=KeptTypes())
+        saver = kind(connection, serde=UnknownTypeSerializer())
         saver.is_setup = True  # its `setup` would write
         saver._has_task_path = "task_path" in tables.get("writes", ())
         return DatabaseSource(saver, connection, "?")
@@ -369,7 +369,7 @@ def _postgres(url: URL) -> DatabaseSource:
             connection.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")  # the server rejects writes
             tables = _postgres_tables(connection)
         _expect(tables, f"{shown} is a PostgreSQL database")
-        return DatabaseSource(kind(connection, serde=KeptTypes()), connection, "%s")
+        return DatabaseSource(kind(connection, serde=UnknownTypeSerializer()), connection, "%s")
     except BaseException:
         connection.close()
         raise

@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 
 from agentgit.agents.importing.commit import EarlierImport, ImportCommit
 from agentgit.agents.importing.readers import Source, ThreadEntry
-from agentgit.agents.importing.unknown_types import KeptTypes
+from agentgit.agents.importing.unknown_types import UnknownTypeSerializer
 from agentgit.errors import Conflict, Corrupt, NotFound, Unavailable
 from agentgit.handles.context import Context
 from agentgit.saver.codec import Codec
@@ -97,7 +97,7 @@ class _Checker(SQLModelSaver):
 
     def __init__(self, store: Store) -> None:
         super().__init__(store.database, tenant_id=store.tenant_id, graphs=store.graphs, sessions=True)
-        self._kept = Codec(KeptTypes())
+        self._kept = Codec(UnknownTypeSerializer())
 
     @property
     def codec(self) -> Codec:
@@ -132,7 +132,7 @@ class ThreadImport:
         # A separate instance, because a shared one may cache rows that were staged and removed under the same name.
         self.graphs = GraphStore(store.tenant_id, store.compression)
         self.checker = _Checker(store)
-        self.landing = ImportCommit(self.context, self.session_name, self.thread_id)
+        self.import_commit = ImportCommit(self.context, self.session_name, self.thread_id)
         self.staged = staging.name(self.context.user.id, self.session_name, self.thread_id)
         self.what = f"Thread {self.thread_id!r}"
         self._hidden: set[str] = set()
@@ -152,7 +152,7 @@ class ThreadImport:
         newest = self.source.newest(self.thread_id)
         if newest is None:
             raise NotFound(f"There is no thread {self.thread_id!r} in the database to import from.")
-        arrival = self.landing.find()
+        arrival = self.import_commit.find()
         id = str(newest.checkpoint.get("id") if isinstance(newest.checkpoint, dict) else "")
         if arrival is not None and self._is_up_to_date(arrival, id, newest):
             return self._report(UNCHANGED)
@@ -167,7 +167,7 @@ class ThreadImport:
         try:
             added = self._fill(line, arrival)
             self._check(line, id, arrival, added)
-            landed = self.landing.land(self.staged, added, line.roots, arrival)
+            landed = self.import_commit.commit(self.staged, added, line.roots, arrival)
         except Unavailable:
             raise
         except Exception:
@@ -241,7 +241,7 @@ class ThreadImport:
 
     def _held(self, thread: str) -> dict[tuple[str, str], str | None]:
         with self.store.database.reading() as connection:
-            return staging.held(connection, self.store.tenant_id, thread)
+            return staging.checkpoint_parents(connection, self.store.tenant_id, thread)
 
     def _drop(self, connection: Connection) -> None:
         self.store.graphs.delete_thread(connection, self.staged)
@@ -313,13 +313,13 @@ class ThreadImport:
         staged = self._held(self.staged)
         known = {**(self._held(arrival.thread) if arrival else {}), **staged}
         if len(staged) != added or not {("", root) for root in line.roots} <= known.keys():
-            raise self.landing.overtaken()
+            raise self.import_commit.conflict_error()
         theirs = self.source.read(self.thread_id, ThreadEntry("", newest, None))
         thread = self.staged if ("", newest) in staged or arrival is None else arrival.thread
         ours = self.checker.get_tuple(config_of(GraphKey(thread, "", newest)))
         wrong = ["everything"] if ours is None else self._differences(ours, theirs)
         if wrong and self._held(self.staged) != staged:
-            raise self.landing.overtaken()
+            raise self.import_commit.conflict_error()
         if wrong:
             raise Corrupt(
                 f"{self.what} was not imported: the stored copy differs from it in {', '.join(wrong)}. If it is still "

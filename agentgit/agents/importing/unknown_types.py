@@ -12,7 +12,7 @@ from langgraph.checkpoint.serde.jsonplus import EXT_NUMPY_ARRAY, JsonPlusSeriali
 from agentgit.errors import InvalidInput
 from agentgit.langgraph_internals import SAFE_MSGPACK_TYPES
 from agentgit.saver.leaf_codec import type_names
-from agentgit.store.objects.lru import Recent
+from agentgit.store.objects.lru import LRUCache
 from agentgit.store.objects.plain_values import MSGPACK
 
 KNOWN_MESSAGES = 10_000
@@ -21,7 +21,7 @@ KNOWN_MESSAGES = 10_000
 READABLE = ("null", "bytes", "bytearray", "json", MSGPACK)
 
 
-class KeptTypes(SerializerProtocol):
+class UnknownTypeSerializer(SerializerProtocol):
     """LangGraph's serializer, restricted to messages and other types that are known to be safe.
 
     A value of any other type, such as a dataclass, model or enum of the program that wrote it, stays an
@@ -30,7 +30,7 @@ class KeptTypes(SerializerProtocol):
     LangGraph's older format `json`: they name LangChain classes, which are instantiated as LangGraph does.
 
     Example:
-        >>> serde = KeptTypes()
+        >>> serde = UnknownTypeSerializer()
         >>> serde.loads_typed(serde.dumps_typed({"seats": {7}}))
         {'seats': {7}}
     """
@@ -38,7 +38,7 @@ class KeptTypes(SerializerProtocol):
     def __init__(self) -> None:
         self._strict = JsonPlusSerializer(allowed_msgpack_modules=None)
         # Every later graph checkpoint of a thread repeats its messages; deserializing one again takes 50 µs.
-        self._messages: Recent[bytes, BaseMessage] = Recent(KNOWN_MESSAGES, lambda _: 1)
+        self._messages: LRUCache[bytes, BaseMessage] = LRUCache(KNOWN_MESSAGES, lambda _: 1)
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
         """Serialize a value."""

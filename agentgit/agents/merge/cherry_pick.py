@@ -9,15 +9,15 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.agents.branch_context import BranchContext
-from agentgit.agents.merge.merge import IncomingChanges, alone, narrowed
+from agentgit.agents.merge.merge import IncomingChanges, alone, with_calls
 from agentgit.agents.merge.side import Side
 from agentgit.checkpoints.merge import added, batch_of
 from agentgit.effects import ToolInvocation
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.store.queries.lookup import CheckpointRef
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 
-What = CheckpointRef | ToolInvocation | Sequence[str]
+CherryPickSelection = CheckpointRef | ToolInvocation | Sequence[str]
 """What can be picked: the messages that a checkpoint added, a tool call with its result, or messages by id."""
 
 
@@ -37,7 +37,7 @@ class PickedMessages:
     places: Sequence[int]
     call_id: str | None = None
 
-    def come(self, coming: IncomingChanges) -> None:
+    def add_to(self, coming: IncomingChanges) -> None:
         """Append the selected messages to the changes that the branch receives.
 
         Raises:
@@ -47,7 +47,7 @@ class PickedMessages:
         if key is None or key not in coming.ours.graph.channels or coming.ours.conversation not in (None, key):
             raise InvalidInput("This branch has no list of messages to add messages to.")
         if self.call_id is None:
-            coming.bring(key, self.side, self.places)
+            coming.add_messages(key, self.side, self.places)
         else:
             self._come_alone(key, self.call_id, coming)
 
@@ -56,12 +56,12 @@ class PickedMessages:
         asking, answer = self.places
         shown = self.side.messages(self.places)
         if len(shown[0]["tool_calls"]) == 1:
-            coming.bring(key, self.side, self.places)
+            coming.add_messages(key, self.side, self.places)
             return
         asked = alone(shown[0], [call_id])
         if asked["id"] not in coming.here and shown[1]["id"] not in coming.here:
             coming.plan.messages.extend((asked, shown[1]))
-            coming.append(key, lambda: [narrowed(self.side.live(key)[asking], asked), self.side.live(key)[answer]])
+            coming.append(key, lambda: [with_calls(self.side.live(key)[asking], asked), self.side.live(key)[answer]])
 
 
 class CherryPick:
@@ -75,7 +75,7 @@ class CherryPick:
         self.branch = branch
         self.store = branch.store
 
-    def find(self, what: What) -> PickedMessages:
+    def find(self, what: CherryPickSelection) -> PickedMessages:
         """Return the messages that a selection means.
 
         Raises:
@@ -107,7 +107,7 @@ class CherryPick:
             )
         return PickedMessages(label, side, places)
 
-    def _before(self, connection: Connection, row: Found) -> Found | None:
+    def _before(self, connection: Connection, row: StoredRow) -> StoredRow | None:
         """Find the checkpoint before another one on its path; None before the first."""
         path = self.branch.context.lookup.path(
             connection, self.store.sessions.branch(connection, row.internal_session_id)

@@ -23,14 +23,14 @@ from agentgit.checkpoints.merge import (
     THEIRS,
     Clash,
     LeftOut,
+    MergedValue,
     MergePlan,
     Resolve,
-    Taken,
     added,
     choice,
     decide,
+    drop_incomplete_batches,
     extra,
-    whole,
 )
 from agentgit.errors import InvalidInput
 from agentgit.sessions.messages import from_stored, text_of
@@ -86,7 +86,7 @@ class IncomingChanges:
         reduced = isinstance(self.ours.graph.channels.get(key), REDUCED)
         self.updates[key] = tail if reduced else lambda: [*(self.ours.live(key) or ()), *tail()]
 
-    def bring(self, key: str, side: Side, places: Sequence[int]) -> None:
+    def add_messages(self, key: str, side: Side, places: Sequence[int]) -> None:
         """Append messages that are not here yet; tool calls only together with their results.
 
         Args:
@@ -99,12 +99,12 @@ class IncomingChanges:
         # If some calls of a batch were picked before, only the others are added.
         rests = [(at, rest_of(message, known)) for at, message in zip(places, shown, strict=True)]
         fresh = [(at, message) for at, message in rests if message is not None and message["id"] not in self.here]
-        kept, left = whole([message for _, message in fresh])
+        kept, left = drop_incomplete_batches([message for _, message in fresh])
         self.plan.left_out.extend(LeftOut(what=in_words(fresh[n][1]), why=why) for n, why in left.items())
         if kept:
             chosen = [fresh[n] for n in kept]
             self.plan.messages.extend(message for _, message in chosen)
-            self.append(key, lambda: [narrowed(side.live(key)[at], message) for at, message in chosen])
+            self.append(key, lambda: [with_calls(side.live(key)[at], message) for at, message in chosen])
 
 
 @dataclass
@@ -135,7 +135,7 @@ class Merge:
             if why := self._closed(key):
                 self.coming.plan.left_out.append(LeftOut(what=key, why=why))
             elif key == talk:
-                self._talk(key, verdict)
+                self._merge_conversation(key, verdict)
             else:
                 self._value(key, verdict)
         return self.coming
@@ -164,7 +164,7 @@ class Merge:
             self._clash(key)
 
     def _take(self, key: str, how: str) -> None:
-        self.coming.plan.values.append(Taken(key=key, how=how, value=self.theirs.shown(key)))
+        self.coming.plan.values.append(MergedValue(key=key, how=how, value=self.theirs.shown(key)))
         self.coming.set(key, lambda: self.theirs.live(key))
 
     def _append(self, key: str) -> bool:
@@ -177,19 +177,19 @@ class Merge:
             return False  # the shown value does not represent the live one
         if not self.coming.adds(key, part := more.of(live)):
             return False
-        self.coming.plan.values.append(Taken(key=key, how=APPEND, value=more.of(theirs)))
+        self.coming.plan.values.append(MergedValue(key=key, how=APPEND, value=more.of(theirs)))
         self.coming.append(key, lambda: part)
         return True
 
     # -- the conversation
 
-    def _talk(self, key: str, verdict: str) -> None:
+    def _merge_conversation(self, key: str, verdict: str) -> None:
         here, there = set(self.coming.ours.message_hashes), set(self.theirs.message_hashes)
         # A message that both sides removed, as when both edited it alike, does not count as their change.
         base = [one for one in self._base_talk() if one in here or one in there]
         new = added(base, self.theirs.message_hashes)
         if new is not None and not self._edited(new):
-            self.coming.bring(key, self.theirs, new)
+            self.coming.add_messages(key, self.theirs, new)
         elif verdict == CLASH:
             self._clash(key)
         else:
@@ -210,9 +210,9 @@ class Merge:
     def _take_talk(self, key: str, how: str) -> None:
         """Replace our conversation with theirs, without batches of tool calls that lack results."""
         shown = self.theirs.messages()
-        kept, left = whole(shown)
+        kept, left = drop_incomplete_batches(shown)
         self.coming.plan.left_out.extend(LeftOut(what=in_words(shown[n]), why=why) for n, why in left.items())
-        self.coming.plan.values.append(Taken(key=key, how=how, value=[in_words(shown[n]) for n in kept]))
+        self.coming.plan.values.append(MergedValue(key=key, how=how, value=[in_words(shown[n]) for n in kept]))
         self.coming.set(key, lambda: [self.theirs.live(key)[n] for n in kept])
 
     # -- conflicts
@@ -223,11 +223,11 @@ class Merge:
         if said is None:
             self.coming.plan.conflicts.append(self._conflict(key, Side.messages if talk else lambda s: s.shown(key)))
         elif said == OURS:
-            self.coming.plan.values.append(Taken(key=key, how=OURS))
+            self.coming.plan.values.append(MergedValue(key=key, how=OURS))
         elif said == THEIRS:
             self._take_talk(key, THEIRS) if talk else self._take(key, THEIRS)
         elif callable(said):
-            self.coming.plan.values.append(Taken(key=key, how=RESOLVED))
+            self.coming.plan.values.append(MergedValue(key=key, how=RESOLVED))
             self.coming.set(key, lambda: self._asked(key, said, talk))
 
     def _conflict(self, key: str, value: Callable[[Side], Any]) -> Clash:
@@ -253,7 +253,7 @@ def require_whole_talk(key: str, value: Any) -> None:
     """
     if not isinstance(value, list) or not all(isinstance(message, BaseMessage) for message in value):
         raise InvalidInput(f"resolve for {key!r} must return a list of messages.")
-    _, left = whole([from_stored(message) for message in messages_to_dict(value)])
+    _, left = drop_incomplete_batches([from_stored(message) for message in messages_to_dict(value)])
     if left:
         place, why = next(iter(left.items()))
         raise InvalidInput(f"resolve for {key!r} returned a conversation that models reject. Message {place}: {why}.")
@@ -286,7 +286,7 @@ def alone(message: Mapping[str, Any], call_ids: Sequence[str]) -> dict[str, Any]
     }
 
 
-def narrowed(message: BaseMessage, shown: Mapping[str, Any]) -> BaseMessage:
+def with_calls(message: BaseMessage, shown: Mapping[str, Any]) -> BaseMessage:
     """Return a message with only the tool calls of its shown form: itself, or a new message with these calls.
 
     Args:

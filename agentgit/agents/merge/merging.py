@@ -18,8 +18,8 @@ from langgraph.constants import END
 from sqlalchemy import Connection
 
 from agentgit.agents.branch_context import BranchContext
-from agentgit.agents.isolation import by_itself
-from agentgit.agents.merge.cherry_pick import CherryPick, What
+from agentgit.agents.isolation import detached
+from agentgit.agents.merge.cherry_pick import CherryPick, CherryPickSelection
 from agentgit.agents.merge.merge import IncomingChanges, Merge, counted
 from agentgit.agents.merge.side import Bases, Side
 from agentgit.auth.principal import EDITOR
@@ -31,10 +31,10 @@ from agentgit.saver.saver import SQLModelSaver
 from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import note
 from agentgit.store.queries.lookup import CheckpointRef
-from agentgit.store.records.checkpoints import MERGED, Label, named
-from agentgit.store.records.sessions import Found, require_whole
+from agentgit.store.records.checkpoints import MERGED, Label, named_label
+from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback
 from agentgit.store.sql.tables import CHECKPOINT
-from agentgit.store.store import Moment, snapshot_of
+from agentgit.store.store import HeadState, snapshot_of
 from agentgit.store.threads import staging
 from agentgit.store.threads.graph_store import GraphKey, GraphStore
 from agentgit.store.threads.pending_writes import NO_WRITES
@@ -54,18 +54,18 @@ class MergeCommit:
         self.branch = branch
         self.store = branch.store
 
-    def position(self, connection: Connection) -> tuple[Found, Moment]:
+    def position(self, connection: Connection) -> tuple[StoredRow, HeadState]:
         """Return the row of the branch and the state of its head.
 
         Raises:
             Conflict: The branch is running, has moved, or is in the middle of a turn.
         """
         row = self.store.sessions.branch(connection, self.branch.branch_id)
-        require_whole(row)
+        require_no_unfinished_rollback(row)
         if row.status == RUNNING:
             raise Conflict(f"Branch {row.name} is running. Wait for its turn to end, then try again.")
         moment = self.store.moment(connection, row)
-        if moment.latest != self.branch.seen and row.head_id not in self.branch.late:
+        if moment.latest != self.branch.seen and row.head_id not in self.branch.interrupted_heads:
             raise Conflict(
                 f"Branch {row.name} has moved since this agent last saw it. Nothing was changed. Go to its new head "
                 f"with agent = agent.switch({row.name!r}), then try again.",
@@ -105,7 +105,7 @@ class MergeCommit:
     def _write(self, staged: str, place: GraphKey | None, values: Mapping[str, Any]) -> str:
         """Write values to a copy of the branch's head; return the id of the new graph checkpoint."""
         # Separate instances: shared ones may cache deleted threads, or belong to the turn of a calling agent.
-        graphs = GraphStore(self.store.tenant_id, self.store.compression, counts=False)
+        graphs = GraphStore(self.store.tenant_id, self.store.compression, count_usage=False)
         saver = SQLModelSaver(self.store.database, tenant_id=self.store.tenant_id, graphs=graphs, sessions=True)
         saver.channels = self.branch.graph.channels
         if place is not None:
@@ -115,7 +115,7 @@ class MergeCommit:
         )
         graph = self.branch.graph.copy({"checkpointer": saver, "nodes": {**self.branch.graph.nodes, WRITER: writer}})
         config: Any = {"configurable": {"thread_id": staged}}
-        with by_itself():
+        with detached():
             if graph.get_state(config).next:
                 raise Conflict("The branch is in the middle of a turn. First continue with agent.invoke(None).")
             made = graph.update_state(config, values, WRITER)
@@ -152,7 +152,7 @@ class MergeCommit:
             snapshot = replace(snapshot, workspace_snapshot_id=files.id)
         checkpoint_id = self.store.checkpoints.add(connection, row.id, snapshot, label)
         with suppress(Corrupt):  # content too damaged to index must not prevent the merge
-            self.store.texts.follow(connection, row.id)
+            self.store.texts.index_next(connection, row.id)
         note(
             connection,
             self.store.tenant_id,
@@ -169,7 +169,7 @@ class MergeCommit:
 PICKED = "picked"
 """The key in the data of a checkpoint that holds the summary of its cherry-pick."""
 
-TOLD = {MERGED: "merge.done", PICKED: "cherry_pick.done"}
+AUDIT_KINDS = {MERGED: "merge.done", PICKED: "cherry_pick.done"}
 """The kind of event that the audit trail records."""
 
 
@@ -213,9 +213,9 @@ class Merging:
                 coming.plan,
             )
         data = {"checkpoint": theirs.id, **counted(coming.plan)}
-        return self._arrive(coming, name, MERGED, data)
+        return self._commit(coming, name, MERGED, data)
 
-    def _merging(self, source: CheckpointRef, resolve: Resolve) -> tuple[IncomingChanges, Found]:
+    def _merging(self, source: CheckpointRef, resolve: Resolve) -> tuple[IncomingChanges, StoredRow]:
         recover_all_abandoned(self.store, self.branch.session_id)
         with self.branch.reading() as connection:
             here, moment = self._position(connection)
@@ -227,7 +227,7 @@ class Merging:
         coming = IncomingChanges(self._side(here.thread_id, moment.latest), plan, before[0].message_hashes)
         return Merge(before, there, coming, resolve).make(), theirs
 
-    def _bases(self, connection: Connection, here: Found, theirs: Found) -> list[Found]:
+    def _bases(self, connection: Connection, here: StoredRow, theirs: StoredRow) -> list[StoredRow]:
         """Find the merge bases: the newest checkpoints in the history of both sides."""
         if here.head_id is None:
             raise InvalidInput(f"Branch {here.name} has no checkpoint to merge into. agent.checkpoint() creates one.")
@@ -239,7 +239,7 @@ class Merging:
 
     # -- cherry-pick
 
-    def plan_cherry_pick(self, what: What) -> MergePlan:
+    def plan_cherry_pick(self, what: CherryPickSelection) -> MergePlan:
         """Return what a cherry-pick would add.
 
         Raises:
@@ -247,36 +247,36 @@ class Merging:
         """
         return self._picking(what).plan
 
-    def cherry_pick(self, what: What, name: str | None) -> int:
+    def cherry_pick(self, what: CherryPickSelection, name: str | None) -> int:
         """Cherry-pick, and return the id of the new checkpoint, or of the head if there is nothing to add.
 
         Raises:
             NotFound, Ambiguous, InvalidInput, Conflict: As `RollbackAgent.cherry_pick`.
         """
         self.branch.authorize_now(EDITOR)
-        return self._arrive(coming := self._picking(what), name, PICKED, counted(coming.plan))
+        return self._commit(coming := self._picking(what), name, PICKED, counted(coming.plan))
 
-    def _picking(self, what: What) -> IncomingChanges:
+    def _picking(self, what: CherryPickSelection) -> IncomingChanges:
         recover_all_abandoned(self.store, self.branch.session_id)
         with self.branch.reading() as connection:
             here, moment = self._position(connection)
         picked = CherryPick(self.branch).find(what)
         plan = MergePlan(kind="cherry_pick", source=picked.label, into=here.name)
         coming = IncomingChanges(self._side(here.thread_id, moment.latest), plan)
-        picked.come(coming)
+        picked.add_to(coming)
         return coming
 
     # -- shared
 
-    def _position(self, connection: Connection) -> tuple[Found, Moment]:
+    def _position(self, connection: Connection) -> tuple[StoredRow, HeadState]:
         return MergeCommit(self.branch).position(connection)
 
     def _side(self, thread: str, checkpoint_id: str | None) -> Side:
         return Side(self.branch.saver, self.branch.graph, thread, checkpoint_id)
 
-    def _arrive(self, coming: IncomingChanges, name: str | None, how: str, facts: dict[str, Any]) -> int:
+    def _commit(self, coming: IncomingChanges, name: str | None, how: str, facts: dict[str, Any]) -> int:
         branch, plan = self.branch, coming.plan
-        label = named(branch.settings.user_id, name, plan.heading.partition(":")[0], {how: facts})
+        label = named_label(branch.settings.user_id, name, plan.heading.partition(":")[0], {how: facts})
         if not plan.values and not plan.messages:
             if plan.left_out:
                 raise Conflict(f"Nothing of {plan.source} can be added: {plan.left_out[0].why}.")
@@ -284,6 +284,6 @@ class Merging:
                 head = branch.row(connection).head_id
             if head is not None:
                 return int(head)
-        checkpoint_id, made = MergeCommit(branch).publish(coming, label, TOLD[how], facts)
-        branch.seen, branch.late = made, ()
+        checkpoint_id, made = MergeCommit(branch).publish(coming, label, AUDIT_KINDS[how], facts)
+        branch.seen, branch.interrupted_heads = made, ()
         return checkpoint_id

@@ -22,9 +22,9 @@ from agentgit.saver.config import config_of
 from agentgit.saver.saver import SQLModelSaver
 from agentgit.sessions.messages import from_stored
 from agentgit.store.objects.plain_values import show
-from agentgit.store.queries.comparison import Comparing
+from agentgit.store.queries.comparison import CheckpointComparer
 from agentgit.store.records.checkpoints import merged_by
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT, LIST
 from agentgit.store.store import Store
 from agentgit.store.threads.graph_rows import conversation, is_shown
@@ -115,7 +115,7 @@ class Side:
         return channel.get()
 
 
-Behind = dict[int, int]
+Ancestry = dict[int, int]
 """The history of a checkpoint: the id of each branch in it, with the number of the last checkpoint included."""
 
 
@@ -128,9 +128,9 @@ class Bases:
 
     def __init__(self, store: Store) -> None:
         self.checkpoints = store.checkpoints
-        self.comparing = Comparing(store)
+        self.comparing = CheckpointComparer(store)
 
-    def find(self, connection: Connection, ours: Found, theirs: Found) -> list[Found]:
+    def find(self, connection: Connection, ours: StoredRow, theirs: StoredRow) -> list[StoredRow]:
         """Find the newest checkpoints in the history of both, newest first; none if they are of two sessions.
 
         Args:
@@ -147,10 +147,10 @@ class Bases:
         # The first checkpoint of a branch repeats the older one that it was forked from, which is common as well.
         return self._newest(connection, [row for row in rows if row.kind != "branch"] or rows)
 
-    def _newest(self, connection: Connection, rows: Sequence[Found]) -> list[Found]:
+    def _newest(self, connection: Connection, rows: Sequence[StoredRow]) -> list[StoredRow]:
         """Return the checkpoints that are not in the history of another one."""
-        newest: list[Found] = []
-        covered: Behind = {}
+        newest: list[StoredRow] = []
+        covered: Ancestry = {}
         for row in sorted(rows, key=lambda row: -row.id):
             if row.number > covered.get(row.internal_session_id, 0):
                 newest.append(row)
@@ -158,19 +158,19 @@ class Bases:
                     covered[branch] = max(number, covered.get(branch, 0))
         return newest
 
-    def _behind(self, connection: Connection, row: Found) -> Behind:
+    def _behind(self, connection: Connection, row: StoredRow) -> Ancestry:
         """Return the history of a checkpoint: its own path, and everything merged into it."""
-        behind: Behind = {}
+        behind: Ancestry = {}
         todo = [row]
         while todo:
             at = todo.pop()
             for branch, number in self.comparing.ends(connection, at).items():
                 behind[branch] = max(number, behind.get(branch, 0))
-            merged = self._merged(connection, self.comparing.noted(connection, at), at.external_session_id)
+            merged = self._merged(connection, self.comparing.find_with_data(connection, at), at.external_session_id)
             todo += [one for one in merged if one.number > behind.get(one.internal_session_id, 0)]
         return behind
 
-    def _merged(self, connection: Connection, noted: Sequence[Found], session_id: int) -> Sequence[Found]:
+    def _merged(self, connection: Connection, noted: Sequence[StoredRow], session_id: int) -> Sequence[StoredRow]:
         """Read the checkpoints that were merged; those deleted since are ignored."""
         ids = {source for row in noted if (source := merged_by(row.data)) is not None}
         rows = self.checkpoints.find(connection, CHECKPOINT.c.id.in_(ids)) if ids else []

@@ -21,15 +21,15 @@ from sqlalchemy import Connection
 
 from agentgit.agents.turn.calls import AdmittedCall, Attempt, InflightResult, RequestedCall, Slot, Slots, scope_of
 from agentgit.agents.turn.fence_errors import (
+    already_in_effect,
     refusal,
     require_same,
-    standing_already,
     unmatched,
     unreachable,
     unreadable,
 )
 from agentgit.agents.turn.outcome_buffer import Outcomes
-from agentgit.agents.turn.recorded_results import Unreadable, given_back
+from agentgit.agents.turn.recorded_results import Unreadable, rebuild_result
 from agentgit.agents.turn.running_turn import RunningTurn
 from agentgit.effects import ToolInvocation
 from agentgit.effects.effects import COMPENSABLE, IRREVERSIBLE, READ_ONLY
@@ -44,7 +44,7 @@ from agentgit.effects.invocation import (
     STANDING,
     UNKNOWN,
     call_key,
-    key_after,
+    repeat_key,
 )
 from agentgit.effects.registry import Registry
 from agentgit.errors import NotFound
@@ -63,7 +63,7 @@ FENCED = frozenset({COMPENSABLE, IRREVERSIBLE})
 LEFT = STANDING - {FAILED}
 """The statuses in which a call took effect, or may have."""
 
-NOWHERE = frozenset({INTENDED, REVERSING, REVERSE_UNKNOWN})
+UNRESOLVABLE = frozenset({INTENDED, REVERSING, REVERSE_UNKNOWN})
 """The statuses in which a call can be neither answered from the record nor made again."""
 
 
@@ -95,19 +95,19 @@ class CallInterceptor:
         """
         with self._lock:
             slots = self._slots[asked.run, asked.place, asked.call_id, asked.intent.tool_name]
-            slot = slots.take(asked.call_id, asked.same)
+            slot = slots.take(asked.call_id, asked.repeat_hash)
             asked = self._keyed(asked, slot)
-            earlier = self._attempts.get(asked.again)
-            holds = earlier is not None and not earlier.is_over(is_harmless=asked.is_harmless)
+            earlier = self._attempts.get(asked.retry_key)
+            holds = earlier is not None and not earlier.can_repeat(is_harmless=asked.is_harmless)
             scope = scope_of("call", asked.place, slot.name, asked.intent.tool_name)
             if earlier is not None and holds and self._answers(asked, slot, earlier.intent.args):
                 slot.attempt = earlier
                 return AdmittedCall(asked.intent, None, earlier.answer, None, earlier.used, slot.name, scope)
-            attempt = self._attempts[asked.again] = slot.attempt = Attempt(asked.intent)
+            attempt = self._attempts[asked.retry_key] = slot.attempt = Attempt(asked.intent)
             is_known = earlier is not None and not asked.is_harmless
             is_begun = self._is_begun(asked, slots, slot) or is_known
         try:
-            found = self._again(asked, slots, slot) if is_begun else asked
+            found = self._resolve_repeated(asked, slots, slot) if is_begun else asked
             call = found if isinstance(found, AdmittedCall) else self._pass(found)
             return replace(call, attempt=attempt, name=slot.name, scope=scope)
         except BaseException as error:
@@ -127,7 +127,7 @@ class CallInterceptor:
             runs.add(asked.run)
             return not asked.is_harmless and (len(runs) > 1 or not self.turn.given.is_new)
         # Middleware may make a call with other arguments after it has raised.
-        raised = any(other.is_free for other in slots.all if other is not slot)
+        raised = any(other.is_retryable for other in slots.all if other is not slot)
         return not self.turn.given.is_new or (raised and not asked.is_harmless)
 
     # -- calls that may have been made before
@@ -146,7 +146,7 @@ class CallInterceptor:
             return asked.is_reachable
         raise unreachable(asked.intent)
 
-    def _again(self, asked: RequestedCall, slots: Slots, slot: Slot) -> RequestedCall | AdmittedCall:
+    def _resolve_repeated(self, asked: RequestedCall, slots: Slots, slot: Slot) -> RequestedCall | AdmittedCall:
         """Answer a call that was made before, or return it with the idempotency key for a new attempt."""
         made = self._made(asked)
         attempt, key = self._attempt(asked, slot, made)
@@ -154,14 +154,14 @@ class CallInterceptor:
         slot.keys.update({key} if attempt is None else {key, attempt.idempotency_key})
         if attempt is not None and attempt.status == UNKNOWN and self._verified(attempt):
             attempt, key = self._attempt(asked, slot, self._made(asked))
-        if attempt is None or attempt.may_be_repeated or attempt.status not in ANSWERS | NOWHERE | {UNKNOWN}:
+        if attempt is None or attempt.may_be_repeated or attempt.status not in ANSWERS | UNRESOLVABLE | {UNKNOWN}:
             self._require_none_left(asked, slots, made)
             return asked
         if attempt.status in ANSWERS:
             return self._from_record(asked, slot, attempt) or asked
         if slot.name == asked.call_id:
             require_same(asked.intent, attempt.args)
-        if attempt.status in NOWHERE or not asked.is_harmless:
+        if attempt.status in UNRESOLVABLE or not asked.is_harmless:
             raise refusal(attempt, "This turn continues with it, so it was not made again.")
         return asked
 
@@ -172,7 +172,7 @@ class CallInterceptor:
             Fenced: This is not certain, and the earlier call that it may repeat took effect or may have.
         """
         if asked.is_named:
-            raised = {key for slot in slots.all if slot.is_free for key in slot.keys}
+            raised = {key for slot in slots.all if slot.is_retryable for key in slot.keys}
             for call in made:
                 unsure = call.idempotency_key in raised and call.status == UNKNOWN and not call.may_be_repeated
                 if unsure and not self._verified(call):
@@ -187,7 +187,7 @@ class CallInterceptor:
         if not self._answers(asked, slot, attempt.args):
             return None
         try:
-            value = given_back(attempt.result, asked.intent.tool_call_id)
+            value = rebuild_result(attempt.result, asked.intent.tool_call_id)
         except Unreadable as error:
             if asked.is_harmless:
                 return None
@@ -237,7 +237,7 @@ class CallInterceptor:
         if found.status != REVERSED:
             return found, key
         redone = [one for one in self.store.world.redone(connection, found.id) if one.status not in (FAILED, REVERSED)]
-        return (redone[0], key) if redone else self._counting(connection, attempts, key_after(key))
+        return (redone[0], key) if redone else self._counting(connection, attempts, repeat_key(key))
 
     # -- the fence
 
@@ -284,11 +284,13 @@ class CallInterceptor:
 
     def _standing(self, connection: Connection, intent: Intent) -> list[ToolInvocation]:
         """Read the calls with the same identity whose effects are, or may be, in place."""
-        found = self.store.fences.standing(connection, intent.session_id, intent.identity or "")
+        found = self.store.fences.find_identical(connection, intent.session_id, intent.identity or "")
         running = [call for call in found if call.status == INTENDED]
         for call in running:  # its process may have died
             self.store.recover(connection, self.store.sessions.branch(connection, call.internal_session_id))
-        return self.store.fences.standing(connection, intent.session_id, intent.identity or "") if running else found
+        return (
+            self.store.fences.find_identical(connection, intent.session_id, intent.identity or "") if running else found
+        )
 
     def _own(self, connection: Connection, calls: Sequence[ToolInvocation]) -> set[int]:
         """Return the ids of the calls that are on the path of the branch."""
@@ -298,13 +300,13 @@ class CallInterceptor:
     def _replay(self, connection: Connection, asked: RequestedCall, call: ToolInvocation) -> AdmittedCall:
         """Answer a call with the result of an earlier one, and record that as a replay, nested calls included."""
         if self.fence == REFUSE or not asked.is_reachable:
-            raise standing_already(call, is_reachable=asked.is_reachable)
+            raise already_in_effect(call, is_reachable=asked.is_reachable)
         try:
-            value = given_back(call.result, asked.intent.tool_call_id)
+            value = rebuild_result(call.result, asked.intent.tool_call_id)
         except Unreadable as error:
             raise unreadable(call, error) from error
         self.turn.authorize_call(connection, READ_ONLY)
-        inside = self.store.fences.inside(connection, call)
+        inside = self.store.fences.inner_calls(connection, call)
         own = self._own(connection, inside)
         replayed = self._take_over(connection, asked.intent, call)
         for one in inside:
@@ -315,7 +317,7 @@ class CallInterceptor:
                     tool_call_id=None,
                     args=one.args,
                     identity=one.identity,
-                    idempotency_key=key_after(asked.intent.idempotency_key, str(one.id)),
+                    idempotency_key=repeat_key(asked.intent.idempotency_key, str(one.id)),
                 )
                 self._take_over(connection, called, one)
         return AdmittedCall(asked.intent, replayed, InflightResult.of(value))
@@ -337,7 +339,7 @@ class CallInterceptor:
         except NotFound:
             return True  # one is recorded but not available here, so the call stays unknown
 
-    def look(self, call: AdmittedCall) -> None:
+    def verify_call(self, call: AdmittedCall) -> None:
         """Verify a call that raised. If it happened, its result answers the call when the graph makes it again."""
         found = self._invocation(call.id or 0)
         is_sure = self._verified(found)
@@ -345,7 +347,7 @@ class CallInterceptor:
             return
         call.attempt.is_unsure = not is_sure
         if is_sure and (now := self._invocation(found.id)).status == DONE:
-            call.attempt.end(given_back(now.result, call.intent.tool_call_id))
+            call.attempt.end(rebuild_result(now.result, call.intent.tool_call_id))
 
     def _invocation(self, invocation_id: int) -> ToolInvocation:
         with self.store.database.reading() as connection:

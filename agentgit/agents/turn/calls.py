@@ -19,7 +19,7 @@ from uuid import UUID
 
 from langgraph.errors import ParentCommand
 
-from agentgit.agents.turn.fence_errors import broken_off, unswallowed
+from agentgit.agents.turn.fence_errors import aborted_call, as_bubbling
 from agentgit.effects.effects import IDEMPOTENT, READ_ONLY, UNDECLARED, Effect
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS, PUSH, recast_checkpoint_ns
 from agentgit.store.records.journal import Intent
@@ -29,7 +29,7 @@ HARMLESS = frozenset({READ_ONLY, IDEMPOTENT, UNDECLARED})
 
 
 @dataclass(frozen=True)
-class Calling:
+class ExpectedCall:
     """A call that a copy of its tool is about to make; the record can answer it instead.
 
     Args:
@@ -61,7 +61,7 @@ class RequestedCall:
         task: The task of the graph that makes the call.
         place: Where the call is made, the same every time: its AI message, or else the task.
         run: The run of the task or tool that makes the call.
-        same: A hash that the call shares with its repetitions.
+        repeat_hash: A hash that the call shares with its repetitions.
         is_named: True if the call has the same id every time, because an AI message requested it.
         is_in_batch: True if a ToolNode makes the call as part of a batch.
         once: True if the tool takes effect at most once in a session.
@@ -72,7 +72,7 @@ class RequestedCall:
     task: str
     place: str
     run: UUID | None
-    same: str
+    repeat_hash: str
     is_named: bool
     is_in_batch: bool
     once: bool
@@ -84,7 +84,7 @@ class RequestedCall:
         return self.intent.tool_call_id if self.is_named else None
 
     @property
-    def again(self) -> tuple[str, str, int]:
+    def retry_key(self) -> tuple[str, str, int]:
         """The key that stays the same if LangGraph runs the call again in this turn."""
         return self.intent.idempotency_key, self.task, self.intent.batch if self.is_named else 0
 
@@ -103,7 +103,7 @@ class AdmittedCall:
         id: The id of its row; None if the row is not on disk yet.
         answer: The answer that the call gets instead of running its tool; its row, if it has one, is then a replay.
         attempt: The attempt that identifies the call if LangGraph runs it again in this turn.
-        used: For an answered call, the numbers of its task that it used when it ran; see `Interrupts.skip`.
+        used: For an answered call, the numbers of its task that it used when it ran; see `Interrupts.use_numbers`.
         name: A name that distinguishes the call from the others of its place, the same every time.
         scope: The scope of what runs inside the call, the same every time.
     """
@@ -179,7 +179,7 @@ class Scopes:
         above = self.frame(parent)
         self._frames[run_id] = Frame(scope, run_id, above.task if above else "", graphs=graphs)
 
-    def over(self, run_id: UUID) -> None:
+    def end_tool(self, run_id: UUID) -> None:
         """Forget the run of a tool that has ended; its parent stays known for what still runs inside it."""
         self._frames.pop(run_id, None)
 
@@ -262,7 +262,7 @@ class InflightResult:
         """Wait for the result and return it."""
         return self.future.result()
 
-    async def come(self) -> Any:
+    async def await_result(self) -> Any:
         """Wait for the result without blocking the event loop, and return it."""
         return await asyncio.wrap_future(self.future)
 
@@ -282,7 +282,7 @@ class Attempt:
         self.is_unsure = False
         """True if the call raised and its tool could not verify whether it happened anyway."""
         self.used: dict[str, Any] | None = None
-        """The numbers of its task that the call has used; see `Interrupts.skip`."""
+        """The numbers of its task that the call has used; see `Interrupts.use_numbers`."""
 
     @property
     def answer(self) -> InflightResult:
@@ -295,7 +295,7 @@ class Attempt:
         error = self._future.exception() if self._future.done() else None
         return error is not None and not isinstance(error, ParentCommand)  # a tool hands over by this one
 
-    def is_over(self, *, is_harmless: bool) -> bool:
+    def can_repeat(self, *, is_harmless: bool) -> bool:
         """Return whether the call may be made again: it failed, or it was aborted and repeating it does no harm."""
         return self.has_failed and (is_harmless or not self._was_broken_off)
 
@@ -310,7 +310,7 @@ class Attempt:
             return
         self._was_broken_off = not isinstance(error, Exception)
         self._future.set_exception(
-            unswallowed(broken_off(self.intent, invocation_id)) if self._was_broken_off else error
+            as_bubbling(aborted_call(self.intent, invocation_id)) if self._was_broken_off else error
         )
 
 
@@ -331,7 +331,7 @@ class Slot:
     attempt: Attempt | None = None
 
     @property
-    def is_free(self) -> bool:
+    def is_retryable(self) -> bool:
         """True if the next equal call is another attempt at this one."""
         return self.attempt is not None and self.attempt.has_failed
 
@@ -355,7 +355,7 @@ class Slots:
             identity: A value that the call shares with its repetitions.
         """
         equal = [slot for slot in self.all if slot.identity == identity]
-        slot = next((slot for slot in equal if slot.is_free), None)
+        slot = next((slot for slot in equal if slot.is_retryable), None)
         if slot is None:
             slot = Slot(self._name(call_id, identity, len(equal)), identity)
             self.all.append(slot)

@@ -27,7 +27,7 @@ FIRST_STEPS = 3
 """The most iterations of the event loop that a save needs to start."""
 
 
-class Saves:
+class CheckpointTracker:
     """Tracks which graph checkpoints of a turn are saved."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class Saves:
             except Exception as error:
                 raise _unsaved(error) from error
 
-    async def come(self, places: list[GraphKey]) -> None:
+    async def await_saved(self, places: list[GraphKey]) -> None:
         """Wait like `wait`, without blocking the event loop."""
         for place in places:
             try:
@@ -135,7 +135,7 @@ class Saves:
             except Exception as error:
                 raise _unsaved(error) from error
 
-    async def settle(self) -> None:
+    async def wait_pending(self) -> None:
         """Wait until every save that LangGraph is running or about to start has succeeded or failed."""
         for _ in range(FIRST_STEPS):
             await asyncio.sleep(0)
@@ -152,7 +152,7 @@ def _unsaved(error: Exception) -> Unavailable:
     )
 
 
-class Settling(BaseCallbackHandler):
+class SaveBarrier(BaseCallbackHandler):
     """Delays each node of an async turn until the checkpoints before it are saved.
 
     A tool that is called without `await` blocks the event loop, which the save may need.
@@ -164,7 +164,7 @@ class Settling(BaseCallbackHandler):
 
     run_inline = True
 
-    def __init__(self, saves: Saves, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, saves: CheckpointTracker, loop: asyncio.AbstractEventLoop) -> None:
         self._saves = saves
         self._loop = loop
 
@@ -179,4 +179,4 @@ class Settling(BaseCallbackHandler):
     async def on_chain_start(self, *_: Any, **__: Any) -> None:
         """Wait before a node, or anything called in it, starts."""
         if asyncio.get_running_loop() is self._loop:
-            await self._saves.settle()
+            await self._saves.wait_pending()

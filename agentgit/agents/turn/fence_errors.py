@@ -62,7 +62,7 @@ def unmatched(call: ToolInvocation, intent: Intent) -> Fenced:
     )
 
 
-def standing_already(call: ToolInvocation, *, is_reachable: bool) -> Fenced:
+def already_in_effect(call: ToolInvocation, *, is_reachable: bool) -> Fenced:
     """Return the error for a call whose effect is already in place."""
     where = "" if is_reachable else f" {UNREACHABLE}."
     return Fenced(
@@ -81,7 +81,7 @@ def unreadable(call: ToolInvocation, error: Unreadable) -> Fenced:
     )
 
 
-def broken_off(intent: Intent, invocation_id: int | None) -> Fenced:
+def aborted_call(intent: Intent, invocation_id: int | None) -> Fenced:
     """Return the error for a call that was aborted earlier in this turn."""
     return Fenced(
         f"The call {intent.tool_call_id} of {intent.tool_name} (invocation {invocation_id}) was interrupted, and it "
@@ -117,7 +117,7 @@ def refusal(call: ToolInvocation, what: str) -> Fenced:
     return Fenced(f"{call} (invocation {call.id}) is {call.status}. {what} {todo}", invocation=call.id)
 
 
-def unswallowed(error: AgentGitError) -> AgentGitError:
+def as_bubbling(error: AgentGitError) -> AgentGitError:
     """Make an error end the turn, so that a ToolNode does not report a refused call to the model as a failed one.
 
     The error keeps its type and also becomes a `GraphBubbleUp`. LangGraph passes these through all handlers of tool

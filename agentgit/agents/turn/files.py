@@ -11,14 +11,14 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.effects import RollbackPlan
-from agentgit.effects.files import FileChanges, FilesAt, Keeper
+from agentgit.effects.files import FileChanges, SnapshotRef, WorkspaceAdapter
 from agentgit.errors import AgentGitError
 from agentgit.rollback import Planner
 from agentgit.rollback.files import not_done
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.records.workspace_snapshots import files_of
 from agentgit.store.store import Store
-from agentgit.values import shown
+from agentgit.values import escape_path
 
 LOG = logging.getLogger("agentgit")
 
@@ -26,7 +26,7 @@ LOG = logging.getLogger("agentgit")
 class TurnFiles:
     """The workspace files of one turn. Without a workspace the methods do nothing.
 
-    Snapshots are taken while no transaction is open; `see` only records which snapshot a branch has.
+    Snapshots are taken while no transaction is open; `record_snapshot` only records which snapshot a branch has.
 
     Args:
         store: The store that records the snapshots.
@@ -34,13 +34,13 @@ class TurnFiles:
         branch_id: The branch of the turn.
     """
 
-    def __init__(self, store: Store, keeper: Keeper | None, branch_id: int) -> None:
+    def __init__(self, store: Store, keeper: WorkspaceAdapter | None, branch_id: int) -> None:
         self.store = store
         self.keeper = keeper if keeper is not None and keeper.is_automatic else None
         self.branch_id = branch_id
-        self.now: FilesAt | None = None
+        self.now: SnapshotRef | None = None
         """The files at the last snapshot; None if there is no workspace, or if the snapshot failed."""
-        self._after: dict[int, FilesAt | None] = {}
+        self._after: dict[int, SnapshotRef | None] = {}
         self._back: FileChanges | None = None
         self._lock = threading.Lock()
 
@@ -62,16 +62,16 @@ class TurnFiles:
         if files_of(last).is_imported:
             return  # no branch has changed anything here yet
         if own.snapshot not in (last.snapshot, self.now.snapshot):
-            self._back = self._way_back(self.keeper, files_of(own))
+            self._back = self._plan_restore(self.keeper, files_of(own))
 
     @staticmethod
-    def _way_back(keeper: Keeper, at: FilesAt) -> FileChanges:
+    def _plan_restore(keeper: WorkspaceAdapter, at: SnapshotRef) -> FileChanges:
         try:
             return keeper.plan(at)
         except AgentGitError as error:
             return not_done(at, error)
 
-    def divergence(self, connection: Connection, branch: Found, planner: Planner, last: int) -> RollbackPlan | None:
+    def divergence(self, connection: Connection, branch: StoredRow, planner: Planner, last: int) -> RollbackPlan | None:
         """Return the plan that would restore the world of a branch, files included; None if the world is unchanged.
 
         Args:
@@ -91,9 +91,9 @@ class TurnFiles:
     def changes(plan: RollbackPlan) -> list[str]:
         """Describe the files that a plan would restore: at most one text, with up to five paths or the problem."""
         back = plan.files
-        return [] if back is None else [back.problem or ", ".join(shown(c.path) for c in back.changes[:5])]
+        return [] if back is None else [back.problem or ", ".join(escape_path(c.path) for c in back.changes[:5])]
 
-    def see(self, connection: Connection, branch: Found, batch: int | None = None) -> int | None:
+    def record_snapshot(self, connection: Connection, branch: StoredRow, batch: int | None = None) -> int | None:
         """Record which files the branch has, and return the id of the row.
 
         Args:
@@ -102,18 +102,18 @@ class TurnFiles:
             batch: The batch whose snapshot is recorded; None for the last snapshot.
         """
         files = self.now if batch is None else self._after.get(batch, self.now)
-        return None if files is None else self.store.snapshots.see(connection, branch, files)
+        return None if files is None else self.store.snapshots.record(connection, branch, files)
 
-    def before(self, tool_name: str, args: Mapping[str, Any]) -> None:
+    def back_up(self, tool_name: str, args: Mapping[str, Any]) -> None:
         """Back up what a tool call is about to change, so that this call alone can be undone.
 
         Raises:
             AgentGitError: The backup failed; the tool is not run.
         """
         if self.keeper is not None:
-            self.keeper.before(tool_name, args)
+            self.keeper.back_up(tool_name, args)
 
-    def after(self, batch: int) -> None:
+    def snapshot_batch(self, batch: int) -> None:
         """Take a snapshot after the calls of a batch, for a checkpoint that is made before the turn ends."""
         with self._lock:
             self._keep("after a tool")

@@ -7,7 +7,7 @@ took before, in its own order. A new answer goes to the call whose question was 
 again.
 
 A node's own code calls one tool after the other and asks between them. There LangGraph's numbers are right, provided
-that a call answered from the record uses as many of them as it did when it ran: see `Interrupts.skip`.
+that a call answered from the record uses as many of them as it did when it ran: see `Interrupts.use_numbers`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from agentgit.langgraph_internals import (
 )
 from agentgit.saver.codec import Codec
 from agentgit.store.objects.blobs import Leaf
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.store import Store
 from agentgit.store.threads.graph_rows import INTERRUPT, RESUME, GraphKey
 
@@ -160,7 +160,7 @@ class TaskAnswers:
             return answer
 
 
-def passed_on(kwargs: dict[str, Any]) -> dict[str, Any]:
+def with_own_view(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return a tool's arguments with the call's own view in the config, which the tool may pass to a graph.
 
     Args:
@@ -183,7 +183,7 @@ class Interrupts:
         codec: The codec that the saver stores values with.
     """
 
-    def __init__(self, store: Store, branch: Found, codec: Codec) -> None:
+    def __init__(self, store: Store, branch: StoredRow, codec: Codec) -> None:
         self.store = store
         self.branch = branch
         self._codec = codec
@@ -238,7 +238,7 @@ class Interrupts:
         )
         return {**config, "configurable": {**conf, CONFIG_KEY_SCRATCHPAD: view}}
 
-    def skip(self, used: Mapping[str, Any] | None) -> None:
+    def use_numbers(self, used: Mapping[str, Any] | None) -> None:
         """Use up the numbers of a call of a node's own code that is now answered from the record.
 
         Args:
@@ -308,7 +308,7 @@ class Interrupts:
             writes = store.graphs.writes(connection, place)
             held = {write.channel: write.value for write in writes if write.task_id == conf[CONFIG_KEY_TASK_ID]}
             bodies = store.graphs.content.get(connection, [held[RESUME]] if RESUME in held else [])
-            recorded = store.fences.shares(connection, store.parts(connection, self.branch), name)
+            recorded = store.fences.used_answers(connection, store.parts(connection, self.branch), name)
         answers = [answer for body in bodies.values() for answer in self._codec.decode(body)]
         shown, count = held[INTERRUPT].hex() if INTERRUPT in held else None, len(answers)
         shares = {one["call"]: _share(one, count, shown) for one in recorded}

@@ -35,7 +35,7 @@ class TakenOutcomes(NamedTuple):
     write: Callable[[Connection], None]
 
 
-MOST_WAITING = 64
+MAX_BUFFERED = 64
 """The most calls in the buffer; if the process dies, the record loses at most this many calls, all read-only."""
 
 
@@ -56,7 +56,7 @@ class Outcomes:
         """Write the outcome of a call, or buffer it until the next transaction of the turn."""
         with self._lock:
             self._waiting.append((call, outcome))
-            is_due = len(self._waiting) >= MOST_WAITING
+            is_due = len(self._waiting) >= MAX_BUFFERED
         # A checkpoint requested after this check does not matter here: the request writes the buffer itself.
         if is_due or not _may_wait(call, outcome) or self.turn.counts_calls:
             self.write()
@@ -64,7 +64,7 @@ class Outcomes:
     def write(self) -> None:
         """Write the buffered outcomes; if the database is unavailable they stay, at most until the turn ends."""
         try:
-            with self.joined() as taken:
+            with self.draining() as taken:
                 self.store.database.write(taken.write)
         except Unavailable:
             return  # the tool has run, so its caller must not get an error
@@ -76,11 +76,11 @@ class Outcomes:
             taken.write(connection)
             return work(connection)
 
-        with self.joined() as taken:
+        with self.draining() as taken:
             return self.store.database.write(both, durable=True)
 
     @contextmanager
-    def joined(self) -> Iterator[TakenOutcomes]:
+    def draining(self) -> Iterator[TakenOutcomes]:
         """Yield the buffered outcomes, to be written in a transaction of the block; if the block raises they stay."""
         with self._lock:
             taken, self._waiting = self._waiting, []
@@ -99,7 +99,7 @@ class Outcomes:
             if call.id is None:
                 continue
             if call.answer is not None:
-                self.store.fences.withdraw(connection, call.id, outcome.error or outcome.status)
+                self.store.fences.fail_replay(connection, call.id, outcome.error or outcome.status)
             else:
                 self.store.journal.end(connection, call.id, outcome)
 

@@ -15,7 +15,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.errors import ParentCommand
 from langgraph.types import Command
 
-from agentgit.effects.results import PACKED
+from agentgit.effects.results import SERIALIZED_KEY
 from agentgit.langgraph_internals import SAFE_MSGPACK_TYPES
 from agentgit.saver.leaf_codec import type_names
 from agentgit.store.objects.plain_values import MSGPACK
@@ -42,13 +42,13 @@ def as_recorded(value: Any) -> Any:
         ['agentgit_packed', 'goto', 'graph', 'resume', 'update']
     """
     if isinstance(value, list) and any(isinstance(one, (Command, ToolMessage)) for one in value):
-        return {"returned": portable(value), PACKED: _packed(value)}
+        return {"returned": portable(value), SERIALIZED_KEY: _packed(value)}
     if isinstance(value, (Command, ToolMessage)):
-        return {**portable(value), PACKED: _packed(value)}
+        return {**portable(value), SERIALIZED_KEY: _packed(value)}
     return portable(value)
 
 
-def handed_over(error: ParentCommand) -> Any:
+def handover_record(error: ParentCommand) -> Any:
     """Return the form in which the journal stores that a tool handed over to the graph that called it.
 
     The content of the command is kept, but it cannot be returned again: it was raised, and for that run only.
@@ -56,10 +56,10 @@ def handed_over(error: ParentCommand) -> Any:
     Args:
         error: Holds the command. Its target graph is left out, because the graph has another name in each run.
     """
-    return {**portable(replace(error.args[0], graph=None)), PACKED: None}
+    return {**portable(replace(error.args[0], graph=None)), SERIALIZED_KEY: None}
 
 
-def given_back(result: Any, tool_call_id: str | None) -> Any:
+def rebuild_result(result: Any, tool_call_id: str | None) -> Any:
     """Rebuild what a tool returned, as the answer to one call.
 
     Args:
@@ -69,9 +69,9 @@ def given_back(result: Any, tool_call_id: str | None) -> Any:
     Raises:
         Unreadable: It held objects that cannot be rebuilt from the record.
     """
-    if not isinstance(result, dict) or PACKED not in result:
+    if not isinstance(result, dict) or SERIALIZED_KEY not in result:
         return result
-    packed = result[PACKED]
+    packed = result[SERIALIZED_KEY]
     if packed is None:
         raise Unreadable("it returned objects that cannot be rebuilt from the record")
     return _answering(_SERDE.loads_typed((MSGPACK, base64.b64decode(packed))), tool_call_id)

@@ -23,21 +23,21 @@ from langchain_core.tools import BaseTool, ToolException
 from langgraph.errors import GraphBubbleUp, ParentCommand
 
 from agentgit.agents.turn.call_interceptor import CallInterceptor
-from agentgit.agents.turn.calls import AdmittedCall, Calling, InflightResult, RequestedCall, Scopes, scope_of
-from agentgit.agents.turn.fence_errors import unswallowed
+from agentgit.agents.turn.calls import AdmittedCall, ExpectedCall, InflightResult, RequestedCall, Scopes, scope_of
+from agentgit.agents.turn.fence_errors import as_bubbling
 from agentgit.agents.turn.interrupts import Interrupts, is_in_batch
 from agentgit.agents.turn.outcome_buffer import Outcomes
-from agentgit.agents.turn.recorded_results import as_recorded, handed_over, value_of
+from agentgit.agents.turn.recorded_results import as_recorded, handover_record, value_of
 from agentgit.agents.turn.running_turn import RunningTurn
-from agentgit.effects.declarations import recorded
+from agentgit.effects.declarations import record_fields
 from agentgit.effects.effects import READ_ONLY, Effect, declared_by_name, declared_on
-from agentgit.effects.invocation import DONE, FAILED, PAUSED, UNKNOWN, identity, running
-from agentgit.effects.results import Body
+from agentgit.effects.invocation import DONE, FAILED, PAUSED, UNKNOWN, idempotency_key_set, identity
+from agentgit.effects.results import FunctionRun
 from agentgit.errors import AgentGitError
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
 from agentgit.store.records.journal import CallOutcome, Intent
-from agentgit.tracing import NOTHING, Traced, tool_span
-from agentgit.values import portable, told
+from agentgit.tracing import NO_SPAN, TracedSpan, tool_span
+from agentgit.values import describe_error, portable
 
 
 class Recorder(BaseCallbackHandler):
@@ -68,16 +68,16 @@ class Recorder(BaseCallbackHandler):
         self._numbers = itertools.count(batch)
         self.acted: list[str] = []
         """The idempotency keys of this turn's calls that are not read-only, answered from the record or not."""
-        self._bodies: dict[UUID, Body] = {}
+        self._bodies: dict[UUID, FunctionRun] = {}
         self.scopes = Scopes(turn.saves.graphs_of)
         self._running: dict[UUID, AdmittedCall] = {}
-        self._expected: dict[UUID, Calling] = {}
+        self._expected: dict[UUID, ExpectedCall] = {}
         self._beside: set[UUID] = set()
         self._returned: dict[UUID, Any] = {}
         self._unrecorded: dict[UUID, int] = {}
         self._places: dict[str, tuple[str, int]] = {}  # tool call id -> its AI message, its index there
         self._batches: dict[str, int] = {}  # AI message -> its batch
-        self._spans: dict[UUID, Traced] = {}
+        self._spans: dict[UUID, TracedSpan] = {}
         self._shown: dict[UUID, tuple[str, list[Any]]] = {}  # run -> its task, the conversation that it received
         if unfinished is not None:
             name, batch_of_it, calls = unfinished
@@ -146,9 +146,9 @@ class Recorder(BaseCallbackHandler):
         effect = self._effect_of(tool.name, tool.metadata, declared_on(tool)) if is_recorded else None
         acts = effect is not None and effect.kind != READ_ONLY
         task = str(conf.get(CONFIG_KEY_CHECKPOINT_NS) or "")
-        self._expected[run_id] = Calling(parent, conf, effect, acts, is_in_batch(task))
+        self._expected[run_id] = ExpectedCall(parent, conf, effect, acts, is_in_batch(task))
 
-    def saved(self, run_id: UUID) -> None:
+    def wait_for_saves(self, run_id: UUID) -> None:
         """Wait until the graph checkpoints before an expected call are saved, if the call acts on the world.
 
         Raises:
@@ -159,12 +159,12 @@ class Recorder(BaseCallbackHandler):
             with self._refusing(run_id):
                 self.turn.saves.wait(self.turn.saves.needed(calling.conf))
 
-    async def asaved(self, run_id: UUID) -> None:
-        """Wait like `saved`, without blocking the event loop."""
+    async def await_saves(self, run_id: UUID) -> None:
+        """Wait like `wait_for_saves`, without blocking the event loop."""
         calling = self._expected[run_id]
         if calling.acts:
             with self._refusing(run_id):
-                await self.turn.saves.come(self.turn.saves.needed(calling.conf))
+                await self.turn.saves.await_saved(self.turn.saves.needed(calling.conf))
 
     @contextmanager
     def _refusing(self, run_id: UUID) -> Iterator[None]:
@@ -172,7 +172,7 @@ class Recorder(BaseCallbackHandler):
             yield
         except AgentGitError as error:
             del self._expected[run_id]
-            raise unswallowed(error) from error.__cause__
+            raise as_bubbling(error) from error.__cause__
 
     def on_tool_start(
         self,
@@ -191,7 +191,7 @@ class Recorder(BaseCallbackHandler):
         parent, task = (calling.parent, calling.task) if calling else (parent_run_id, _task_of(metadata))
         self.scopes.begin(run_id, parent, None)
         with self._lock:
-            batch, index = self._place(tool_call_id, run_id, self._above(parent))
+            batch, index = self._place(tool_call_id, run_id, self._enclosing_call(parent))
         if name in self.unrecorded:
             self._unrecorded[run_id] = batch
             return
@@ -201,7 +201,7 @@ class Recorder(BaseCallbackHandler):
         asking, scope = self._asking(tool_call_id, parent, task), frame.scope if frame else scope_of(task)
         is_beside = calling is not None and calling.is_in_batch
         is_named = tool_call_id is not None and (asking is not None or is_beside)
-        form = self.effects.in_one_form(name, args)
+        form = self.effects.normalize(name, args)
         intent = Intent(
             session_id=self.branch.external_session_id,
             branch_id=self.branch.id,
@@ -214,7 +214,7 @@ class Recorder(BaseCallbackHandler):
             owner=self.owner,
             started_at=datetime.now(UTC),
             task=None if is_named else scope,
-            **recorded(effect, name, form, is_named=inputs is not None),
+            **record_fields(effect, name, form, is_named=inputs is not None),
         )
         counted = effect.identity_args if effect is not None and inputs is not None else None
         asked = RequestedCall(
@@ -222,7 +222,7 @@ class Recorder(BaseCallbackHandler):
             task,
             place=(asking or task) if is_named else scope,
             run=frame.run_id if frame else None,
-            same=identity(name, form, counted),
+            repeat_hash=identity(name, form, counted),
             is_named=is_named,
             is_in_batch=is_beside,
             once=effect is not None and effect.once,
@@ -240,15 +240,15 @@ class Recorder(BaseCallbackHandler):
                 self._beside.add(run_id)
             if call.answer is None and intent.effect != READ_ONLY:
                 self._keep_files(run_id, name, args)
-            self._bodies[run_id] = Body(effect, is_seen=asked.is_reachable, has_begun=not asked.is_reachable)
+            self._bodies[run_id] = FunctionRun(effect, is_seen=asked.is_reachable, has_begun=not asked.is_reachable)
         except AgentGitError as error:
-            self._spans.pop(run_id, NOTHING).end(error)
-            raise unswallowed(error) from error.__cause__
+            self._spans.pop(run_id, NO_SPAN).end(error)
+            raise as_bubbling(error) from error.__cause__
 
     def _keep_files(self, run_id: UUID, name: str, args: Mapping[str, Any]) -> None:
         """Back up what a call is about to change; if that fails, the tool does not run."""
         try:
-            self.turn.files.before(name, args)
+            self.turn.files.back_up(name, args)
         except AgentGitError as error:
             self._failed(run_id, error, f"its tool was not run: {error}")
             raise
@@ -288,7 +288,7 @@ class Recorder(BaseCallbackHandler):
             self._batches[message] = next(self._numbers)
         return self._batches[message], index
 
-    def _above(self, run_id: UUID | None) -> Intent | None:
+    def _enclosing_call(self, run_id: UUID | None) -> Intent | None:
         """Return the tool call that contains a run; None if there is none."""
         while run_id is not None:
             if run_id in self._running:
@@ -301,25 +301,25 @@ class Recorder(BaseCallbackHandler):
         call = self._running.get(run_id)
         if call is None or call.answer is None:
             return None
-        self.interrupts.skip(call.used)
+        self.interrupts.use_numbers(call.used)
         return call.answer
 
     @contextmanager
-    def known(self, run_id: UUID) -> Iterator[None]:
+    def call_context(self, run_id: UUID) -> Iterator[None]:
         """Set the idempotency key, answers and span of a call for the code in the block."""
         if run_id not in self._running:  # a tool of agentgit itself
             yield
             return
         call = self._running[run_id]
         with (
-            running(call.intent.idempotency_key),
+            idempotency_key_set(call.intent.idempotency_key),
             self.interrupts.asking(run_id, call.name, call.intent.batch_index if run_id in self._beside else None),
-            self._spans.get(run_id, NOTHING).current(),
+            self._spans.get(run_id, NO_SPAN).current(),
             self._bodies[run_id].running(),
         ):
             yield
 
-    def returned(self, run_id: UUID, value: Any) -> None:
+    def record_result(self, run_id: UUID, value: Any) -> None:
         """Record what a tool returned, before LangChain turns it into the text of a message."""
         if run_id in self._running:
             self._returned[run_id] = value
@@ -345,7 +345,7 @@ class Recorder(BaseCallbackHandler):
         if isinstance(error, Exception) and (isinstance(error, AgentGitError) or not isinstance(error, GraphBubbleUp)):
             if (body := self._bodies.get(run_id)) is not None and not body.is_seen:
                 body.raised(error, has_begun=True)
-            self._failed(run_id, error, told(error))
+            self._failed(run_id, error, describe_error(error))
             return
         call, paused = self._running.get(run_id), isinstance(error, GraphBubbleUp)
         try:
@@ -362,13 +362,13 @@ class Recorder(BaseCallbackHandler):
         """Record a call that ended with a command for the calling graph: it is done and is not made again."""
         call = self._running.get(run_id)
         try:
-            self._end(run_id, CallOutcome(status=DONE, result=handed_over(error), ended_at=datetime.now(UTC)))
+            self._end(run_id, CallOutcome(status=DONE, result=handover_record(error), ended_at=datetime.now(UTC)))
         finally:
             self._over(call, error)
 
     def _failed(self, run_id: UUID, error: Exception, text: str) -> None:
         """Record a call that raised; if it may have acted, the tool's `verify` function is asked."""
-        self._spans.get(run_id, NOTHING).fail(type(error).__name__)
+        self._spans.get(run_id, NO_SPAN).fail(type(error).__name__)
         call = self._running.get(run_id)
         try:
             is_open = call is not None and self._may_have_acted(run_id, call)
@@ -376,7 +376,7 @@ class Recorder(BaseCallbackHandler):
                 run_id, CallOutcome(status=UNKNOWN if is_open else FAILED, error=text, ended_at=datetime.now(UTC))
             )
             if call is not None and is_open:
-                self.interceptor.look(call)
+                self.interceptor.verify_call(call)
         finally:
             self._over(call, error)
 
@@ -385,11 +385,11 @@ class Recorder(BaseCallbackHandler):
         body = self._bodies.get(run_id)
         if body is None:  # its tool was never called
             return False
-        return body.may_have_acted and (body.matters or self.interceptor.can_look(call))
+        return body.may_have_acted and (body.needs_outcome or self.interceptor.can_look(call))
 
     def cancelled(self, run_id: UUID, error: BaseException) -> None:
         """Handle a cancelled call, which LangChain does not report; the end of the turn writes it to the journal."""
-        self._spans.pop(run_id, NOTHING).end(error)
+        self._spans.pop(run_id, NO_SPAN).end(error)
         self._over(self._running.get(run_id), error)
 
     def _over(self, call: AdmittedCall | None, error: BaseException) -> None:
@@ -401,7 +401,7 @@ class Recorder(BaseCallbackHandler):
         answers = self.interrupts.end(run_id, error)
         if answers is not None:
             outcome = replace(outcome, answers=answers)
-        self.scopes.over(run_id)
+        self.scopes.end_tool(run_id)
         self._returned.pop(run_id, None)
         self._bodies.pop(run_id, None)
         self._beside.discard(run_id)
@@ -415,10 +415,10 @@ class Recorder(BaseCallbackHandler):
         if call is not None and (call.answer is None or (outcome.status != DONE and call.id is not None)):
             self.outcomes.add(call, outcome)
         if batch is not None and all(other.intent.batch != batch for other in list(self._running.values())):
-            self.turn.ended(batch)
+            self.turn.on_batch_ended(batch)
 
     def _end_span(self, run_id: UUID, call: AdmittedCall, outcome: CallOutcome) -> None:
-        traced = self._spans.pop(run_id, NOTHING)
+        traced = self._spans.pop(run_id, NO_SPAN)
         traced.set(agentgit_call_status=outcome.status, agentgit_call_answered=call.answer is not None)
         traced.end()
 

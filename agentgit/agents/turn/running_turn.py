@@ -8,23 +8,23 @@ from typing import Any, Protocol
 from sqlalchemy import Connection
 
 from agentgit.agents.branch_context import BranchContext
-from agentgit.agents.inputs import Given
-from agentgit.agents.turn.checkpoint_buffer import Saves
+from agentgit.agents.inputs import TurnInput
+from agentgit.agents.turn.checkpoint_buffer import CheckpointTracker
 from agentgit.agents.turn.files import TurnFiles
 from agentgit.store.records.checkpoints import Label
-from agentgit.store.records.sessions import Found
-from agentgit.tracing import Traced
+from agentgit.store.records.sessions import StoredRow
+from agentgit.tracing import TracedSpan
 
 
 class RunningTurn(Protocol):
     """A running turn as its recorder and its interceptor see it; `RecordedTurn` is what a saver sees."""
 
     context: BranchContext
-    given: Given
-    span: Traced
-    branch: Found
+    given: TurnInput
+    span: TracedSpan
+    branch: StoredRow
     files: TurnFiles
-    saves: Saves
+    saves: CheckpointTracker
     afterwards: Callable[[], Any] | None
 
     @property
@@ -37,8 +37,8 @@ class RunningTurn(Protocol):
     def holds(self, connection: Connection) -> bool:
         """Return whether this turn still holds its branch."""
 
-    def want(self, batch: int, label: Label) -> None:
+    def request_checkpoint(self, batch: int, label: Label) -> None:
         """Register a checkpoint that a tool requested."""
 
-    def ended(self, batch: int) -> None:
+    def on_batch_ended(self, batch: int) -> None:
         """Handle the end of a call when no other call of its batch is running."""

@@ -20,7 +20,7 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import BaseTool
 from langchain_core.utils.uuid import uuid7
 
-from agentgit.agents.turn.interrupts import passed_on
+from agentgit.agents.turn.interrupts import with_own_view
 from agentgit.agents.turn.recorder import Recorder
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
 
@@ -60,8 +60,8 @@ def _run(plain: Callable[..., Any]) -> Callable[..., Any]:
         made = _made(self, args, options)
         if made is None:
             return plain(self, tool_input, *args, **options)
-        made.recorder.saved(made.run_id)
-        return plain(_gated(self, made.recorder, made.run_id), tool_input, **made.options)
+        made.recorder.wait_for_saves(made.run_id)
+        return plain(_intercepted_copy(self, made.recorder, made.run_id), tool_input, **made.options)
 
     return run
 
@@ -72,8 +72,8 @@ def _arun(plain: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]
         made = _made(self, args, options)
         if made is None:
             return await plain(self, tool_input, *args, **options)
-        await made.recorder.asaved(made.run_id)
-        return await plain(_gated(self, made.recorder, made.run_id), tool_input, **made.options)
+        await made.recorder.await_saves(made.run_id)
+        return await plain(_intercepted_copy(self, made.recorder, made.run_id), tool_input, **made.options)
 
     return arun
 
@@ -127,7 +127,7 @@ def clone_of(tool: BaseTool, run: Callable[..., Any], arun: Callable[..., Awaita
     return clone
 
 
-def telling(tool: BaseTool, tell: Callable[[Any], None]) -> BaseTool:
+def reporting_copy(tool: BaseTool, tell: Callable[[Any], None]) -> BaseTool:
     """Copy a tool so that the copy reports each return value before it is turned into a message.
 
     Args:
@@ -148,27 +148,27 @@ def telling(tool: BaseTool, tell: Callable[[Any], None]) -> BaseTool:
     return clone_of(tool, run, arun)
 
 
-def _gated(tool: BaseTool, recorder: Recorder, run_id: UUID) -> BaseTool:
+def _intercepted_copy(tool: BaseTool, recorder: Recorder, run_id: UUID) -> BaseTool:
     """Copy a tool for one call; the copy returns an answer from the recorder, or else runs and reports its result."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if (answer := recorder.answer(run_id)) is not None:
             return _as_returned(tool, answer.wait())
-        with recorder.known(run_id):
-            value = tool._run(*args, **passed_on(kwargs))
-        recorder.returned(run_id, value)
+        with recorder.call_context(run_id):
+            value = tool._run(*args, **with_own_view(kwargs))
+        recorder.record_result(run_id, value)
         return value
 
     async def arun(*args: Any, **kwargs: Any) -> Any:
         if (answer := recorder.answer(run_id)) is not None:
-            return _as_returned(tool, await answer.come())
+            return _as_returned(tool, await answer.await_result())
         try:
-            with recorder.known(run_id):
-                value = await tool._arun(*args, **passed_on(kwargs))
+            with recorder.call_context(run_id):
+                value = await tool._arun(*args, **with_own_view(kwargs))
         except asyncio.CancelledError as error:
             recorder.cancelled(run_id, error)
             raise
-        recorder.returned(run_id, value)
+        recorder.record_result(run_id, value)
         return value
 
     return clone_of(tool, run, arun)

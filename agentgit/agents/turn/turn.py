@@ -17,8 +17,8 @@ from sqlalchemy import Connection
 
 from agentgit.agents import inputs
 from agentgit.agents.branch_context import BranchContext
-from agentgit.agents.inputs import Given
-from agentgit.agents.turn.checkpoint_buffer import Saves
+from agentgit.agents.inputs import TurnInput
+from agentgit.agents.turn.checkpoint_buffer import CheckpointTracker
 from agentgit.agents.turn.files import TurnFiles
 from agentgit.agents.turn.recorder import Recorder, name_of
 from agentgit.effects.effects import READ_ONLY, UNDECLARED
@@ -26,23 +26,23 @@ from agentgit.effects.plan import KEEP
 from agentgit.errors import Conflict, Corrupt, WorldDiverged
 from agentgit.rollback import notes
 from agentgit.rollback.crash_recovery import recover_abandoned
-from agentgit.saver.recorded_turn import NOTHING_ELSE, After, Beside
+from agentgit.saver.recorded_turn import NOTHING_ELSE, After, PutHook
 from agentgit.sessions.messages import text_of
 from agentgit.store.audit.trail import note, prefetch_notes
 from agentgit.store.maintenance import retention
 from agentgit.store.records.checkpoints import Label, Snapshot
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import CHECKPOINT
-from agentgit.store.store import Moment, snapshot_of
+from agentgit.store.store import HeadState, snapshot_of
 from agentgit.store.threads.append_if_head import BranchHold
 from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.store.threads.pending_writes import NO_WRITES
-from agentgit.tracing import NOTHING, Traced
+from agentgit.tracing import NO_SPAN, TracedSpan
 from agentgit.values import as_object
 
 
-class _Begun(NamedTuple):
+class _TurnStart(NamedTuple):
     """The results of the transaction that begins a turn; an attempt that is rolled back leaves nothing behind.
 
     Args:
@@ -53,14 +53,14 @@ class _Begun(NamedTuple):
         unfinished: The batch that the turn continues, as `Recorder` takes it.
     """
 
-    branch: Found
-    given: Given
+    branch: StoredRow
+    given: TurnInput
     owner_id: int
     batch: int
     unfinished: tuple[str, int, list[str]] | None
 
 
-class _Ended(NamedTuple):
+class _TurnEnd(NamedTuple):
     """The results of the transaction that ends a turn.
 
     Args:
@@ -87,9 +87,9 @@ class Turn:
     """
 
     context: BranchContext
-    given: Given
-    span: Traced = NOTHING
-    wanted: list[tuple[int, Label]] = field(default_factory=list)
+    given: TurnInput
+    span: TracedSpan = NO_SPAN
+    requested_checkpoints: list[tuple[int, Label]] = field(default_factory=list)
     """Checkpoints that tools requested, each with the batch of its call; they are made when that batch is complete."""
     afterwards: Callable[[], Any] | None = None
     """A function that a tool requested to be called after the turn."""
@@ -98,13 +98,13 @@ class Turn:
     """The automatic checkpoint of each finished batch."""
 
     branch_id: int = field(init=False)
-    branch: Found = field(init=False)
+    branch: StoredRow = field(init=False)
     head_id: int | None = field(init=False)
     """The branch's head at the end of the turn, if the turn did not complete."""
-    settled: bool = field(init=False)
+    is_settled: bool = field(init=False)
     recorder: Recorder = field(init=False)
     files: TurnFiles = field(init=False)
-    saves: Saves = field(default_factory=Saves)
+    saves: CheckpointTracker = field(default_factory=CheckpointTracker)
 
     # -- beginning and end
 
@@ -118,7 +118,7 @@ class Turn:
         self._held = ExitStack()
         owner = self._held.enter_context(self.context.store.at_work())
         try:
-            self.files = TurnFiles(self.context.store, self.context.settings.keeper, self.branch_id)
+            self.files = TurnFiles(self.context.store, self.context.settings.workspace, self.branch_id)
             self.files.begin(self.given.title)
             # Need not be durable: the first intent of the turn is, and takes everything written before it to disk.
             begun = self.context.store.database.write(lambda connection: self._begin(connection, owner), carried=True)
@@ -130,30 +130,30 @@ class Turn:
             self._held.close()
             raise
 
-    def _begin(self, connection: Connection, owner: str) -> _Begun:
+    def _begin(self, connection: Connection, owner: str) -> _TurnStart:
         store, session_id = self.context.store, self.context.session_id
         self.context.authorize(connection)
         store.sessions.lock(connection, session_id)
         going_on = recover_abandoned(store, connection, session_id)
-        look = store.looking(connection, self.branch_id, self.context.thread_id)
+        look = store.request_position(connection, self.branch_id, self.context.thread_id)
         # Asked before the world is checked: entries that another turn adds in between have not been seen.
-        last = store.world.lasting(connection, session_id)
+        last = store.world.request_last_seq(connection, session_id)
         self._prefetch(connection)
         branch = store.sessions.acquire(connection, self.branch_id, owner)
         if going_on:
             raise Conflict("A rollback is in progress in this session. Wait until it ends; then run this turn again.")
         moment = look(branch)
-        if moment.latest != self.context.seen and branch.head_id not in self.context.late:
+        if moment.latest != self.context.seen and branch.head_id not in self.context.interrupted_heads:
             raise Conflict(
                 f"Branch {branch.name} has moved since this agent last saw it. Nothing was run. Continue from its "
                 f"new head with agent = agent.switch({branch.name!r}), or branch off with agent.fork().",
                 head=branch.head_id,
             )
-        self._see(connection, branch, last())
-        self.files.see(connection, branch)
-        begun = _Begun(
+        self._require_world_unchanged(connection, branch, last())
+        self.files.record_snapshot(connection, branch)
+        begun = _TurnStart(
             branch,
-            self._noted(connection, branch),
+            self._input_with_note(connection, branch),
             self.context.owner(connection),
             moment.batch,
             self._unfinished(connection, branch, moment),
@@ -168,7 +168,7 @@ class Turn:
         self.context.store.checkpoints.prefetch(connection, self.branch_id)
         prefetch_notes(connection, self.context.store.tenant_id, self.branch_id)
 
-    def _see(self, connection: Connection, branch: Found, last: int) -> None:
+    def _require_world_unchanged(self, connection: Connection, branch: StoredRow, last: int) -> None:
         """Check that the outside world is as this branch left it.
 
         Args:
@@ -188,15 +188,15 @@ class Turn:
                 "sync='note', or continue anyway with sync='ignore'.",
                 plan,
             )
-        self.context.store.sessions.see(connection, branch, last)
+        self.context.store.sessions.set_world_seen(connection, branch, last)
 
-    def _noted(self, connection: Connection, branch: Found) -> Given:
+    def _input_with_note(self, connection: Connection, branch: StoredRow) -> TurnInput:
         """Return the input, preceded by the note about the world that a switch left for the model."""
         note = notes.note_of(as_object(branch.meta))
-        noted = inputs.noted(self.given, note) if note else None
+        noted = inputs.with_note(self.given, note) if note else None
         if noted is None:
             return self.given
-        self.context.store.sessions.note(connection, self.branch_id, notes.TOLD)
+        self.context.store.sessions.note(connection, self.branch_id, notes.DELIVERED)
         return noted
 
     def authorize_call(self, connection: Connection, effect: str) -> None:
@@ -211,16 +211,18 @@ class Turn:
             WorldDiverged: Another branch has changed the world during this turn.
         """
         store = self.context.store
-        store.sessions.hold(connection, self.branch)
+        store.sessions.require_held(connection, self.branch)
         if effect not in (READ_ONLY, UNDECLARED):
-            last = store.world.lasting(connection, self.branch.external_session_id)
-            self._see(connection, store.sessions.branch(connection, self.branch_id), last())
+            last = store.world.request_last_seq(connection, self.branch.external_session_id)
+            self._require_world_unchanged(connection, store.sessions.branch(connection, self.branch_id), last())
 
     def holds(self, connection: Connection) -> bool:
         """Return whether this turn still holds its branch."""
-        return self.context.store.sessions.holds(connection, self.branch)
+        return self.context.store.sessions.is_held(connection, self.branch)
 
-    def _unfinished(self, connection: Connection, branch: Found, moment: Moment) -> tuple[str, int, list[str]] | None:
+    def _unfinished(
+        self, connection: Connection, branch: StoredRow, moment: HeadState
+    ) -> tuple[str, int, list[str]] | None:
         """Return the batch that this turn continues, in which calls that run again stay; None if there is none."""
         if self.given.is_new or not moment.waiting:
             return None
@@ -244,31 +246,31 @@ class Turn:
             except Conflict:  # another run has taken over the branch; what this one did is still recorded
                 outcomes.write()
                 raise
-            self.settled, self.head_id = ended.settled, ended.head_id
+            self.is_settled, self.head_id = ended.settled, ended.head_id
             if ended.thinned:
                 self.context.context.engine().files.release()
             return ended.latest
 
-    def _end(self, connection: Connection, completed: bool) -> _Ended:
+    def _end(self, connection: Connection, completed: bool) -> _TurnEnd:
         store, sessions, owner = self.context.store, self.context.store.sessions, self.recorder.owner
-        touched = sessions.touching(connection, self.branch.external_session_id)
-        held = sessions.holding(connection, self.branch)
-        abandon = store.journal.abandoning(connection, self.branch_id, owner)
-        look = store.looking(connection, self.branch_id, self.branch.thread_id)
+        touched = sessions.queue_touch(connection, self.branch.external_session_id)
+        held = sessions.query_hold(connection, self.branch)
+        abandon = store.journal.query_abandoned(connection, self.branch_id, owner)
+        look = store.request_position(connection, self.branch_id, self.branch.thread_id)
         self._prefetch(connection)
         held()
         abandon()
         moment = look(self.branch)
-        self.files.see(connection, self.branch)
+        self.files.record_snapshot(connection, self.branch)
         if moment.settled:
             self._make_wanted(connection, moment.snapshot, until=None)
             if completed and self._is_due(connection):
                 title = inputs.first_line(text_of(moment.last[0])) if moment.last else None
                 self._add(connection, self.branch, moment.snapshot, self._label("after", title))
         with suppress(Corrupt):  # damaged data must not make a finished turn fail
-            store.texts.follow(connection, self.branch_id)
+            store.texts.index_next(connection, self.branch_id)
         head_id = None if completed else sessions.branch(connection, self.branch_id).head_id
-        thinned = retention.automatic(connection, store, self.branch.external_session_id, touched())
+        thinned = retention.apply_if_due(connection, store, self.branch.external_session_id, touched())
         sessions.release(connection, self.branch_id, owner)
         how = "done" if completed and moment.settled else "waiting" if completed else "failed"
         note(
@@ -278,7 +280,7 @@ class Turn:
             branch_id=self.branch_id,
             user_id=self.context.settings.user_id,
         )
-        return _Ended(moment.latest, moment.settled, head_id, thinned)
+        return _TurnEnd(moment.latest, moment.settled, head_id, thinned)
 
     def _is_due(self, connection: Connection) -> bool:
         every = self.context.settings.auto.turns
@@ -296,14 +298,14 @@ class Turn:
     @property
     def counts_calls(self) -> bool:
         """True if a checkpoint, which records the number of calls so far, may be made before the turn ends."""
-        return bool(self.wanted) or self.context.settings.auto.calls > 0
+        return bool(self.requested_checkpoints) or self.context.settings.auto.calls > 0
 
     @contextmanager
-    def on_put(self, place: GraphKey) -> Iterator[Beside]:
+    def on_put(self, place: GraphKey) -> Iterator[PutHook]:
         """Write the buffered outcomes, then the due checkpoints, in the transaction in which the saver saves a step."""
 
         def before(connection: Connection) -> After:
-            held = self.context.store.sessions.holding(connection, self.branch)
+            held = self.context.store.sessions.query_hold(connection, self.branch)
             return lambda: due(connection, held)
 
         def due(connection: Connection, held: After) -> None:
@@ -318,8 +320,8 @@ class Turn:
             return
         makes = self.counts_calls and not place.ns
         fence = BranchHold(self.branch.id, self.branch.epoch, self.branch.owner)
-        with self.saves.saving(place), self.recorder.outcomes.joined() as taken:
-            yield Beside(before, is_alone=not (taken.number or makes), fence=fence)
+        with self.saves.saving(place), self.recorder.outcomes.draining() as taken:
+            yield PutHook(before, is_alone=not (taken.number or makes), fence=fence)
 
     def on_read(self, thread: str, ns: str, found: GraphKey | None) -> None:
         """Record which checkpoint the graph read, so that a call can wait until the checkpoints before it are saved."""
@@ -340,20 +342,20 @@ class Turn:
             label = self._batches.setdefault(batch, replace(self._label("tools", None), id=new_id()))
             self._make(connection, snapshot, label, batch)
 
-    def want(self, batch: int, label: Label) -> None:
+    def request_checkpoint(self, batch: int, label: Label) -> None:
         """Register a checkpoint that a tool requested, once even if its batch runs again after an answer."""
-        if all((batch, label.name) != (known, one.name) for known, one in self.wanted):
-            self.wanted.append((batch, label))
+        if all((batch, label.name) != (known, one.name) for known, one in self.requested_checkpoints):
+            self.requested_checkpoints.append((batch, label))
         self.recorder.outcomes.write()
 
-    def ended(self, batch: int) -> None:
+    def on_batch_ended(self, batch: int) -> None:
         """Handle the end of a call when no other call of its batch is running."""
         if self.counts_calls:
-            self.files.after(batch)
+            self.files.snapshot_batch(batch)
 
     def _make_wanted(self, connection: Connection, snapshot: Snapshot, until: int | None) -> None:
         """Make the checkpoints that tools requested in the batches up to this one; None means all batches."""
-        for batch, label in self.wanted:
+        for batch, label in self.requested_checkpoints:
             if until is None or batch <= until:
                 self._make(connection, snapshot, label, until)
 
@@ -363,13 +365,13 @@ class Turn:
             self._add(connection, self.branch, snapshot, label, batch)
 
     def _add(
-        self, connection: Connection, branch: Found, snapshot: Snapshot, label: Label, batch: int | None = None
+        self, connection: Connection, branch: StoredRow, snapshot: Snapshot, label: Label, batch: int | None = None
     ) -> None:
-        snapshot = replace(snapshot, workspace_snapshot_id=self.files.see(connection, branch, batch))
+        snapshot = replace(snapshot, workspace_snapshot_id=self.files.record_snapshot(connection, branch, batch))
         self.context.store.checkpoints.add(connection, self.branch_id, snapshot, label)
 
 
-class BeginningTurn:
+class ThreadedTurn:
     """A turn that begins in a thread and releases its branch if the caller has left in the meantime.
 
     The event loop cannot release the branch: it may end or block before the thread has acquired the branch.
@@ -381,7 +383,7 @@ class BeginningTurn:
 
     def __init__(
         self,
-        begin: Callable[[Any, RunnableConfig | None, Traced], tuple[Turn, RunnableConfig]],
+        begin: Callable[[Any, RunnableConfig | None, TracedSpan], tuple[Turn, RunnableConfig]],
         end: Callable[..., None],
     ) -> None:
         self._begin, self._end = begin, end
@@ -389,7 +391,7 @@ class BeginningTurn:
         self._turn: Turn | None = None
         self._is_left = False
 
-    def begin(self, value: Any, config: RunnableConfig | None, traced: Traced) -> tuple[Turn, RunnableConfig]:
+    def begin(self, value: Any, config: RunnableConfig | None, traced: TracedSpan) -> tuple[Turn, RunnableConfig]:
         """Begin the turn. Runs in a thread."""
         begun = self._begin(value, config, traced)
         with self._lock:
@@ -398,8 +400,8 @@ class BeginningTurn:
             self._end(begun[0], completed=False)
         return begun
 
-    def leave(self) -> None:
-        """Abandon the turn; whichever of `begin` and `leave` finishes second releases the branch."""
+    def abandon(self) -> None:
+        """Abandon the turn; whichever of `begin` and `abandon` finishes second releases the branch."""
         with self._lock:
             self._is_left, turn = True, self._turn
         if turn is not None:

@@ -42,11 +42,11 @@ def message_lines(messages: Sequence[Mapping[str, Any]], *, width: int = 100, in
         width: The maximum width of a line, in terminal cells.
         indent: The text before each line.
     """
-    rows = [[Span(clean(str(m.get("role", ""))), "reference"), Span(said(m))] for m in messages[-LATEST:]]
+    rows = [[Span(clean(str(m.get("role", ""))), "reference"), Span(message_text(m))] for m in messages[-LATEST:]]
     return table(rows, width=width, indent=indent)
 
 
-def said(message: Mapping[str, Any]) -> str:
+def message_text(message: Mapping[str, Any]) -> str:
     """Return the text of a message and its tool calls, on one line."""
     return clean(" ".join(part for part in (text_of(message), _called(message)) if part))
 
@@ -71,14 +71,14 @@ def message_page(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _message(message: Mapping[str, Any]) -> str:
-    line = said(message)
+    line = message_text(message)
     title = cut(line, _TITLE_CELLS)
     whole = visible(text_of(message)[:_LONGEST])
     if title == line and "\n" not in whole.strip():
-        return html.room(html.escape(line), len(line))
+        return html.wrapping_cell(html.escape(line), len(line))
     text = "\n".join(filter(None, (whole, _called(message) and clean(_called(message)))))
     content = html.pre(((Span(one),) for one in text.split("\n")), wrapped=True)
-    return html.room(html.fold(html.escape(title), content), len(line))
+    return html.wrapping_cell(html.fold(html.escape(title), content), len(line))
 
 
 _EFFECTS = {IRREVERSIBLE: "bad", UNDECLARED: "changed"}
@@ -160,7 +160,7 @@ def call_page(calls: Sequence[ToolInvocation]) -> str:
     if not calls:
         return "<p>no tool calls yet</p>"
     rows = [
-        [str(call.position), cell(call), html.styled(effect(call)), html.styled(status(call)), _came(call)]
+        [str(call.position), cell(call), html.styled(effect(call)), html.styled(status(call)), _result_cell(call)]
         for call in calls[-_SHOWN:]
     ]
     earlier = len(calls) - len(rows)
@@ -185,7 +185,7 @@ def status(call: ToolInvocation) -> Span:
     return Span(clean(call.status) + again, "bad" if call.status in DECISIONS else "dim")
 
 
-def _came(call: ToolInvocation) -> str:
+def _result_cell(call: ToolInvocation) -> str:
     if call.error_message:
         return _shortened(clean(call.error_message)[:80], call.error_message)
     return "" if call.result is None else _shortened(brief(call.result), repr(call.result))
@@ -193,4 +193,4 @@ def _came(call: ToolInvocation) -> str:
 
 def _shortened(short: str, whole: str) -> str:
     content = html.code(short) if whole == short else html.fold(html.code(short), html.code(whole[:_LONGEST_CALL]))
-    return html.room(content, len(short))
+    return html.wrapping_cell(content, len(short))

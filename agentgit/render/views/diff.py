@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from agentgit.checkpoints.comparison import Comparison
-from agentgit.checkpoints.diff import Diff, say
+from agentgit.checkpoints.diff import Diff, format_message
 from agentgit.checkpoints.merge import OURS, MergePlan
 from agentgit.render import html
 from agentgit.render.text import Line, Span, clean, cut, plain, table, visible
@@ -185,7 +185,7 @@ def _rows(value: MergePlan) -> Iterable[Row]:
     for taken in value.values:
         yield taken.how, taken.key, "" if taken.how == OURS else _short(taken.value)
     for message in value.messages:
-        role, _, text = say(message).partition(": ")
+        role, _, text = format_message(message).partition(": ")
         yield "message", role, text
     for left in value.left_out:
         yield "left out", left.what, left.why

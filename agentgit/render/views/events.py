@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, tzinfo
 from typing import Any
 
-from agentgit.render.text import Line, Span, clean, clock, count, table
+from agentgit.render.text import Line, Span, clean, count, format_time, table
 from agentgit.render.views.maintenance import finding_lines
 from agentgit.sessions.events import Event, Verified
 from agentgit.sessions.webhooks import Delivered, Webhook
@@ -47,14 +47,14 @@ def event_lines(
 def _row(event: Event, zone: tzinfo | None) -> list[Span]:
     place = "@".join(clean(name) for name in (event.session_name, event.branch_name) if name is not None)
     return [
-        Span(clock(event.created_at, zone), "dim"),
+        Span(format_time(event.created_at, zone), "dim"),
         Span(event.kind, "bad" if event.kind.endswith(_BAD) else "heading"),
         Span(place, "reference"),
-        Span(said(event)),
+        Span(summarize(event)),
     ]
 
 
-def said(event: Event) -> str:
+def summarize(event: Event) -> str:
     """Summarize an event in a few words.
 
     Example:
@@ -62,7 +62,7 @@ def said(event: Event) -> str:
         >>> at = datetime(2026, 11, 21, tzinfo=UTC)
         >>> of = {"session_id": 1, "session_name": "s", "branch_id": 1, "branch_name": "main"}
         >>> of |= {"owner_id": 1, "user_id": 1, "detail": {"number": 3, "name": "before payment", "checkpoint": 7}}
-        >>> said(Event(id=1, kind="checkpoint.created", number=1, created_at=at, **of))
+        >>> summarize(Event(id=1, kind="checkpoint.created", number=1, created_at=at, **of))
         'main#3 before payment'
     """
     detail = dict(event.detail)

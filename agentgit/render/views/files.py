@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, tzinfo
 from typing import TYPE_CHECKING
 
-from agentgit.render.text import Line, Span, clean, clock, count, table
+from agentgit.render.text import Line, Span, clean, count, format_time, table
 from agentgit.render.views.diff import patch
-from agentgit.values import shown
+from agentgit.values import escape_path
 from agentgit.workspace.values import EVERYTHING
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def snapshot_lines(snapshots: Sequence[FileCheckpoint], *, width: int = 100, zon
     rows = [
         [
             Span(clean(one.id[:SHORT]), "reference"),
-            Span(clock(one.timestamp, zone), "dim"),
+            Span(format_time(one.timestamp, zone), "dim"),
             Span(clean(one.kind)),
             Span(f"{one.files_changed} changed", "dim"),
             Span(" - ".join(clean(text) for text in (one.name, one.message) if text), "name" if one.name else ""),
@@ -113,11 +113,13 @@ def undone_lines(done: Undone) -> list[Line]:
 
 
 def _paths(what: str, style: str, paths: Iterable[str]) -> list[Line]:
-    return [(Span(f"{what}  ", style), Span(shown(path))) for path in paths]
+    return [(Span(f"{what}  ", style), Span(escape_path(path))) for path in paths]
 
 
 def _pairs(what: str, style: str, pairs: Iterable[tuple[str, str]], between: str) -> list[Line]:
-    return [(Span(f"{what}  ", style), Span(f"{shown(path)}{between}{shown(other)}")) for path, other in pairs]
+    return [
+        (Span(f"{what}  ", style), Span(f"{escape_path(path)}{between}{escape_path(other)}")) for path, other in pairs
+    ]
 
 
 def show_lines(
@@ -135,7 +137,7 @@ def show_lines(
         "id": snapshot.id,
         "name": snapshot.name,
         "message": snapshot.message,
-        "created": f"{clock(snapshot.timestamp, zone, seconds=True)} ({snapshot.kind})",
+        "created": f"{format_time(snapshot.timestamp, zone, seconds=True)} ({snapshot.kind})",
         "changed": count(snapshot.files_changed, "file"),
         "metadata": repr(dict(snapshot.metadata)) if snapshot.metadata else None,
         "kept": "until it is deleted" if snapshot.pinned else None,

@@ -10,7 +10,7 @@ from agentgit.auth.principal import widest
 from agentgit.checkpoints import Checkpoint
 from agentgit.errors import AgentGitError
 from agentgit.render import html, svg
-from agentgit.render.text import Line, Span, clean, clock, count, table
+from agentgit.render.text import Line, Span, clean, count, format_time, table
 from agentgit.render.views import conversation
 from agentgit.render.views.log import reference, title
 from agentgit.sessions import ExternalSession, InternalSession, Tree
@@ -29,7 +29,7 @@ def session_lines(sessions: Sequence[ExternalSession], *, width: int = 100, zone
     rows = [
         [
             Span(clean(session.reference), "reference"),
-            Span(clock(session.updated_at, zone), "dim"),
+            Span(format_time(session.updated_at, zone), "dim"),
             Span(count(session.branch_count, "branch")),
             Span(", ".join(_facts(session)), "dim"),
         ]
@@ -64,7 +64,7 @@ def _branch(branch: InternalSession, known: dict[int, str], zone: tzinfo | None)
     status = [] if branch.status == OPEN else [clean(branch.status)]
     return [
         Span(f"{'*' if branch.is_current else ' '} {clean(branch.name)}", "head" if branch.is_current else "reference"),
-        Span(clock(branch.created_at, zone), "dim"),
+        Span(format_time(branch.created_at, zone), "dim"),
         Span(count(branch.checkpoint_count, "checkpoint")),
         Span(count(branch.tool_invocation_count, "call")),
         Span(", ".join([*status, *([left] if left else [])]), "bad" if status else "dim"),
@@ -135,7 +135,10 @@ def key_lines(keys: Sequence[ApiKey], *, width: int = 100, zone: tzinfo | None =
                 Span(str(one.id), "reference"),
                 Span(clean(one.name)),
                 Span(widest(one.scopes)),
-                Span(f"used {clock(one.last_used_at, zone)}" if one.last_used_at is not None else "never used", "dim"),
+                Span(
+                    f"used {format_time(one.last_used_at, zone)}" if one.last_used_at is not None else "never used",
+                    "dim",
+                ),
                 _end(one.expires_at, one.revoked_at, zone),
             ]
             for one in keys
@@ -153,7 +156,7 @@ def _end(expires_at: datetime | None, revoked_at: datetime | None, zone: tzinfo 
 def _until(at: datetime | None, zone: tzinfo | None) -> str:
     if at is None:
         return ""
-    return f"{'until' if at > datetime.now(UTC) else 'ended'} {clock(at, zone)}"
+    return f"{'until' if at > datetime.now(UTC) else 'ended'} {format_time(at, zone)}"
 
 
 def status_lines(session: ExternalSession, branch: InternalSession, head: Checkpoint | None) -> list[Line]:
@@ -176,7 +179,7 @@ def status_lines(session: ExternalSession, branch: InternalSession, head: Checkp
     ]
 
 
-def stopped(operation: Operation) -> Line:
+def unfinished_line(operation: Operation) -> Line:
     """Return a line for an unfinished operation, with the command that finishes it if it has stopped.
 
     Args:

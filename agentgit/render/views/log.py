@@ -8,7 +8,7 @@ from typing import Any
 
 from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.queries import Hit, Hits, Tag
-from agentgit.render.text import Line, Span, cells, clean, clock, count, cut, plain, table, visible
+from agentgit.render.text import Line, Span, cells, clean, count, cut, format_time, plain, table, visible
 
 
 def draw_log(checkpoints: Sequence[Checkpoint], *, width: int = 100) -> str:
@@ -40,7 +40,7 @@ def _row(checkpoint: Checkpoint, zone: tzinfo | None) -> list[Span]:
     style = "" if checkpoint.is_auto else "name"
     return [
         Span(reference(checkpoint), "reference"),
-        Span(clock(checkpoint.created_at, zone), "dim"),
+        Span(format_time(checkpoint.created_at, zone), "dim"),
         Span(kind(checkpoint), style),
         Span(count(checkpoint.get_tool_track_position(), "call"), "dim"),
         Span(title(checkpoint), style),
@@ -99,7 +99,7 @@ def hit_lines(hits: Hits, *, width: int = 100, zone: tzinfo | None = UTC) -> lis
 def _columns(hit: Hit, zone: tzinfo | None) -> list[Span]:
     return [
         Span(clean(hit.reference), "reference"),
-        Span(clock(hit.created_at, zone), "dim"),
+        Span(format_time(hit.created_at, zone), "dim"),
         Span(clean(hit.role or hit.kind), "dim"),
     ]
 
@@ -136,7 +136,7 @@ def tag_lines(tags: Sequence[Tag], *, width: int = 100, zone: tzinfo | None = UT
         [
             Span(clean(tag.name), "name"),
             Span(clean(tag.reference), "reference"),
-            Span(clock(tag.created_at, zone), "dim"),
+            Span(format_time(tag.created_at, zone), "dim"),
             Span(clean(tag.description or "")),
         ]
         for tag in tags

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, tzinfo
 
-from agentgit.checkpoints.retention import Retention, RetentionVerdict, Thinned
-from agentgit.render.text import Line, Span, clean, clock, count, table
+from agentgit.checkpoints.retention import Retention, RetentionResult, RetentionVerdict
+from agentgit.render.text import Line, Span, clean, count, format_time, table
 from agentgit.sessions.reports import Checked, Erased, Finding, Reclaimed, Rotated
 from agentgit.sessions.stats import Figures, Prices, Stats, UsedTokens, cost_of
 
 UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 
-def size(n: int) -> str:
+def format_bytes(n: int) -> str:
     """Format a number of bytes for people.
 
     Example:
-        >>> size(1), size(999), size(5_300_000)
+        >>> format_bytes(1), format_bytes(999), format_bytes(5_300_000)
         ('1 byte', '999 bytes', '5.3 MB')
     """
     value, unit = float(n), 0
@@ -32,7 +32,7 @@ def retention_lines(session_name: str, retention: Retention | None) -> list[Line
     return [(Span(clean(session_name), "heading"), Span(f" keeps {keeps}"))]
 
 
-def thinned_lines(thinned: Thinned, *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
+def thinned_lines(thinned: RetentionResult, *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
     """List the checkpoints that were or would be deleted, and why the others are kept."""
     would = "would be deleted" if thinned.dry_run else "deleted"
     rows = [
@@ -43,16 +43,17 @@ def thinned_lines(thinned: Thinned, *, width: int = 100, zone: tzinfo | None = U
     return [*table(rows, width=width), (Span(said, "heading"),), *_limit(thinned)]
 
 
-def _limit(thinned: Thinned) -> list[Line]:
+def _limit(thinned: RetentionResult) -> list[Line]:
     """Return lines with the size of a session before and after, and whether it is within its limit."""
     most = thinned.retention.max_bytes if thinned.retention is not None else None
     if most is None or thinned.bytes_before is None or thinned.bytes_after is None:
         return []
     then = "it would use" if thinned.dry_run else "it uses"
-    said = f"the session uses {size(thinned.bytes_before)}; {then} {size(thinned.bytes_after)} after a collection"
+    before, after = format_bytes(thinned.bytes_before), format_bytes(thinned.bytes_after)
+    said = f"the session uses {before}; {then} {after} after a collection"
     if thinned.is_within:
         return [(Span(said, "dim"),)]
-    return [(Span(said, "dim"),), (Span(f"that is more than {size(most)}: the rest is still needed", "bad"),)]
+    return [(Span(said, "dim"),), (Span(f"that is more than {format_bytes(most)}: the rest is still needed", "bad"),)]
 
 
 def _verdict(verdict: RetentionVerdict, word: str, style: str, zone: tzinfo | None) -> list[Span]:
@@ -60,7 +61,7 @@ def _verdict(verdict: RetentionVerdict, word: str, style: str, zone: tzinfo | No
     return [
         Span(word, style),
         Span(clean(point.reference), "reference"),
-        Span(clock(point.created_at, zone), "dim"),
+        Span(format_time(point.created_at, zone), "dim"),
         Span(clean(point.name or ""), "name"),
         Span(clean(verdict.why)),
     ]
@@ -71,7 +72,7 @@ def reclaimed_lines(found: Reclaimed) -> list[Line]:
     counts = (
         (found.checkpoints, "checkpoint", "that no session needs"),
         (found.steps, "step", "between checkpoints"),
-        (found.values, "value", f"that nothing needs, {size(found.bytes)}"),
+        (found.values, "value", f"that nothing needs, {format_bytes(found.bytes)}"),
         (found.writes, "pending write", "without a graph checkpoint"),
         (found.snapshots, "snapshot", "of files that no checkpoint has"),
     )
@@ -80,8 +81,8 @@ def reclaimed_lines(found: Reclaimed) -> list[Line]:
     if not lines:
         lines = [(Span("there is nothing to delete"),)]
     if found.dry_run:
-        return [*lines, (Span(f"the database takes {size(found.disk_before)}; nothing was changed", "dim"),)]
-    took = f"the database took {size(found.disk_before)}, and now takes {size(found.disk_after)}"
+        return [*lines, (Span(f"the database takes {format_bytes(found.disk_before)}; nothing was changed", "dim"),)]
+    took = f"the database took {format_bytes(found.disk_before)}, and now takes {format_bytes(found.disk_after)}"
     return [*lines, (Span(took, "heading"),), *([(Span(clean(found.problem), "bad"),)] if found.problem else [])]
 
 
@@ -153,7 +154,7 @@ def _names(names: Mapping[str, int]) -> str:
 def _between(figures: Figures, zone: tzinfo | None) -> str:
     if figures.first is None:
         return ""
-    times = f"{clock(figures.first, zone)}, {clock(figures.last, zone)}"
+    times = f"{format_time(figures.first, zone)}, {format_time(figures.last, zone)}"
     return f"{times} ({figures.duration_seconds:.0f} s)"
 
 
@@ -175,7 +176,11 @@ def _cost(figures: Figures, prices: Prices | None) -> str:
 
 def _storage(stats: Stats) -> str:
     found = stats.storage
-    return f"{size(found.own)} of its own, {size(found.shared)} shared with others" if found is not None else ""
+    return (
+        f"{format_bytes(found.own)} of its own, {format_bytes(found.shared)} shared with others"
+        if found is not None
+        else ""
+    )
 
 
 def _branch(session_name: str, name: str, figures: Figures, stats: Stats) -> Sequence[Span]:

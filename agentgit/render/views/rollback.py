@@ -9,10 +9,10 @@ from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation
 from agentgit.effects.files import ASIDE, CONFLICT, DELETE, LEFT, MISSING, OVERWRITTEN, WRITE, FileChanges
 from agentgit.effects.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REVERSE
 from agentgit.render import html
-from agentgit.render.text import Line, Span, clean, clock, count, plain, table
+from agentgit.render.text import Line, Span, clean, count, format_time, plain, table
 from agentgit.render.views.conversation import cell, effect, status
 from agentgit.sessions.operation import DONE, Operation
-from agentgit.values import shown
+from agentgit.values import escape_path
 
 
 def operation_lines(
@@ -36,7 +36,7 @@ def _row(operation: Operation, branches: Mapping[int, str], zone: tzinfo | None)
     status = operation.status
     return [
         Span(str(operation.id), "reference"),
-        Span(clock(operation.created_at, zone), "dim"),
+        Span(format_time(operation.created_at, zone), "dim"),
         Span(clean(operation.kind)),
         Span(source if source == target else f"{source} -> {target}", "name"),
         Span(clean(status), "" if status == DONE else "bad"),
@@ -137,7 +137,7 @@ def page(value: RollbackPlan | RollbackReport) -> str:
             html.styled(Span(what, STYLES[what])),
             cell(call),
             html.styled(effect(call)),
-            html.room(html.escape(why), len(why)),
+            html.wrapping_cell(html.escape(why), len(why)),
         ]
         for what, call, why in _rows(value)
     ]
@@ -166,7 +166,7 @@ def _file_cells(files: FileChanges | None) -> list[list[Span]]:
     done = [change for change in changes if change.action in (WRITE, DELETE)]
     rest = [change for change in changes if change.action not in (WRITE, DELETE)]
     cells = [
-        [Span(one.action, STYLES[one.action]), Span(shown(one.path)), Span(clean(one.why), "dim")]
+        [Span(one.action, STYLES[one.action]), Span(escape_path(one.path)), Span(clean(one.why), "dim")]
         for one in [*done[:_FILES], *rest]
     ]
     more = len(done) - _FILES

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from agentgit.render.text import Line, Span, clean, count
 from agentgit.sessions.reports import EXTENDED, FAILED, IMPORTED, UNCHANGED, ImportReport, ThreadReport
-from agentgit.store.transfer.summary import Carried
+from agentgit.store.transfer.summary import TransferSummary
 
 NAMED = 20
 """The number of omitted paths that are shown."""
 
 
-def lines(what: str, carried: Carried) -> list[Line]:
+def lines(what: str, carried: TransferSummary) -> list[Line]:
     """Draw what an export contains, or what an import created.
 
     Args:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, tzinfo
 
 from agentgit.render.layout import NAME_CELLS, Event, LayoutRow, branch_name, events_of, is_named, references, title_of
-from agentgit.render.text import Line, Span, cells, clean, clock, count, cut, pad, plain, table
+from agentgit.render.text import Line, Span, cells, clean, count, cut, format_time, pad, plain, table
 from agentgit.sessions.session import OPEN
 from agentgit.sessions.tree import DONE, Branch, Exploration, Tree
 
@@ -58,7 +58,7 @@ def lines(
     branches = list(tree.walk())
     known = references(tree)
     drawn = [
-        (cut(lane, _LANE_CELLS), *_row(row, known, clock(row.points[-1].created_at, zone) if row.points else ""))
+        (cut(lane, _LANE_CELLS), *_row(row, known, format_time(row.points[-1].created_at, zone) if row.points else ""))
         for lane, row in _lay_out(tree, every)
     ]
     heading = f": {count(len(branches), 'branch')}, {count(len(known), 'checkpoint')}"

@@ -21,17 +21,17 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from agentgit.async_api import LOOP
-from agentgit.sessions.events import NOWHERE, Event
+from agentgit.sessions.events import NO_SESSION, Event
 
 LOG = logging.getLogger("agentgit.events")
 
 MOST = 10_000
 """The greatest number of events that wait for a callback. If there are more, the oldest are dropped and counted."""
 
-LAST_SECONDS = 5.0
+CLOSE_SECONDS = 5.0
 """The seconds that closing waits for unfinished callbacks."""
 
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 """The interval, in seconds, at which a waiting thread checks that the event loop of its callback still runs."""
 
 Callback = Callable[[Event], Any]
@@ -39,7 +39,7 @@ Wants = Callable[[Event], bool]
 
 
 @dataclass
-class _Place:
+class _QueuedEvents:
     """An entry in the queue of one session: the events of one transaction."""
 
     session_id: int
@@ -53,28 +53,28 @@ class Bus:
     """The subscriptions to the events of one open database."""
 
     _subscriptions: list[Subscription] = field(default_factory=list)
-    _lines: dict[int, deque[_Place]] = field(default_factory=dict)
+    _lines: dict[int, deque[_QueuedEvents]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _is_known_at_exit: bool = False
 
     @property
-    def is_heard(self) -> bool:
+    def has_subscriptions(self) -> bool:
         """True if there are subscriptions."""
         return bool(self._subscriptions)
 
-    def expect(self, events: Sequence[Event]) -> list[_Place]:
+    def enqueue(self, events: Sequence[Event]) -> list[_QueuedEvents]:
         """Queue the events of a transaction that is about to commit."""
         loop = LOOP.get()
-        places: dict[int, _Place] = {}
+        places: dict[int, _QueuedEvents] = {}
         for event in events:
-            session_id = event.session_id or NOWHERE
-            places.setdefault(session_id, _Place(session_id, [])).events.append((event, loop))
+            session_id = event.session_id or NO_SESSION
+            places.setdefault(session_id, _QueuedEvents(session_id, [])).events.append((event, loop))
         with self._lock:
             for place in places.values():
                 self._lines.setdefault(place.session_id, deque()).append(place)
         return list(places.values())
 
-    def settle(self, places: Sequence[_Place], *, committed: bool) -> None:
+    def finish_transaction(self, places: Sequence[_QueuedEvents], *, committed: bool) -> None:
         """Record whether a transaction was committed, then deliver the committed events at the head of its queues."""
         slow: list[Subscription] = []
         with self._lock:
@@ -90,9 +90,9 @@ class Bus:
         for one in slow:  # outside the lock, because a log handler may write to this database too
             LOG.error("%r is too slow and missed events. Read them with repo.events.list(after=...).", one)
 
-    def subscribe(self, callback: Callback, wants: Wants, may: Wants | None = None) -> Subscription:
-        """Call `callback` with each later event for which `wants` and `may` return True."""
-        made = Subscription(self, callback, wants, may)
+    def subscribe(self, callback: Callback, wants: Wants, is_allowed: Wants | None = None) -> Subscription:
+        """Call `callback` with each later event for which `wants` and `is_allowed` return True."""
+        made = Subscription(self, callback, wants, is_allowed)
         made._thread.start()  # now, not at the first event: delivery follows a commit and must not fail
         with self._lock:
             self._subscriptions = [*self._subscriptions, made]
@@ -101,7 +101,7 @@ class Bus:
                 atexit.register(_at_exit, weakref.ref(self))
         return made
 
-    def leave(self, one: Subscription) -> None:
+    def unsubscribe(self, one: Subscription) -> None:
         """Remove a subscription, so that it receives no more events."""
         with self._lock:
             self._subscriptions = [other for other in self._subscriptions if other is not one]
@@ -111,8 +111,8 @@ class Bus:
         self._subscriptions, self._lines, self._lock = [], {}, threading.Lock()
 
     def close(self) -> None:
-        """Close all subscriptions. Wait up to `LAST_SECONDS` in all for the events that they have not handled yet."""
-        until = time.monotonic() + LAST_SECONDS
+        """Close all subscriptions. Wait up to `CLOSE_SECONDS` in all for the events that they have not handled yet."""
+        until = time.monotonic() + CLOSE_SECONDS
         for one in self._subscriptions:
             one.close(max(0.0, until - time.monotonic()))
 
@@ -160,7 +160,7 @@ class Subscription:
         self._thread = threading.Thread(target=self._work, name="agentgit-events", daemon=True)
         self._is_busy = False
         self._is_closed = False
-        self._left: asyncio.AbstractEventLoop | None = None
+        self._blocked_loop: asyncio.AbstractEventLoop | None = None
 
     def __repr__(self) -> str:
         name = getattr(self.callback, "__qualname__", type(self.callback).__name__)
@@ -172,7 +172,7 @@ class Subscription:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def wait(self, timeout: float | None = LAST_SECONDS) -> bool:
+    def wait(self, timeout: float | None = CLOSE_SECONDS) -> bool:
         """Wait until all events that are committed so far are handled; return whether they are.
 
         On an event loop, use `await asyncio.to_thread(subscription.wait)`. Inside the callback it returns False at
@@ -186,13 +186,13 @@ class Subscription:
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and not self._is_busy, timeout)
 
-    def close(self, timeout: float | None = LAST_SECONDS) -> None:
+    def close(self, timeout: float | None = CLOSE_SECONDS) -> None:
         """End the subscription once all events committed so far are handled, or after `timeout` seconds."""
-        self._bus.leave(self)
+        self._bus.unsubscribe(self)
         try:  # close() blocks this loop: run its pending async callbacks in the thread instead
-            self._left = asyncio.get_running_loop()
+            self._blocked_loop = asyncio.get_running_loop()
         except RuntimeError:
-            self._left = None
+            self._blocked_loop = None
         self.wait(timeout)
         with self._changed:
             self._is_closed = True
@@ -249,7 +249,7 @@ class Subscription:
             begun.set()
             await answer
 
-        if loop is None or not loop.is_running() or loop is self._left:
+        if loop is None or not loop.is_running() or loop is self._blocked_loop:
             runner.run(run())
             return
         there = run()
@@ -260,10 +260,10 @@ class Subscription:
             runner.run(run())
             return
         while not _is_over(future):
-            if loop.is_running() and loop is not self._left:
+            if loop.is_running() and loop is not self._blocked_loop:
                 continue
             if begun.is_set():
-                if loop is self._left and loop.is_running():
+                if loop is self._blocked_loop and loop.is_running():
                     return  # close() blocks the loop; the callback continues there afterwards
                 raise RuntimeError("the event loop ended before the callback did")
             future.cancel()
@@ -280,5 +280,5 @@ class Subscription:
 
 
 def _is_over(future: concurrent.futures.Future[None]) -> bool:
-    """Wait up to `LOOK_SECONDS` for a future; return whether it is done."""
-    return bool(concurrent.futures.wait([future], LOOK_SECONDS).done)
+    """Wait up to `POLL_SECONDS` for a future; return whether it is done."""
+    return bool(concurrent.futures.wait([future], POLL_SECONDS).done)

@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, bindparam, case, delete, func, insert, or_, select, update
 
 from agentgit.errors import InvalidInput
-from agentgit.sessions.events import NOWHERE, Event, chosen
+from agentgit.sessions.events import NO_SESSION, Event, match_kinds
 from agentgit.sessions.webhooks import DEAD, PENDING, Delivered, Webhook, shown
 from agentgit.store.audit.trail import note
 from agentgit.store.sql import row_codes
@@ -84,7 +84,7 @@ def put(connection: Connection, tenant_id: int, events: Sequence[Event]) -> None
                         "tenant_id": tenant_id,
                         "id": new_id(),
                         "webhook_id": hook.id,
-                        "external_session_id": event.session_id or NOWHERE,
+                        "external_session_id": event.session_id or NO_SESSION,
                         "seq": event.number,
                         "status": PENDING,
                         "attempts": 0,
@@ -111,7 +111,7 @@ def _kinds(stored: bytes) -> frozenset[str]:
     found: set[str] = set()
     for pattern in from_json(stored):
         with suppress(InvalidInput):  # an event kind of a newer version must not stop this writer
-            found |= chosen(pattern)
+            found |= match_kinds(pattern)
     return frozenset(found)
 
 
@@ -263,7 +263,7 @@ class Outbox:
             for row in due
         ]
 
-    def settle(
+    def record_attempt(
         self, connection: Connection, taken: TakenDelivery, problem: str | None, *, for_good: bool = False
     ) -> str:
         """Record the result of an attempt; return `sent`, `failed`, `dead` or `gone`.

@@ -17,7 +17,7 @@ import orjson
 from sqlalchemy import Connection, and_, bindparam, exists, func, insert, literal, select
 
 from agentgit.errors import Corrupt, NotFound
-from agentgit.sessions.events import NOWHERE, Event, Tip, hash_of
+from agentgit.sessions.events import NO_SESSION, Event, Tip, hash_of
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import (
@@ -55,7 +55,7 @@ class _Chain:
     """The end of one session's trail, to which events are appended.
 
     Args:
-        session_id: The id of the session; `NOWHERE` for events of no session.
+        session_id: The id of the session; `NO_SESSION` for events of no session.
         name: The name of the session.
         owner_id: The user who owns it.
         seq: The number of the last event.
@@ -173,7 +173,7 @@ class WrittenEvents:
 
 def _chain_of_session(connection: Connection, one: Note, chains: dict[tuple[int, int], _Chain]) -> _Chain:
     """Return the end of a session's trail, or of the trail for events of no session."""
-    key = (one.tenant_id, one.session_id or NOWHERE)
+    key = (one.tenant_id, one.session_id or NO_SESSION)
     if key not in chains:
         row = _END.first(connection, {"tenant": one.tenant_id, "session": key[1]})
         assert row is not None  # noqa: S101  # the query selects from a constant
@@ -267,7 +267,7 @@ def _event(row: Any) -> Event:
     )
 
 
-class Whose(NamedTuple):
+class EventFilter(NamedTuple):
     """A filter for the events to read.
 
     Args:
@@ -298,7 +298,7 @@ class Trail:
     def read(
         self,
         connection: Connection,
-        of: Whose,
+        of: EventFilter,
         *,
         after: int = 0,
         kinds: Collection[str] | None = None,
@@ -337,7 +337,7 @@ class Trail:
     def newest(
         self,
         connection: Connection,
-        of: Whose,
+        of: EventFilter,
         *,
         kinds: Collection[str] | None = None,
         since: datetime | None = None,
@@ -349,7 +349,7 @@ class Trail:
             found += connection.execute(query.order_by(AUDIT_EVENT.c.id.desc()).limit(limit)).mappings()
         return [_value(row) for row in sorted(found, key=_by_id)[-limit:]]
 
-    def _queries(self, of: Whose, kinds: Collection[str] | None, since: datetime | None) -> list[Any]:
+    def _queries(self, of: EventFilter, kinds: Collection[str] | None, since: datetime | None) -> list[Any]:
         """Build one query for the user's own sessions and one for shared sessions, because each has its own index."""
         places = (
             [AUDIT_EVENT.c.external_session_id == of.session_id]
@@ -364,7 +364,7 @@ class Trail:
             more.append(AUDIT_EVENT.c.created_at >= since)
         return [select(AUDIT_EVENT).where(AUDIT_EVENT.c.tenant_id == self.tenant_id, place, *more) for place in places]
 
-    def last_id(self, connection: Connection, of: Whose) -> int:
+    def last_id(self, connection: Connection, of: EventFilter) -> int:
         """Return the id of the newest event; 0 if there is none."""
         newest = self.newest(connection, of, limit=1)
         return newest[-1].id if newest else 0

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Select, Table, and_, delete, insert, or_, sel
 
 from agentgit.auth import User
 from agentgit.errors import Conflict
-from agentgit.sessions.events import NOWHERE
+from agentgit.sessions.events import NO_SESSION
 from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import note, write_notes
 from agentgit.store.maintenance.gc import collect
@@ -44,11 +44,11 @@ AUTHORED = {"checkpoint", "tag", "operation", SESSION.name, *STAYS}
 """Tables in which a user is the author of something in another user's session. The user's id stays there, no name."""
 
 
-Which = Select[int]
+SessionIds = Select[int]
 """A query that returns session ids."""
 
 
-class Gone(NamedTuple):
+class ErasedData(NamedTuple):
     """The result of an erasure: rows by table, the number and size of stored values, and the number of trail events."""
 
     rows: Mapping[str, int]
@@ -57,12 +57,12 @@ class Gone(NamedTuple):
     events: int
 
 
-def only(store: Store, session_id: int) -> Which:
+def only(store: Store, session_id: int) -> SessionIds:
     """Return the query for one session."""
     return select(SESSION.c.id).where(SESSION.c.tenant_id == store.tenant_id, SESSION.c.id == session_id)
 
 
-def all_of(store: Store, user_id: int) -> Which:
+def sessions_of_user(store: Store, user_id: int) -> SessionIds:
     """Return the query for all sessions of a user."""
     mine = and_(SESSION.c.tenant_id == store.tenant_id, SESSION.c.user_id == user_id)
     return select(SESSION.c.id).where(mine).order_by(SESSION.c.id)
@@ -91,7 +91,7 @@ def require_idle(store: Store, connection: Connection, session_id: int) -> None:
             raise Conflict(f"Operation {row.id} ({row.kind}) is running. Wait for it to finish. Nothing was erased.")
 
 
-def erase_session(store: Store, connection: Connection, session_id: int, user_id: int | None) -> Gone:
+def erase_session(store: Store, connection: Connection, session_id: int, user_id: int | None) -> ErasedData:
     """Erase a session: its rows in all tables, its trail, its search words, and the values that only it needs.
 
     Args:
@@ -103,7 +103,7 @@ def erase_session(store: Store, connection: Connection, session_id: int, user_id
     Raises:
         Conflict: A branch or an operation of the session is running.
     """
-    _require_alone(connection)
+    _lock_out_writers(connection)
     rows = _session(store, connection, session_id)
     return _finish(store, connection, {session_id: rows}, user_id, rows)
 
@@ -114,13 +114,13 @@ def hold_user(store: Store, connection: Connection, user_id: int) -> None:
     Raises:
         Conflict: The user is the last admin.
     """
-    store.users.hold(connection, user_id, admins=True)  # otherwise the last two admins could be erased at once
+    store.users.lock(connection, user_id, admins=True)  # otherwise the last two admins could be erased at once
     admins = {user.id for user in store.users.all(connection) if user.is_admin and user.disabled_at is None}
     if admins == {user_id}:
         raise Conflict("This is the last admin. Make another user an admin first.")
 
 
-def erase_user(store: Store, connection: Connection, user: User, by: int | None) -> Gone:
+def erase_user(store: Store, connection: Connection, user: User, by: int | None) -> ErasedData:
     """Erase a user and everything that belongs to the user. What the user made in other users' sessions stays.
 
     Args:
@@ -133,11 +133,11 @@ def erase_user(store: Store, connection: Connection, user: User, by: int | None)
         Conflict: A branch or an operation of a session is running, or the user is the last admin.
     """
     hold_user(store, connection, user.id)
-    _require_alone(connection)
+    _lock_out_writers(connection)
     user_id = user.id
     sessions = {
         session_id: _session(store, connection, session_id)
-        for session_id in connection.execute(all_of(store, user_id)).scalars().all()
+        for session_id in connection.execute(sessions_of_user(store, user_id)).scalars().all()
     }
     rows = sum(sessions.values(), Counter[str]())
     hooks = select(WEBHOOK.c.id).where(WEBHOOK.c.tenant_id == store.tenant_id, WEBHOOK.c.user_id == user_id)
@@ -162,7 +162,7 @@ def erased_users(connection: Connection, tenant_id: int) -> list[int]:
     """List the ids of erased users. What they made in other users' sessions still contains these ids."""
     told = select(AUDIT_EVENT.c.detail).where(
         AUDIT_EVENT.c.tenant_id == tenant_id,
-        AUDIT_EVENT.c.external_session_id == NOWHERE,
+        AUDIT_EVENT.c.external_session_id == NO_SESSION,
         AUDIT_EVENT.c.kind == "user.erased",
     )
     found = []
@@ -172,7 +172,7 @@ def erased_users(connection: Connection, tenant_id: int) -> list[int]:
     return found
 
 
-def _require_alone(connection: Connection) -> None:
+def _lock_out_writers(connection: Connection) -> None:
     """Lock out other writers, as `collect` does, but before any other statement: a later lock could deadlock."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("LOCK TABLE graph_checkpoint, graph_write, blob IN EXCLUSIVE MODE"))
@@ -252,7 +252,7 @@ def _trail(
 
 def _finish(
     store: Store, connection: Connection, sessions: Mapping[int, Mapping[str, int]], by: int | None, rows: Counter[str]
-) -> Gone:
+) -> ErasedData:
     """Delete the values that nothing needs any more, the words of SQLite's search index, and the trails.
 
     Args:
@@ -267,4 +267,4 @@ def _finish(
     collected = collect(connection, store.graphs.content.blobs)
     # Last, because from here on every event of no session, such as a login, waits for this transaction.
     events = sum(_trail(connection, store.tenant_id, id, by, gone) for id, gone in sessions.items())
-    return Gone(rows, collected.values, collected.bytes, events)
+    return ErasedData(rows, collected.values, collected.bytes, events)

@@ -28,48 +28,48 @@ from uuid import UUID
 
 from sqlalchemy import Connection, and_, bindparam, delete, exists, func, select, text, update
 
-from agentgit.sessions.reports import Parts
+from agentgit.sessions.reports import ProgressParts
 from agentgit.sessions.session import OPEN
 from agentgit.store.objects.blobs import FULL, RECORD, Blobs, continued, damaged, unpack
-from agentgit.store.objects.content import walk
+from agentgit.store.objects.content import verify_lists
 from agentgit.store.objects.packing import CHUNKED, split_hashes
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.encryption import Clear
+from agentgit.store.sql.encryption import PlainBytes
 from agentgit.store.sql.tables import BLOB, BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE, LIST
 from agentgit.store.threads import pending_writes, staging
-from agentgit.store.threads.graph_rows import DROP_WRITES, INTERRUPT, KEY, ONE, GraphKey, found, where
+from agentgit.store.threads.graph_rows import DROP_WRITES, INTERRUPT, KEY, ONE, GraphKey, parse_graph_checkpoint, where
 from agentgit.store.threads.lifecycle import DELTA_COUNTERS, delete_thread, delta_chain
 from agentgit.store.threads.staging import IMPORTED
 from agentgit.values import as_object
 
 
 class GraphStep(NamedTuple):
-    """A graph checkpoint without its values. If `spreads` is True, parts of its values may be in its ancestors."""
+    """A graph checkpoint without its values. With `has_delta_values`, parts of its values may be in its ancestors."""
 
     ns: str
     checkpoint_id: str
     seq: int
     parent_id: str | None = None
     root_id: str | None = None
-    spreads: bool = False
+    has_delta_values: bool = False
 
 
-class Spare(NamedTuple):
+class UnusedSteps(NamedTuple):
     """The graph checkpoints to delete, and the new parents of the kept steps whose parent is deleted."""
 
     gone: list[GraphKey]
     parents: dict[GraphKey, str | None]
 
 
-def find(
+def find_unused_steps(
     connection: Connection,
     tenant_id: int,
     without: Collection[int] = (),
     branches: Collection[int] | None = None,
-    parts: Parts | None = None,
-) -> Iterator[Spare]:
+    parts: ProgressParts | None = None,
+) -> Iterator[UnusedSteps]:
     """Find the steps that nothing needs, one branch at a time.
 
     Args:
@@ -81,14 +81,14 @@ def find(
     """
     found = connection.execute(_BRANCHES, {"tenant": tenant_id}).all()
     wanted = [branch for branch in found if branches is None or branch.id in branches]
-    for branch in (parts or Parts()).over("branches", ([one] for one in wanted)):
+    for branch in (parts or ProgressParts()).iterate("branches", ([one] for one in wanted)):
         rows = _NAMED.all(connection, {"tenant": tenant_id, "branch": branch.id})
         named = {row.graph_checkpoint_id for row in rows if row.id not in without}
         if named and IMPORTED not in as_object(branch.meta):
             yield _of_thread(connection, tenant_id, branch.thread_id, named)
 
 
-def drop(connection: Connection, tenant_id: int, spare: Spare) -> None:
+def drop(connection: Connection, tenant_id: int, spare: UnusedSteps) -> None:
     """Delete steps with their writes, and give the kept steps that followed them an earlier parent."""
     if spare.gone:
         keys = [place.columns(tenant_id) for place in spare.gone]
@@ -98,7 +98,7 @@ def drop(connection: Connection, tenant_id: int, spare: Spare) -> None:
         _FOLLOW.run(connection, place.columns(tenant_id), parent_id=parent)
 
 
-def _of_thread(connection: Connection, tenant_id: int, thread: str, named: Collection[str]) -> Spare:
+def _of_thread(connection: Connection, tenant_id: int, thread: str, named: Collection[str]) -> UnusedSteps:
     spreads = DELTA_COUNTERS.encode()
     pages = _STEPS.pages(connection, {"tenant": tenant_id, "thread": thread})
     rows = (row for page in pages for row in page)
@@ -106,12 +106,12 @@ def _of_thread(connection: Connection, tenant_id: int, thread: str, named: Colle
     asking = {row.checkpoint_id for row in _ASKING.all(connection, {"tenant": tenant_id, "thread": thread})}
     kept = needed(steps, named, asking)
     for step in steps:
-        if step.spreads and (step.ns, step.checkpoint_id) in kept:
+        if step.has_delta_values and (step.ns, step.checkpoint_id) in kept:
             at = GraphKey(thread, step.ns, step.checkpoint_id).columns(tenant_id)
-            chain = delta_chain(connection, tenant_id, found(ONE.all(connection, at)[0]))
+            chain = delta_chain(connection, tenant_id, parse_graph_checkpoint(ONE.all(connection, at)[0]))
             kept.update((each.place.ns, each.place.checkpoint_id) for each in chain)
     gone = [GraphKey(thread, s.ns, s.checkpoint_id) for s in steps if (s.ns, s.checkpoint_id) not in kept]
-    return Spare(gone, {GraphKey(thread, ns, id): parent for (ns, id), parent in _new_parents(steps, kept)})
+    return UnusedSteps(gone, {GraphKey(thread, ns, id): parent for (ns, id), parent in _new_parents(steps, kept)})
 
 
 def needed(steps: Sequence[GraphStep], named: Collection[str], asking: Collection[str] = ()) -> set[tuple[str, str]]:
@@ -207,7 +207,7 @@ _FOLLOW = row_codes.SignedUpdate(GRAPH_CHECKPOINT, "parent_id")
 UUID6_EPOCH = 0x01B21DD213814000
 """The Unix epoch in the clock of version 6 UUIDs: 100 ns intervals since 15 October 1582."""
 
-ON_ITS_WAY_SECONDS = 3600
+ORPHAN_GRACE_SECONDS = 3600
 """The seconds for which a write without its checkpoint is kept: LangGraph may store it before its checkpoint."""
 
 
@@ -235,8 +235,8 @@ def collect(
     *,
     dry_run: bool = False,
     imports: bool = False,
-    find_steps: Callable[[Connection], Iterable[Spare]] | None = None,
-    parts: Parts | None = None,
+    find_steps: Callable[[Connection], Iterable[UnusedSteps]] | None = None,
+    parts: ProgressParts | None = None,
 ) -> Collected:
     """Delete the values of a tenant that nothing refers to, and the steps that nothing needs.
 
@@ -246,12 +246,12 @@ def collect(
         dry_run: True to only count.
         imports: True to also delete the threads of imports that did not finish.
         find_steps: The function that finds the steps to delete. It runs while nobody writes. None keeps all steps.
-        parts: The reporter of the progress; see `sizes`.
+        parts: The reporter of the progress; see `count_parts`.
     """
     tenant_id = blobs.tenant_id
     if not dry_run and connection.dialect.name == "postgresql":
         connection.execute(text("LOCK TABLE graph_checkpoint, graph_write, blob IN EXCLUSIVE MODE"))
-    left = set(staging.left(connection, tenant_id)) if imports else set()
+    left = set(staging.list_staged_threads(connection, tenant_id)) if imports else set()
     for thread in left if not dry_run else ():
         delete_thread(connection, tenant_id, thread)
     steps_gone, left_out = 0, set[GraphKey]()
@@ -264,18 +264,18 @@ def collect(
     left_out.update(lost)
     if not dry_run:
         _delete_writes(connection, tenant_id, lost)
-    parts = parts or Parts()
-    live, lists = in_use(connection, blobs, lambda place: place.thread in left or place in left_out, parts)
+    parts = parts or ProgressParts()
+    live, lists = find_live_values(connection, blobs, lambda place: place.thread in left or place in left_out, parts)
     moved = [key for key, base in lists.items() if base is not None and base not in lists]
     for key in moved if not dry_run else ():
         _write_in_full(connection, blobs, key)
-    gone = [row for row in parts.over("values", _stored(connection, tenant_id)) if row[0] not in live]
+    gone = [row for row in parts.iterate("values", _stored(connection, tenant_id)) if row[0] not in live]
     if not dry_run:
         _delete_values(connection, tenant_id, [key for key, _ in gone])
     return Collected(len(gone), sum(size for _, size in gone), len(lost), len(moved), steps_gone)
 
 
-def sizes(connection: Connection, tenant_id: int) -> dict[str, int]:
+def count_parts(connection: Connection, tenant_id: int) -> dict[str, int]:
     """Count the rows that a collection reads, by the parts in which it reports progress."""
     lists = and_(BLOB.c.tenant_id == tenant_id, BLOB.c.type == LIST)
     counted = {
@@ -290,8 +290,8 @@ def sizes(connection: Connection, tenant_id: int) -> dict[str, int]:
     }
 
 
-def in_use(
-    connection: Connection, blobs: Blobs, leaves_out: Callable[[GraphKey], bool], parts: Parts | None = None
+def find_live_values(
+    connection: Connection, blobs: Blobs, is_ignored: Callable[[GraphKey], bool], parts: ProgressParts | None = None
 ) -> tuple[set[bytes], dict[bytes, bytes | None]]:
     """Find the values that graph checkpoints, writes and checkpoints refer to.
 
@@ -300,17 +300,17 @@ def in_use(
     Args:
         connection: Any open connection.
         blobs: The values of the tenant.
-        leaves_out: The test for graph checkpoints to ignore together with their writes.
+        is_ignored: The test for graph checkpoints to ignore together with their writes.
         parts: The reporter of the progress.
 
     Raises:
         Corrupt: A list or a record is damaged, so the values that it needs are unknown.
     """
-    parts = parts or Parts()
-    live = set(_referenced(connection, blobs.tenant_id, leaves_out, parts))
+    parts = parts or ProgressParts()
+    live = set(_referenced(connection, blobs.tenant_id, is_ignored, parts))
     live.update(_parts(connection, blobs, live))
     lists = _lists(connection, blobs, live)
-    for walked in parts.over("lists", ([one] for one in walk(connection, blobs, lists))):
+    for walked in parts.iterate("lists", ([one] for one in verify_lists(connection, blobs, lists))):
         if walked.wrong:
             raise damaged(walked.key, "is a damaged list")
         live.update(split_hashes(walked.items))
@@ -329,7 +329,7 @@ def _place(table: Any) -> list[Any]:
 
 
 def _is_old(checkpoint_id: str) -> bool:
-    """Return whether an id is older than `ON_ITS_WAY_SECONDS`; True for an id without a time, unlike LangGraph's."""
+    """Return whether an id is older than `ORPHAN_GRACE_SECONDS`; True for an id without a time, unlike LangGraph's."""
     try:
         made = UUID(checkpoint_id)
     except ValueError:
@@ -337,7 +337,7 @@ def _is_old(checkpoint_id: str) -> bool:
     if made.version != 6:
         return True
     clock = (made.time_low << 28) | (made.time_mid << 12) | (made.time_hi_version & 0x0FFF)
-    return (clock - UUID6_EPOCH) / 1e7 < time.time() - ON_ITS_WAY_SECONDS
+    return (clock - UUID6_EPOCH) / 1e7 < time.time() - ORPHAN_GRACE_SECONDS
 
 
 def _delete_writes(connection: Connection, tenant_id: int, keys: Iterable[GraphKey]) -> None:
@@ -347,7 +347,7 @@ def _delete_writes(connection: Connection, tenant_id: int, keys: Iterable[GraphK
 
 
 def _referenced(
-    connection: Connection, tenant_id: int, leaves_out: Callable[[GraphKey], bool], parts: Parts
+    connection: Connection, tenant_id: int, leaves_out: Callable[[GraphKey], bool], parts: ProgressParts
 ) -> Iterator[bytes]:
     # First those that checkpoints keep: a turn can replace a pending write only after the checkpoint is stored.
     for page in _NOTED.pages(connection, {"tenant": tenant_id}):
@@ -357,7 +357,7 @@ def _referenced(
     for table, read in ((GRAPH_CHECKPOINT, _of_checkpoint), (GRAPH_WRITE, split_hashes)):
         held = table.c.channels if table is GRAPH_CHECKPOINT else table.c.value
         query = CompiledStatement(select(*_place(table), held).where(table.c.tenant_id == tenant_id))
-        for *place, data in parts.over(table.name, query.pages(connection)):
+        for *place, data in parts.iterate(table.name, query.pages(connection)):
             if not leaves_out(GraphKey(*place)):
                 yield from read(data)
 
@@ -402,7 +402,7 @@ def _chunks(connection: Connection, blobs: Blobs, live: Container[bytes]) -> lis
 def _write_in_full(connection: Connection, blobs: Blobs, key: bytes) -> None:
     data = FULL + b"".join(blobs.item_hashes(connection, key))
     same = and_(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.hash == key)
-    connection.execute(update(BLOB).where(same).values(data=Clear(data)))
+    connection.execute(update(BLOB).where(same).values(data=PlainBytes(data)))
 
 
 def _stored(connection: Connection, tenant_id: int) -> Iterable[Sequence[tuple[bytes, int]]]:

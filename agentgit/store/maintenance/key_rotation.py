@@ -16,15 +16,22 @@ from agentgit.errors import Corrupt, KeyMissing
 from agentgit.sessions.reports import Rotated
 from agentgit.store.audit.trail import note
 from agentgit.store.database import Database
-from agentgit.store.records.encryption_keys import forget, prove, registered
+from agentgit.store.records.encryption_keys import forget, registered, write_proofs
 from agentgit.store.search.index import forget_words
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encrypted_columns import counts, key_in, of_tenant, raw, sealed_columns
-from agentgit.store.sql.encryption import InClear, Seal, as_given, as_stored, text_as_given, text_as_stored
+from agentgit.store.sql.encryption import (
+    Seal,
+    UnencryptedValue,
+    decode_value,
+    encode_value,
+    text_as_given,
+    text_as_stored,
+)
 from agentgit.store.sql.tables import BLOB
 
-AT_ONCE = 500
+BATCH_ROWS = 500
 """The number of rows in one transaction. It is small, so that other writers do not wait for long."""
 
 Progress = Callable[[int, int], None]
@@ -51,12 +58,12 @@ class Rotation:
             progress: The function to call with the number of rows done and their total.
         """
         if off:
-            self.database.write(lambda c: prove(c, self.tenant_id, seal, is_whole=False), durable=True)
+            self.database.write(lambda c: write_proofs(c, self.tenant_id, seal, is_whole=False), durable=True)
         total, done, changed = self._count(), 0, 0
         for name in sealed_columns():
             last: tuple[Any, ...] | None = None
             while rows := self._page(name, last):
-                changed += self.database.write(partial(self._seal_anew, seal, name, rows, off))
+                changed += self.database.write(partial(self._reencrypt_rows, seal, name, rows, off))
                 last = _place(list(raw(name).primary_key), rows[-1])
                 done += len(rows)
                 if progress is not None:
@@ -71,7 +78,7 @@ class Rotation:
                 if known != wanted and not left.get(known):
                     forget(connection, self.tenant_id, known)
             if wanted is not None and "" not in left:
-                prove(connection, self.tenant_id, seal, is_whole=True)
+                write_proofs(connection, self.tenant_id, seal, is_whole=True)
             forget_words(connection, self.tenant_id)  # the next search adds those that may be stored now
             note(connection, self.tenant_id, "keys.rotated", user_id=user_id, key=wanted, values=changed)
 
@@ -96,7 +103,7 @@ class Rotation:
                         where = f"{name} {'/'.join(map(str, row[1 : len(keys)]))}"
                         try:
                             _opened(seal, f"{name}.{column}", value)
-                        except InClear:
+                        except UnencryptedValue:
                             yield where, f"its {column} is not encrypted, although this database is"
                         except (Corrupt, KeyMissing, TypeError, ValueError, AttributeError):
                             yield where, f"its {column} cannot be decrypted with its key"
@@ -107,7 +114,7 @@ class Rotation:
 
         def page(connection: Connection) -> tuple[int, Any]:
             query = select(table).where(table.c.tenant_id == self.tenant_id, *_after(keys, last))
-            rows = connection.execute(query.order_by(*keys).limit(AT_ONCE).with_for_update(key_share=True)).all()
+            rows = connection.execute(query.order_by(*keys).limit(BATCH_ROWS).with_for_update(key_share=True)).all()
             others = [row for row in rows if key_in(row.mac) != wanted]
             for row in others if off else row_codes.authentic(connection, table, others):
                 this = and_(*(key == getattr(row, key.name) for key in keys))
@@ -134,12 +141,12 @@ class Rotation:
             *of_tenant(table, self.tenant_id)
         )
         with self.database.reading() as connection:
-            return connection.execute(query.where(*_after(keys, last)).order_by(*keys).limit(AT_ONCE)).all()
+            return connection.execute(query.where(*_after(keys, last)).order_by(*keys).limit(BATCH_ROWS)).all()
 
-    def _seal_anew(self, seal: Seal, name: str, rows: Sequence[Any], off: bool, connection: Connection) -> int:
-        return sum(self._anew(connection, seal, name, row, off) for row in rows)
+    def _reencrypt_rows(self, seal: Seal, name: str, rows: Sequence[Any], off: bool, connection: Connection) -> int:
+        return sum(self._reencrypt_row(connection, seal, name, row, off) for row in rows)
 
-    def _anew(self, connection: Connection, seal: Seal, name: str, row: Any, off: bool) -> int:
+    def _reencrypt_row(self, connection: Connection, seal: Seal, name: str, row: Any, off: bool) -> int:
         """Re-encrypt the values of a row that need it, unless they have changed since; return the number of changes."""
         table, changed = raw(name), 0
         this = and_(*(key == getattr(row, key.name) for key in table.primary_key))
@@ -173,11 +180,11 @@ def _opened(seal: Seal | None, place: str, stored: bytes | str | None) -> bytes:
         raise TypeError("neither text nor bytes")
     if isinstance(stored, str):
         return text_as_given(seal, place, stored).encode()
-    return as_given(seal, place, bytes(stored))
+    return decode_value(seal, place, bytes(stored))
 
 
 def _closed(seal: Seal | None, place: str, value: bytes, stored: bytes | str) -> bytes | str:
     """Encrypt a value for a column of the same type as `stored`. Without a seal, return it in clear."""
     if isinstance(stored, str):
         return text_as_stored(seal, place, value.decode())
-    return bytes(as_stored(seal, place, value))
+    return bytes(encode_value(seal, place, value))

@@ -15,7 +15,7 @@ from agentgit.effects.invocation import INTENDED, REVERSE_FAILED, REVERSE_UNKNOW
 from agentgit.store.maintenance.statistics import Sizes
 from agentgit.store.queries.explorations import mark_of
 from agentgit.store.records.checkpoints import merged_by
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_WRITE, OPERATION, SESSION, TOOL_INVOCATION
@@ -67,7 +67,7 @@ def write(connection: Connection, store: Store, session_id: int, retention: Rete
     _SET_META.run(connection, {"tenant": store.tenant_id, "session": session_id, "now": to_json(meta)})
 
 
-def automatic(connection: Connection, store: Store, session_id: int, meta: bytes | None = None) -> int:
+def apply_if_due(connection: Connection, store: Store, session_id: int, meta: bytes | None = None) -> int:
     """Apply a session's retention if it is due, in the transaction of a new checkpoint; return the number deleted.
 
     Args:
@@ -87,7 +87,7 @@ def automatic(connection: Connection, store: Store, session_id: int, meta: bytes
     if not any(count > limit for limit in limits) and not _is_old(connection, store, session_id, retention, count):
         return 0
     quick = replace(retention, max_bytes=None)  # measuring is too slow for a turn
-    return sum(one.goes for one in thin(connection, store, session_id, quick).verdicts)
+    return sum(one.is_removed for one in apply_retention(connection, store, session_id, quick).verdicts)
 
 
 def _is_old(connection: Connection, store: Store, session_id: int, retention: Retention, count: int) -> bool:
@@ -105,11 +105,11 @@ def verdicts(connection: Connection, store: Store, session_id: int, retention: R
     if retention.max_bytes is None:
         return Judged(judge(of_session, retention, now))
     sizes = Sizes(connection, store, session_id)
-    found = judge(of_session, retention, now, sizes.without)
-    return Judged(found, sizes.now(), sizes.without([one.point.id for one in found if one.goes]))
+    found = judge(of_session, retention, now, sizes.size_without)
+    return Judged(found, sizes.now(), sizes.size_without([one.point.id for one in found if one.is_removed]))
 
 
-def thin(
+def apply_retention(
     connection: Connection, store: Store, session_id: int, retention: Retention, user_id: int | None = None
 ) -> Judged:
     """Delete the checkpoints that a retention does not keep; return the verdict on each checkpoint."""
@@ -118,7 +118,7 @@ def thin(
     return judged._replace(verdicts=delete(connection, store, judged.verdicts, user_id))
 
 
-def clear(
+def delete_unneeded(
     connection: Connection,
     store: Store,
     session_id: int,
@@ -140,7 +140,7 @@ def clear(
     store.sessions.lock(connection, session_id)  # so that no other transaction starts to need one
     found = points(connection, store, session_id, branch_id)
     wanted = [point for point in found if ids is None or point.id in ids]
-    judged = [RetentionVerdict(point=one, goes=not one.needed, why=one.needed) for one in wanted]
+    judged = [RetentionVerdict(point=one, is_removed=not one.needed, why=one.needed) for one in wanted]
     return delete(connection, store, judged, user_id)
 
 
@@ -148,11 +148,11 @@ def delete(
     connection: Connection, store: Store, judged: Sequence[RetentionVerdict], user_id: int | None = None
 ) -> list[RetentionVerdict]:
     """Delete the checkpoints whose verdict is to go. Correct the verdict on those that `Checkpoints.delete` kept."""
-    ids = [one.point.id for one in judged if one.goes]
+    ids = [one.point.id for one in judged if one.is_removed]
     gone = store.checkpoints.delete(connection, ids, user_id)
     return [
-        RetentionVerdict(point=one.point, goes=False, why="something depends on it")
-        if one.goes and one.point.id not in gone
+        RetentionVerdict(point=one.point, is_removed=False, why="something depends on it")
+        if one.is_removed and one.point.id not in gone
         else one
         for one in judged
     ]
@@ -189,7 +189,7 @@ def points(connection: Connection, store: Store, session_id: int, branch_id: int
 
 
 def _needed(
-    connection: Connection, store: Store, session_id: int, branches: Mapping[int, Found], rows: Sequence[Found]
+    connection: Connection, store: Store, session_id: int, branches: Mapping[int, StoredRow], rows: Sequence[StoredRow]
 ) -> dict[int, str]:
     """Return the reason why each needed checkpoint stays, by id. All that `Checkpoints.delete` refuses are included."""
     needed = _before_unresolved(connection, store, session_id, rows)
@@ -213,13 +213,15 @@ def _needed(
     return needed
 
 
-def _before_unresolved(connection: Connection, store: Store, session_id: int, rows: Sequence[Found]) -> dict[int, str]:
+def _before_unresolved(
+    connection: Connection, store: Store, session_id: int, rows: Sequence[StoredRow]
+) -> dict[int, str]:
     """Find the last checkpoint of the branch before each unresolved effect, with the reason to keep it."""
     unresolved = connection.execute(_UNRESOLVED, {"tenant": store.tenant_id, "session": session_id}).scalars().all()
     found: dict[int, str] = {}
     if not unresolved:
         return found
-    of_branch: dict[int, list[Found]] = defaultdict(list)
+    of_branch: dict[int, list[StoredRow]] = defaultdict(list)
     for row in rows:
         of_branch[row.internal_session_id].append(row)
     for call in store.journal.invocations(connection, unresolved).values():
@@ -230,7 +232,7 @@ def _before_unresolved(connection: Connection, store: Store, session_id: int, ro
     return found
 
 
-def _merges(connection: Connection, store: Store, branches: Mapping[int, Found]) -> Iterator[tuple[Found, int]]:
+def _merges(connection: Connection, store: Store, branches: Mapping[int, StoredRow]) -> Iterator[tuple[StoredRow, int]]:
     """Yield the checkpoints that a merge made, each with the id of the checkpoint that was merged."""
     for part in slices(list(branches)):
         for row in connection.execute(_WITH_DATA, {"tenant": store.tenant_id, "branches": part}):
@@ -239,7 +241,9 @@ def _merges(connection: Connection, store: Store, branches: Mapping[int, Found])
                 yield row, source
 
 
-def _asking(connection: Connection, store: Store, branches: Mapping[int, Found], rows: Sequence[Found]) -> list[Found]:
+def _asking(
+    connection: Connection, store: Store, branches: Mapping[int, StoredRow], rows: Sequence[StoredRow]
+) -> list[StoredRow]:
     """Find the checkpoints at which a task waits for a person's answer."""
     at = {(branches[row.internal_session_id].thread_id, row.graph_checkpoint_id): row for row in rows}
     keys = [key for key in at if key[1] is not None]

@@ -11,10 +11,10 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, case, func, select
 
 from agentgit.sessions import ExternalSession
-from agentgit.sessions.stats import BranchFigures, Figures, Storage, Usage, beyond
-from agentgit.store.maintenance.gc import find, in_use
+from agentgit.sessions.stats import BranchFigures, Figures, Storage, Usage, subtract_usage
+from agentgit.store.maintenance.gc import find_live_values, find_unused_steps
 from agentgit.store.objects.packing import HASH_BYTES
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import BLOB, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE, LIST, OPERATION, TOOL_INVOCATION
@@ -62,7 +62,7 @@ class Sizes:
         self._steps = self._step_sizes()
         self._calls = sum(self._branch_rows(TOOL_INVOCATION).values())
         self._points = self._branch_rows(CHECKPOINT)
-        others, _ = in_use(connection, self._blobs, lambda place: place.thread in self._threads)
+        others, _ = find_live_values(connection, self._blobs, lambda place: place.thread in self._threads)
         query = select(BLOB.c.hash, BLOB.c.type, BLOB.c.size, func.length(BLOB.c.data))
         rows = connection.execute(query.where(BLOB.c.tenant_id == store.tenant_id))
         self._sizes = {
@@ -75,13 +75,13 @@ class Sizes:
         """Return the current size in bytes."""
         return self._measured((), ())
 
-    def without(self, points: Collection[int]) -> int:
+    def size_without(self, points: Collection[int]) -> int:
         """Return the size in bytes without some checkpoints and without the steps that nothing would need then."""
-        spare = find(self._connection, self._store.tenant_id, frozenset(points), self._branches)
+        spare = find_unused_steps(self._connection, self._store.tenant_id, frozenset(points), self._branches)
         return self._measured(points, {place for one in spare for place in one.gone})
 
     def _measured(self, points: Collection[int], gone: Collection[GraphKey]) -> int:
-        live, lists = in_use(
+        live, lists = find_live_values(
             self._connection, self._blobs, lambda place: place.thread not in self._threads or place in gone
         )
         total = self._calls + sum(size for place, size in self._steps.items() if place not in gone)
@@ -109,7 +109,7 @@ class Sizes:
 
 
 def figures(
-    connection: Connection, store: Store, sessions: Sequence[ExternalSession], branches: Sequence[Found]
+    connection: Connection, store: Store, sessions: Sequence[ExternalSession], branches: Sequence[StoredRow]
 ) -> list[BranchFigures]:
     """Count what was done on some branches.
 
@@ -150,7 +150,7 @@ def names(connection: Connection, store: Store, branch_ids: Sequence[int]) -> di
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def storage(connection: Connection, store: Store, branches: Sequence[Found]) -> Storage:
+def storage(connection: Connection, store: Store, branches: Sequence[StoredRow]) -> Storage:
     """Measure the space that some branches take. It reads all references between stored values, but no state.
 
     Args:
@@ -159,8 +159,8 @@ def storage(connection: Connection, store: Store, branches: Sequence[Found]) -> 
         branches: The rows of the branches.
     """
     blobs, threads = store.graphs.content.blobs, {branch.thread_id for branch in branches}
-    mine, _ = in_use(connection, blobs, lambda place: place.thread not in threads)
-    others, _ = in_use(connection, blobs, lambda place: place.thread in threads)
+    mine, _ = find_live_values(connection, blobs, lambda place: place.thread not in threads)
+    others, _ = find_live_values(connection, blobs, lambda place: place.thread in threads)
     own = shared = 0
     for key, size in connection.execute(_SIZES, {"tenant": store.tenant_id}):
         if key in mine:
@@ -183,19 +183,19 @@ def _by_word(connection: Connection, store: Store, query: Any, ids: Sequence[int
     return counts
 
 
-def _tokens(connection: Connection, store: Store, branch: Found, began: str | None) -> Usage:
+def _tokens(connection: Connection, store: Store, branch: StoredRow, began: str | None) -> Usage:
     """Return the tokens used on a branch itself: those of its newest state minus those of its first state."""
     thread = {"tenant_id": store.tenant_id, "thread_id": branch.thread_id, "ns": ""}
     now = _NEWEST.first(connection, thread)
     if now is None:
         return {}
     first = _ONE.first(connection, {**thread, "checkpoint_id": began}) if began is not None else None
-    return beyond(
+    return subtract_usage(
         token_usage.read(from_json(now.header)), token_usage.read(from_json(first.header)) if first is not None else {}
     )
 
 
-def _beginnings(connection: Connection, store: Store, branches: Sequence[Found]) -> dict[int, str]:
+def _beginnings(connection: Connection, store: Store, branches: Sequence[StoredRow]) -> dict[int, str]:
     """Return the graph checkpoint that each branch began with, if it began with one (a fork or a template)."""
     left = {branch.branch_point_id: branch.id for branch in branches if branch.branch_point_id is not None}
     points = _many(connection, store, _LEFT, list(left))

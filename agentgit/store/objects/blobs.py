@@ -23,7 +23,7 @@ from sqlalchemy import Connection, bindparam, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
-from agentgit.store.objects.lru import Recent
+from agentgit.store.objects.lru import LRUCache
 from agentgit.store.objects.packing import (
     CHUNK,
     CHUNK_BYTES,
@@ -40,9 +40,9 @@ from agentgit.store.objects.packing import (
 )
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.encryption import Clear
+from agentgit.store.sql.encryption import PlainBytes
 from agentgit.store.sql.tables import BLOB, LIST
-from agentgit.values import from_json, to_json, write_slowly
+from agentgit.values import dump_without_orjson, from_json, to_json
 
 RECORD = "record"
 """The type of a leaf that maps names to hashes; see `pack`."""
@@ -118,7 +118,7 @@ def compact(value: Any) -> bytes:
 
 def _compact_slowly(value: Any) -> bytes:
     try:
-        return write_slowly(value)
+        return dump_without_orjson(value)
     except TypeError:
         return to_json(value)
 
@@ -163,8 +163,8 @@ class Blobs:
         self._chunk_bytes = chunk_bytes
         self._compression = Compression(compression)
         # Both caches map a hash to its value, which never changes. They do not tell whether the value is still stored.
-        self._leaves: Recent[bytes, Leaf] = Recent(CACHED_BYTES, lambda value: len(value.data) + 256)
-        self._lists: Recent[bytes, Items] = Recent(CACHED_ITEMS, lambda items: len(items.hashes) + 16)
+        self._leaves: LRUCache[bytes, Leaf] = LRUCache(CACHED_BYTES, lambda value: len(value.data) + 256)
+        self._lists: LRUCache[bytes, Items] = LRUCache(CACHED_ITEMS, lambda items: len(items.hashes) + 16)
 
     def put_many(
         self,
@@ -193,7 +193,7 @@ class Blobs:
             if key != base:
                 depth, data = self._encode(connection, hashes, base)
                 known[key] = Items(hashes, depth)
-                rows[key] = self._values(key, LIST, RAW, len(hashes), Clear(data))
+                rows[key] = self._values(key, LIST, RAW, len(hashes), PlainBytes(data))
         self._insert(connection, rows)
         self._leaves.add(fresh.items())
         self._lists.add(known.items())
@@ -295,7 +295,7 @@ class Blobs:
         """
         if type_ == LIST:
             return Leaf(key, LIST, b"")
-        if isinstance(data, Clear):
+        if isinstance(data, PlainBytes):
             raise damaged(key, "is not encrypted, although this database is")
         try:
             if codec == CHUNKED and type_ != CHUNK:

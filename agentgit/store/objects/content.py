@@ -15,7 +15,7 @@ from agentgit.store.objects.packing import HASH_BYTES
 from agentgit.store.sql.tables import LIST
 
 
-class Walked(NamedTuple):
+class VerifiedList(NamedTuple):
     """A stored list, verified.
 
     Args:
@@ -29,7 +29,7 @@ class Walked(NamedTuple):
     wrong: str = ""
 
 
-def walk(connection: Connection, blobs: Blobs, stored: Mapping[bytes, bytes]) -> Iterator[Walked]:
+def verify_lists(connection: Connection, blobs: Blobs, stored: Mapping[bytes, bytes]) -> Iterator[VerifiedList]:
     """Verify lists, each after the list that it continues.
 
     Args:
@@ -49,12 +49,12 @@ def walk(connection: Connection, blobs: Blobs, stored: Mapping[bytes, bytes]) ->
         stack.extend((later, state, count) for later in after.pop(key, ()))
     for keys in after.values():
         for key in keys:
-            yield Walked(key, b"", "the lists that it continues have no first one")
+            yield VerifiedList(key, b"", "the lists that it continues have no first one")
 
 
 def _hashed(
     connection: Connection, blobs: Blobs, key: bytes, data: bytes, state: Any, count: int
-) -> tuple[Walked, Any, int]:
+) -> tuple[VerifiedList, Any, int]:
     """Verify a list. Return it with its hash state, which a longer list can continue, and its number of items."""
     link = link_of(data)
     if link is not None and state is not None and link.kept == count:
@@ -67,10 +67,10 @@ def _hashed(
         try:
             items, count = b"".join(blobs.item_hashes(connection, key)), 0
         except Corrupt:
-            return Walked(key, b"", "it does not match its items"), None, 0
+            return VerifiedList(key, b"", "it does not match its items"), None, 0
         made = sha256(b"list\0" + items)
     wrong = "" if made.digest() == key else "it does not match its items"
-    return Walked(key, items, wrong), made, count + len(items) // HASH_BYTES
+    return VerifiedList(key, items, wrong), made, count + len(items) // HASH_BYTES
 
 
 Part: TypeAlias = Leaf | list[Leaf]

@@ -12,7 +12,7 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-class Recent(Generic[K, T]):
+class LRUCache(Generic[K, T]):
     """A cache of the most recently used values, up to a total weight. Thread-safe.
 
     All values must be truthy.
@@ -22,7 +22,7 @@ class Recent(Generic[K, T]):
         weigh: A function that returns the weight of a value.
 
     Example:
-        >>> recent = Recent(16, len)
+        >>> recent = LRUCache(16, len)
         >>> recent.add([(b"a", "1"), (b"b", "too heavy")])
         >>> recent.get(b"a"), recent.get(b"b")
         ('1', None)
@@ -36,7 +36,7 @@ class Recent(Generic[K, T]):
         self._old: dict[K, T] = {}
         self._total = 0
         self._lock = threading.Lock()
-        process.remember_at_fork(self)
+        process.register_for_fork(self)
 
     def before_fork(self) -> None:
         """Do nothing: the cache has no connection to close."""

@@ -23,7 +23,7 @@ RAW, ZLIB, ZSTD, CHUNKED = 0, 1, 2, 3
 COMPRESS_FROM = 512
 """The smallest size in bytes that is compressed. Below it, compression saves less than it costs."""
 
-WORTH = 0.9
+MAX_COMPRESSED_RATIO = 0.9
 """The maximum ratio of compressed to original size. Above it, a value is stored uncompressed."""
 
 ZSTD_LEVEL = 3
@@ -73,7 +73,7 @@ class Compression:
         if self._codec == RAW or len(data) < COMPRESS_FROM:
             return RAW, data
         packed = self._compress(data)
-        return (self._codec, packed) if len(packed) <= len(data) * WORTH else (RAW, data)
+        return (self._codec, packed) if len(packed) <= len(data) * MAX_COMPRESSED_RATIO else (RAW, data)
 
 
 def unpacked(codec: int, data: bytes) -> bytes:

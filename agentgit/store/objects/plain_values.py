@@ -24,7 +24,7 @@ MSGPACK = "msgpack"
 RUN, RUN_PY = "run", "run+py"
 """The types of a leaf that holds several small items of a list."""
 
-SEALED = "serde"
+CUSTOM_SERDE = "serde"
 """The type of a value that the user's own serializer wrote. Its bytes are the serializer's type, NUL, and the data."""
 
 READERS: dict[str, Callable[[bytes], Any]] = {
@@ -93,7 +93,7 @@ def show_message(item: Leaf) -> dict[str, Any]:
 def _show_leaf(value: Leaf) -> Any:
     if value.type in READERS:
         return READERS[value.type](value.data)
-    if value.type == SEALED:
+    if value.type == CUSTOM_SERDE:
         kind, _, data = value.data.partition(b"\0")
         return f"<{len(data)} bytes of type {kind.decode()}: only the serializer that wrote them can read them>"
     if value.type == "null":
@@ -112,7 +112,7 @@ def _unpack(data: bytes) -> Any:
     return ormsgpack.unpackb(data, ext_hook=_payload, option=ormsgpack.OPT_NON_STR_KEYS)
 
 
-def structure(data: bytes) -> Any:
+def read_plain_msgpack(data: bytes) -> Any:
     """Read msgpack. Each value that only LangGraph can rebuild becomes an `object`, which is not a JSON type."""
     import ormsgpack  # see `_unpack`
 

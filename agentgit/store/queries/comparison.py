@@ -11,17 +11,17 @@ from sqlalchemy import Connection, and_, or_
 from agentgit.sessions.messages import from_stored
 from agentgit.store.objects.plain_values import show, show_state
 from agentgit.store.records.journal import TrackPart
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT, LIST
 from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
 from agentgit.store.threads.graph_rows import ERROR, INTERRUPT, RESUME, GraphKey, conversation, is_shown
-from agentgit.store.threads.graph_rows import Found as At
+from agentgit.store.threads.graph_rows import GraphCheckpoint as At
 from agentgit.store.threads.pending_writes import TaskWrites
 
 
 @dataclass(kw_only=True)
-class Rest:
+class UnsharedPart:
     """The part of a checkpoint that another checkpoint does not share.
 
     Args:
@@ -38,7 +38,7 @@ class Rest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class CheckpointComparison:
     """The result of a comparison of two checkpoints.
 
     Args:
@@ -48,13 +48,13 @@ class Compared:
         calls: The number of leading tool invocations that both share.
     """
 
-    a: Rest
-    b: Rest
+    a: UnsharedPart
+    b: UnsharedPart
     messages: int
     calls: int
 
 
-class Comparing:
+class CheckpointComparer:
     """Compares the checkpoints of one tenant.
 
     Args:
@@ -64,7 +64,7 @@ class Comparing:
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    def fold(self, connection: Connection, a: Found, b: Found) -> Compared:
+    def compare(self, connection: Connection, a: StoredRow, b: StoredRow) -> CheckpointComparison:
         """Compare two checkpoints: read the parts that they do not share.
 
         Args:
@@ -72,7 +72,7 @@ class Comparing:
             a: The row of the first checkpoint.
             b: The row of the second checkpoint.
         """
-        one, other, rests = self._at(connection, a), self._at(connection, b), (Rest(), Rest())
+        one, other, rests = self._at(connection, a), self._at(connection, b), (UnsharedPart(), UnsharedPart())
         messages = self._fold_messages(connection, one, other, rests)
         if messages is None:
             messages = 0
@@ -82,9 +82,9 @@ class Comparing:
         calls = self._fold_calls(connection, a, b, rests)
         for row, rest in zip((a, b), rests, strict=True):
             rest.pending = self._pending(connection, row) if a.pending != b.pending else []
-        return Compared(a=rests[0], b=rests[1], messages=messages, calls=calls)
+        return CheckpointComparison(a=rests[0], b=rests[1], messages=messages, calls=calls)
 
-    def _at(self, connection: Connection, row: Found) -> At | None:
+    def _at(self, connection: Connection, row: StoredRow) -> At | None:
         if row.graph_checkpoint_id is None:
             return None
         return self.store.graphs.find(connection, GraphKey(row.thread_id, "", row.graph_checkpoint_id))
@@ -92,7 +92,7 @@ class Comparing:
     # -- state and messages
 
     def _fold_messages(
-        self, connection: Connection, one: At | None, other: At | None, rests: tuple[Rest, Rest]
+        self, connection: Connection, one: At | None, other: At | None, rests: tuple[UnsharedPart, UnsharedPart]
     ) -> int | None:
         """Fill in state and messages. Return the number of common messages; None if hashes cannot compare them."""
         if one is None or other is None:
@@ -118,7 +118,7 @@ class Comparing:
 
     # -- pending tasks
 
-    def _pending(self, connection: Connection, row: Found) -> list[dict[str, Any]]:
+    def _pending(self, connection: Connection, row: StoredRow) -> list[dict[str, Any]]:
         """Read the results so far of the tasks of an unfinished step at a checkpoint."""
         found = pending_writes.tasks(row.pending, f"checkpoint {row.id}")
         bodies = self.store.graphs.content.get(connection, pending_writes.hashes(row.pending, f"checkpoint {row.id}"))
@@ -142,7 +142,9 @@ class Comparing:
 
     # -- tool calls
 
-    def _fold_calls(self, connection: Connection, a: Found, b: Found, rests: tuple[Rest, Rest]) -> int:
+    def _fold_calls(
+        self, connection: Connection, a: StoredRow, b: StoredRow, rests: tuple[UnsharedPart, UnsharedPart]
+    ) -> int:
         """Fill in the tool invocations. Return the number of common ones."""
         tracks = [self._parts(connection, row) for row in (a, b)]
         common = shared(*tracks)
@@ -150,13 +152,13 @@ class Comparing:
             rest.calls = [call.to_dict() for call in self.store.journal.track(connection, parts, skip=common)]
         return common
 
-    def _parts(self, connection: Connection, row: Found) -> list[TrackPart]:
+    def _parts(self, connection: Connection, row: StoredRow) -> list[TrackPart]:
         branch = self.store.sessions.branch(connection, row.internal_session_id)
         return self.store.parts(connection, branch, row.position)
 
     # -- common ancestor
 
-    def meeting(self, connection: Connection, a: Found, b: Found) -> Found | None:
+    def common_ancestor(self, connection: Connection, a: StoredRow, b: StoredRow) -> StoredRow | None:
         """Find the newest common ancestor of two checkpoints; None if their paths have nothing in common.
 
         Args:
@@ -174,7 +176,7 @@ class Comparing:
         )
         return rows[0] if rows else None
 
-    def ends(self, connection: Connection, row: Found) -> dict[int, int]:
+    def ends(self, connection: Connection, row: StoredRow) -> dict[int, int]:
         """Return the branches (ids) on the path to a checkpoint, root first, each with its last number on the path."""
         lineage = self.store.sessions.lineage(
             connection, self.store.sessions.branch(connection, row.internal_session_id)
@@ -182,7 +184,7 @@ class Comparing:
         # The first checkpoint of a branch stands for its branch point, which is the next one on the parent.
         return {s.branch.id: row.number if s.checkpoints is None else s.checkpoints + 1 for s in lineage}
 
-    def noted(self, connection: Connection, row: Found) -> Sequence[Found]:
+    def find_with_data(self, connection: Connection, row: StoredRow) -> Sequence[StoredRow]:
         """Read the checkpoints on the path to a checkpoint that have `data`, oldest first."""
         on_way = [
             and_(CHECKPOINT.c.internal_session_id == branch_id, CHECKPOINT.c.number <= number)

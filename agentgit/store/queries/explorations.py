@@ -15,7 +15,7 @@ from agentgit.errors import NotFound
 from agentgit.sessions.messages import from_stored, text_of
 from agentgit.sessions.tree import BEGUN, Exploration, ExploredBranch
 from agentgit.store.records.journal import TrackPart
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Store
 from agentgit.values import as_object
@@ -27,7 +27,7 @@ NAME = "explore"
 """The default name of an exploration. A number is added if the name is taken."""
 
 
-def mark_of(row: Found) -> dict[str, Any]:
+def mark_of(row: StoredRow) -> dict[str, Any]:
     """Read the exploration mark of a branch; empty if no exploration made the branch.
 
     Args:
@@ -61,7 +61,7 @@ class Explorations:
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    def mark(self, connection: Connection, row: Found, **facts: Any) -> None:
+    def mark(self, connection: Connection, row: StoredRow, **facts: Any) -> None:
         """Update the exploration mark of a branch.
 
         Args:
@@ -76,7 +76,7 @@ class Explorations:
         taken = {row.name.partition("/")[0] for row in self.store.sessions.branches(connection, session_id)}
         return free_name(NAME, taken)
 
-    def rows(self, connection: Connection, session_id: int, name: str) -> list[Found]:
+    def rows(self, connection: Connection, session_id: int, name: str) -> list[StoredRow]:
         """Read the branches of an exploration, each before the branches that continue it."""
         branches = self.store.sessions.branches(connection, session_id)
         own = [row for row in branches if row.name.startswith(f"{name}/") and mark_of(row).get("name") == name]
@@ -123,7 +123,7 @@ class Explorations:
         undeclared = {call.tool_name for one in found for call in one.tool_calls if call.effect == UNDECLARED}
         return Exploration(name=name, branch=began.name, branches=found, tokens=total, undeclared=sorted(undeclared))
 
-    def _own(self, connection: Connection, row: Found) -> tuple[list[dict[str, Any]], list[ToolInvocation]]:
+    def _own(self, connection: Connection, row: StoredRow) -> tuple[list[dict[str, Any]], list[ToolInvocation]]:
         """Read the messages (in LangChain's stored form) and the tool calls of the turn of one explored branch."""
         end, begin = (
             self._checkpoint(connection, mark_of(row)["end"]),
@@ -141,7 +141,7 @@ class Explorations:
             connection, [TrackPart(branch_id=row.id, before=row.inherited, count=count)]
         )
 
-    def _checkpoint(self, connection: Connection, checkpoint_id: int | None) -> Found | None:
+    def _checkpoint(self, connection: Connection, checkpoint_id: int | None) -> StoredRow | None:
         if checkpoint_id is None:
             return None
         found = self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id)
@@ -149,7 +149,7 @@ class Explorations:
 
 
 def _branch(
-    row: Found,
+    row: StoredRow,
     messages: list[dict[str, Any]],
     calls: list[ToolInvocation],
     made: dict[tuple[int, ...], ExploredBranch],

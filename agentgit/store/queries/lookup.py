@@ -17,7 +17,7 @@ from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.sessions.messages import from_stored
 from agentgit.store.audit.trail import note
 from agentgit.store.records.log import of_path
-from agentgit.store.records.sessions import Found, Segment
+from agentgit.store.records.sessions import Segment, StoredRow
 from agentgit.store.sql.ids import is_id
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Store
@@ -109,7 +109,7 @@ class Lookup:
             return self.user_id
         return self.store.visible.owner(connection, session_id) or self.user_id
 
-    def is_free(self, session_id: int) -> bool:
+    def needs_no_check(self, session_id: int) -> bool:
         """Return whether a session needs no check: it is the principal's own, and its access cannot be revoked."""
         return self.principal.since is None and session_id in self._own
 
@@ -137,12 +137,12 @@ class Lookup:
 
         def told(connection: Connection) -> None:
             if session_id is not None:
-                self.store.sessions.keep(connection, session_id)
+                self.store.sessions.prevent_erasure(connection, session_id)
             note(
                 connection, self.store.tenant_id, "access.denied", session_id=session_id, user_id=self.user_id, **facts
             )
 
-        return NotAllowed(text, told=told)
+        return NotAllowed(text, write_audit=told)
 
     # -- sessions
 
@@ -193,10 +193,10 @@ class Lookup:
     def _missing_session(self, connection: Connection, ref: str | int | None) -> NotFound:
         return NotFound(
             f"There is no session {ref!r} here. List them: repo.sessions(), or agentgit sessions.",
-            near=references.near(str(ref), self.store.visible.references(connection, self.user_id)),
+            near=references.similar_names(str(ref), self.store.visible.references(connection, self.user_id)),
         )
 
-    def sees(self, connection: Connection, session_id: int) -> ExternalSession | None:
+    def find_visible(self, connection: Connection, session_id: int) -> ExternalSession | None:
         """Find a session by its id; None if the principal cannot see it."""
         return self.store.visible.by_id(connection, self.user_id, session_id)
 
@@ -204,7 +204,7 @@ class Lookup:
 
     def branch(
         self, connection: Connection, session: ExternalSession, ref: InternalSession | str | int | None
-    ) -> Found:
+    ) -> StoredRow:
         """Find a branch by name or id; None is the current branch.
 
         Raises:
@@ -222,18 +222,18 @@ class Lookup:
         raise NotFound(
             f"Session {session.session_name} has no branch {wanted!r}. List them: session.branches(), or "
             "agentgit branches.",
-            near=references.near(str(wanted), [row.name for row in rows]),
+            near=references.similar_names(str(wanted), [row.name for row in rows]),
         )
 
     # -- checkpoints
 
-    def path(self, connection: Connection, branch: Found) -> list[Found]:
+    def path(self, connection: Connection, branch: StoredRow) -> list[StoredRow]:
         """List the checkpoints from the root of the session to the head of a branch."""
         return list(self.store.checkpoints.on_path(connection, self.store.sessions.lineage(connection, branch)))
 
     def checkpoint(
-        self, connection: Connection, session: ExternalSession, branch: Found, place: CheckpointRef
-    ) -> Found:
+        self, connection: Connection, session: ExternalSession, branch: StoredRow, place: CheckpointRef
+    ) -> StoredRow:
         """Resolve a reference to a checkpoint, relative to a branch.
 
         Args:
@@ -274,13 +274,13 @@ class Lookup:
         if found is None:
             raise NotFound(
                 f"Session {session.session_name} has no checkpoint {place!r}. List them: agentgit log.",
-                near=references.near(place, self._names(connection, session)),
+                near=references.similar_names(place, self._names(connection, session)),
             )
         return found
 
     def restore_point(
-        self, connection: Connection, session: ExternalSession, branch: Found, place: CheckpointRef
-    ) -> Found:
+        self, connection: Connection, session: ExternalSession, branch: StoredRow, place: CheckpointRef
+    ) -> StoredRow:
         """Find the checkpoint before a user message by the message id.
 
         Other references resolve as in `checkpoint`. A Checkpoint or its id may belong to another session in which the
@@ -303,8 +303,8 @@ class Lookup:
             raise self._no_message(connection, session, place) from error
 
     def _by_message(
-        self, connection: Connection, session: ExternalSession, branch: Found, message_id: str
-    ) -> Found | None:
+        self, connection: Connection, session: ExternalSession, branch: StoredRow, message_id: str
+    ) -> StoredRow | None:
         """Find the checkpoint before a user message: the newest on the path, else the newest elsewhere."""
         points = self._restore_points(connection, session)
         found = [row for row in points if row.restore_point == message_id]
@@ -314,7 +314,7 @@ class Lookup:
         on_path = [row for row in found if row.id in behind]
         return next(reversed(on_path or found), None)
 
-    def _restore_points(self, connection: Connection, session: ExternalSession) -> Sequence[Found]:
+    def _restore_points(self, connection: Connection, session: ExternalSession) -> Sequence[StoredRow]:
         branches = [row.id for row in self.store.sessions.branches(connection, session.id)]
         return self.store.checkpoints.find(
             connection, CHECKPOINT.c.internal_session_id.in_(branches), CHECKPOINT.c.restore_point.is_not(None)
@@ -326,12 +326,12 @@ class Lookup:
         return NotFound(
             f"Session {session.session_name} has no restore point {place!r}. Every user message is one with "
             "auto_checkpoint='turn' or 'tool', and so is every checkpoint. List them: agentgit log.",
-            near=references.near(place.removeprefix(references.MESSAGE), ids),
+            near=references.similar_names(place.removeprefix(references.MESSAGE), ids),
         )
 
     def _said_together(
-        self, connection: Connection, branch: Found, message_id: str, points: Sequence[Found]
-    ) -> list[Found]:
+        self, connection: Connection, branch: StoredRow, message_id: str, points: Sequence[StoredRow]
+    ) -> list[StoredRow]:
         """Find the restore point of an input with several messages by the id of one that is not the last."""
         head = self.store.graphs.head(connection, branch.thread_id)
         if head is None:
@@ -342,19 +342,19 @@ class Lookup:
         return [row for row in points if row.restore_point in together][:1]
 
     def target(
-        self, connection: Connection, session: ExternalSession, branch: Found, place: CheckpointRef
-    ) -> tuple[Found, str]:
+        self, connection: Connection, session: ExternalSession, branch: StoredRow, place: CheckpointRef
+    ) -> tuple[StoredRow, str]:
         """Resolve a reference as `checkpoint` does. Return the checkpoint and its display name."""
         found = self.checkpoint(connection, session, branch, place)
         reference = f"{found.branch_name}#{found.number}"
         return found, f"{found.name} ({reference})" if found.name else reference
 
-    def _by_id(self, connection: Connection, session: ExternalSession, checkpoint_id: int) -> Found:
+    def _by_id(self, connection: Connection, session: ExternalSession, checkpoint_id: int) -> StoredRow:
         exists = is_id(checkpoint_id)
         for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id) if exists else ():
             if row.external_session_id == session.id:
                 return row
-            owner = self.sees(connection, row.external_session_id)
+            owner = self.find_visible(connection, row.external_session_id)
             if owner is not None:
                 raise InvalidInput(
                     f"Checkpoint {checkpoint_id} belongs to session {owner.reference}, not to "
@@ -368,14 +368,16 @@ class Lookup:
         if not is_id(id):
             return None
         for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id == id):
-            return self.sees(connection, row.external_session_id)
+            return self.find_visible(connection, row.external_session_id)
         return None
 
-    def _by_tag(self, connection: Connection, session: ExternalSession, name: str) -> Found | None:
+    def _by_tag(self, connection: Connection, session: ExternalSession, name: str) -> StoredRow | None:
         tag = self.store.tags.find(connection, session.id, name)
         return self._by_id(connection, session, tag.checkpoint_id) if tag is not None else None
 
-    def _by_name(self, connection: Connection, session: ExternalSession, branch: Found, name: str) -> Found | None:
+    def _by_name(
+        self, connection: Connection, session: ExternalSession, branch: StoredRow, name: str
+    ) -> StoredRow | None:
         """Find a checkpoint by its name: the newest on the path, else the only one elsewhere."""
         sessions = self.store.sessions
         branches = [row.id for row in sessions.branches(connection, session.id)]
@@ -393,15 +395,15 @@ class Lookup:
             candidates=tuple(f"{row.branch_name}#{row.number}" for row in named),
         )
 
-    def _behind(self, connection: Connection, branch: Found) -> set[int]:
+    def _behind(self, connection: Connection, branch: StoredRow) -> set[int]:
         """Return the ids of the checkpoints on the path of a branch, including the branch points."""
         lineage = self.store.sessions.lineage(connection, branch)
         on_path = {row.id for row in self.store.checkpoints.on_path(connection, lineage)}
         return on_path | {segment.branch.branch_point_id for segment in lineage}
 
     def _by_place(
-        self, connection: Connection, session: ExternalSession, branch: Found, reference: references.Reference
-    ) -> Found | None:
+        self, connection: Connection, session: ExternalSession, branch: StoredRow, reference: references.Reference
+    ) -> StoredRow | None:
         """Find a checkpoint by its position on a branch; None if the reference names no branch."""
         rows = self.store.sessions.branches(connection, session.id)
         on = branch if reference.base == references.HEAD else next((r for r in rows if r.name == reference.base), None)
@@ -417,7 +419,7 @@ class Lookup:
 
     def _missing(
         self, connection: Connection, reference: references.Reference, path: list[Segment], before: str, after: str = ""
-    ) -> Found:
+    ) -> StoredRow:
         """Raise `NotFound` for a position that does not exist, with the number of existing checkpoints."""
         count = self.store.log.count(connection, of_path(path), Filter(), None)
         raise NotFound(

@@ -11,8 +11,8 @@ from agentgit.checkpoints import Checkpoint
 from agentgit.effects.invocation import PAUSED
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.tree import Branch, Point
-from agentgit.store.records.recorded_calls import marked, marks
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.recorded_calls import marks, with_marks
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT, TOOL_INVOCATION
 from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
@@ -32,12 +32,12 @@ class ReadModels:
         self.store = store
         self.admit = admit
 
-    def checkpoints(self, connection: Connection, rows: Sequence[Found]) -> list[Checkpoint]:
+    def checkpoints(self, connection: Connection, rows: Sequence[StoredRow]) -> list[Checkpoint]:
         """Convert rows to checkpoints, including their tags."""
         tags = self.store.tags.of(connection, [row.id for row in rows])
         return [self.checkpoint(row, tags.get(row.id, ())) for row in rows]
 
-    def checkpoint(self, row: Found, tags: Sequence[str] = ()) -> Checkpoint:
+    def checkpoint(self, row: StoredRow, tags: Sequence[str] = ()) -> Checkpoint:
         """Convert a row that `CheckpointStore.find` returned to a checkpoint."""
 
         def load() -> Mapping[str, Any]:
@@ -81,7 +81,7 @@ class ReadModels:
         calls = self._counts(connection, TOOL_INVOCATION, ids, TOOL_INVOCATION.c.status != PAUSED)
         return [self._branch(row, session, checkpoints.get(row.id, 0), calls.get(row.id, 0)) for row in rows]
 
-    def branch(self, connection: Connection, session: ExternalSession, row: Found) -> InternalSession:
+    def branch(self, connection: Connection, session: ExternalSession, row: StoredRow) -> InternalSession:
         """Convert one row to a branch."""
         checkpoints = self._counts(connection, CHECKPOINT, [row.id])
         return self._branch(row, session, checkpoints.get(row.id, 0), self.store.journal.tally(connection, row.id)()[0])
@@ -94,7 +94,7 @@ class ReadModels:
         )
         return {row.internal_session_id: row.calls for row in connection.execute(query)}
 
-    def _branch(self, row: Found, session: ExternalSession, checkpoints: int, calls: int) -> InternalSession:
+    def _branch(self, row: StoredRow, session: ExternalSession, checkpoints: int, calls: int) -> InternalSession:
         def load() -> Mapping[str, Any]:
             with self.store.database.reading() as connection:
                 self.admit(connection, row.external_session_id)
@@ -128,19 +128,19 @@ class ReadModels:
         calls = marks(connection, self.store.tenant_id, session.id)
         branches = (_branch(row, session, points[row.id]) for row in rows)
         grown = [
-            marked(branch, calls.get(row.id, ()), row.inherited) for row, branch in zip(rows, branches, strict=True)
+            with_marks(branch, calls.get(row.id, ()), row.inherited) for row, branch in zip(rows, branches, strict=True)
         ]
         return Tree.grow(session.session_name, grown)
 
 
-def _pending(row: Found) -> dict[str, Any]:
+def _pending(row: StoredRow) -> dict[str, Any]:
     """Return the status of each task, for a checkpoint in the middle of a step; empty for others."""
     tasks = pending_writes.tasks(row.pending, f"checkpoint {row.id}")
     told = [{"task": task.id, "ns": task.ns, "status": task.status, "digest": task.digest()} for task in tasks]
     return {"pending": told} if told else {}
 
 
-def _branch(row: Found, session: ExternalSession, points: list[Point]) -> Branch:
+def _branch(row: StoredRow, session: ExternalSession, points: list[Point]) -> Branch:
     return Branch(
         id=row.id,
         name=row.name,
@@ -152,7 +152,7 @@ def _branch(row: Found, session: ExternalSession, points: list[Point]) -> Branch
     )
 
 
-def _point(row: Found, tags: Sequence[str]) -> Point:
+def _point(row: StoredRow, tags: Sequence[str]) -> Point:
     return Point(
         id=row.id,
         number=row.number,

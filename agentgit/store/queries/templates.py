@@ -7,7 +7,7 @@ from sqlalchemy import Connection, and_, select
 from agentgit.errors import Conflict, NotFound
 from agentgit.store.records import recorded_calls
 from agentgit.store.records.checkpoints import Label, Snapshot
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT
 from agentgit.store.store import Store
@@ -20,8 +20,15 @@ ERASED = "an erased session"
 """The text that replaces the reference of an erased template."""
 
 
-def begin(
-    store: Store, connection: Connection, user_id: int, name: str, point: Found, called: str, *, calls: bool = False
+def create_session(
+    store: Store,
+    connection: Connection,
+    user_id: int,
+    name: str,
+    point: StoredRow,
+    reference: str,
+    *,
+    calls: bool = False,
 ) -> int:
     """Create a session whose first branch starts with the conversation and state of a checkpoint; return its id.
 
@@ -34,7 +41,7 @@ def begin(
         user_id: The owner of the new session.
         name: The name of the new session.
         point: The row of the template checkpoint.
-        called: The reference of the checkpoint, including its session.
+        reference: The reference of the checkpoint, including its session.
         calls: True to copy the calls on the path to the checkpoint, so that they can run again.
 
     Raises:
@@ -44,11 +51,11 @@ def begin(
     # An erasure of the template's session runs before this, or after it and then sees the new session.
     store.sessions.lock(connection, point.external_session_id)
     if not store.checkpoints.find(connection, CHECKPOINT.c.id == point.id):
-        raise NotFound(f"Checkpoint {called} has been deleted. To list the others, run agentgit log.")
+        raise NotFound(f"Checkpoint {reference} has been deleted. To list the others, run agentgit log.")
     (branch,) = store.sessions.branches(connection, session_id)
     if point.graph_checkpoint_id is not None:
         store.graphs.fork(connection, point.thread_id, point.graph_checkpoint_id, branch.thread_id, point.pending)
-    store.sessions.note(connection, branch.id, {TEMPLATE: {"checkpoint": point.id, "reference": called}})
+    store.sessions.note(connection, branch.id, {TEMPLATE: {"checkpoint": point.id, "reference": reference}})
     if calls:
         origin = store.sessions.branch(connection, point.internal_session_id)
         recorded_calls.copy_track(connection, store.journal, branch, store.track(connection, origin, point.position))
@@ -60,13 +67,15 @@ def begin(
         pending=store.pending(connection, branch, point.graph_checkpoint_id),
     )
     store.checkpoints.add(
-        connection, branch.id, snapshot, Label(kind="branch", user_id=user_id, description=f"from {called}")
+        connection, branch.id, snapshot, Label(kind="branch", user_id=user_id, description=f"from {reference}")
     )
     store.verify_state(connection, branch, point.state_hash)
     return session_id
 
 
-def require_same(store: Store, connection: Connection, session_id: int, name: str, point: Found, called: str) -> None:
+def require_same(
+    store: Store, connection: Connection, session_id: int, name: str, point: StoredRow, called: str
+) -> None:
     """Check that a session started from this checkpoint.
 
     For an imported session only the text of the reference is compared, because the id of its template is unknown.
@@ -119,7 +128,7 @@ def is_fresh(store: Store, connection: Connection, session_id: int) -> bool:
     return not begun and store.checkpoints.one(connection, first.head_id).number == 1
 
 
-def require_to_run(store: Store, connection: Connection, session_id: int, point: Found) -> Found:
+def require_calls_pending(store: Store, connection: Connection, session_id: int, point: StoredRow) -> StoredRow:
     """Return the first checkpoint of a session whose copied calls have yet to run in its own world.
 
     Raises:

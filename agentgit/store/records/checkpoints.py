@@ -12,7 +12,7 @@ from sqlalchemy import Connection, and_, bindparam, delete, exists, func, insert
 from agentgit.checkpoints.queries import Tag
 from agentgit.errors import Conflict, InvalidInput
 from agentgit.store.audit.trail import note
-from agentgit.store.records.sessions import Found, Segment
+from agentgit.store.records.sessions import Segment, StoredRow
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
@@ -50,7 +50,7 @@ class Label:
     """The descriptive fields of a new checkpoint.
 
     Args:
-        kind: `before`, `after`, `tools`, `branch` or `named`.
+        kind: `before`, `after`, `tools`, `branch` or `named_label`.
         user_id: The user who made the checkpoint.
         name: The name that a person chose.
         description: The text that a person wrote about it.
@@ -74,7 +74,7 @@ NAME_LIMIT = 200
 """The maximum length of a checkpoint's name in characters."""
 
 
-def named(user_id: int, name: str | None, description: str | None = None, data: Any = None) -> Label:
+def named_label(user_id: int, name: str | None, description: str | None = None, data: Any = None) -> Label:
     """Create the label of a checkpoint that was explicitly requested.
 
     Raises:
@@ -112,7 +112,7 @@ class CheckpointStore:
     def add(self, connection: Connection, branch_id: int, snapshot: Snapshot, label: Label) -> int:
         """Store a checkpoint, make it the head of its branch, and return its id."""
         with span("agentgit.checkpoint", agentgit_checkpoint_kind=label.kind) as traced:
-            checkpoint_id, number = self.bring(connection, branch_id, snapshot, label)
+            checkpoint_id, number = self.insert(connection, branch_id, snapshot, label)
             traced.set(agentgit_checkpoint_id=checkpoint_id, agentgit_checkpoint_number=number)
         note(
             connection,
@@ -134,7 +134,7 @@ class CheckpointStore:
     def _of_branch(self, branch_id: int) -> dict[str, int]:
         return {"tenant": self.tenant_id, "branch": branch_id}
 
-    def bring(self, connection: Connection, branch_id: int, snapshot: Snapshot, label: Label) -> tuple[int, int]:
+    def insert(self, connection: Connection, branch_id: int, snapshot: Snapshot, label: Label) -> tuple[int, int]:
         """Store a checkpoint as `add` does, but without an audit event. An import records one event for all of them.
 
         Returns:
@@ -173,7 +173,7 @@ class CheckpointStore:
         has_none = CHECKPOINT.c.workspace_snapshot_id.is_(None)
         row_codes.change(connection, CHECKPOINT, *this, has_none, workspace_snapshot_id=workspace_snapshot_id)
 
-    def one(self, connection: Connection, checkpoint_id: int) -> Found:
+    def one(self, connection: Connection, checkpoint_id: int) -> StoredRow:
         """Read one checkpoint that must exist.
 
         Raises:
@@ -185,7 +185,7 @@ class CheckpointStore:
             raise missing_row("checkpoint", checkpoint_id)
         return rows[0]
 
-    def find(self, connection: Connection, *conditions: Any) -> Sequence[Found]:
+    def find(self, connection: Connection, *conditions: Any) -> Sequence[StoredRow]:
         """Read checkpoints, each with the name, thread and session of its branch, oldest first."""
         mine = CHECKPOINT.c.tenant_id == self.tenant_id
         rows = connection.execute(_WITH_BRANCH.where(mine, *conditions).order_by(CHECKPOINT.c.id))
@@ -195,11 +195,11 @@ class CheckpointStore:
             row_codes.authentic(connection, BRANCH, connection.execute(branches))
         return found
 
-    def by_id(self, connection: Connection, checkpoint_id: int) -> Found:
+    def by_id(self, connection: Connection, checkpoint_id: int) -> StoredRow:
         """Read one checkpoint that must exist, with the name, thread and session of its branch."""
         return self.find(connection, CHECKPOINT.c.id == checkpoint_id)[0]
 
-    def on_path(self, connection: Connection, path: Sequence[Segment]) -> Sequence[Found]:
+    def on_path(self, connection: Connection, path: Sequence[Segment]) -> Sequence[StoredRow]:
         """Read the checkpoints along a path, oldest first."""
         parts = []
         for segment in path:
@@ -295,7 +295,7 @@ class TagStore:
     def __init__(self, tenant_id: int) -> None:
         self.tenant_id = tenant_id
 
-    def add(self, connection: Connection, point: Found, name: str, description: str | None, user_id: int) -> Tag:
+    def add(self, connection: Connection, point: StoredRow, name: str, description: str | None, user_id: int) -> Tag:
         """Add a tag to a checkpoint. No-op if the checkpoint has it already.
 
         Raises:
@@ -381,7 +381,7 @@ _OF = select(TAG.c.checkpoint_id, TAG.c.name).where(
 )
 
 
-def _value(row: Found) -> Tag:
+def _value(row: StoredRow) -> Tag:
     return Tag(
         name=row.name,
         checkpoint_id=row.checkpoint_id,

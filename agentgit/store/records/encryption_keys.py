@@ -12,7 +12,7 @@ from agentgit.errors import Corrupt, InvalidInput
 from agentgit.store.database import Database
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encrypted_columns import counts
-from agentgit.store.sql.encryption import Seal, key_of, missing
+from agentgit.store.sql.encryption import Seal, key_of, missing_key
 from agentgit.store.sql.tables import ENCRYPTION_KEY
 
 _PLACE, _PROOF = "encryption_key.proof", b"agentgit"
@@ -38,14 +38,14 @@ def unlock(database: Database, tenant_id: int) -> None:
         known = registered(connection, tenant_id)
     for name, proof in known.items():
         if seal is None or name not in seal.keyring:
-            raise missing(name)
-        seal.is_whole |= _says_whole(seal, name, proof)
+            raise missing_key(name)
+        seal.is_fully_encrypted |= _says_whole(seal, name, proof)
     if seal is not None and seal.keyring.current not in known:
-        if not seal.is_whole:
+        if not seal.is_fully_encrypted:
             with database.reading() as connection:
                 stored = counts(connection, tenant_id)
             # Values sealed with an unregistered key mean that its row was deleted, and with it what its proof stated.
-            seal.is_whole = "" not in stored or not stored.keys() <= {"", *known}
+            seal.is_fully_encrypted = "" not in stored or not stored.keys() <= {"", *known}
         database.write(lambda connection: _register(connection, tenant_id, seal), durable=True)
 
 
@@ -67,13 +67,13 @@ def forget(connection: Connection, tenant_id: int, name: str) -> None:
     )
 
 
-def prove(connection: Connection, tenant_id: int, seal: Seal, *, is_whole: bool) -> None:
+def write_proofs(connection: Connection, tenant_id: int, seal: Seal, *, is_whole: bool) -> None:
     """Record whether all values of a tenant are sealed, in the proofs of its keys, which cannot be forged."""
     for name in registered(connection, tenant_id):
         if name in seal.keyring:
             same = (ENCRYPTION_KEY.c.tenant_id == tenant_id, ENCRYPTION_KEY.c.id == name)
             connection.execute(update(ENCRYPTION_KEY).where(*same).values(proof=_proof(seal, name, is_whole=is_whole)))
-    seal.is_whole = is_whole
+    seal.is_fully_encrypted = is_whole
 
 
 def _proof(seal: Seal, name: str, *, is_whole: bool) -> bytes:
@@ -85,11 +85,11 @@ def _register(connection: Connection, tenant_id: int, seal: Seal) -> None:
     values: dict[str, Any] = {
         "tenant_id": tenant_id,
         "id": name,
-        "proof": _proof(seal, name, is_whole=seal.is_whole),
+        "proof": _proof(seal, name, is_whole=seal.is_fully_encrypted),
         "created_at": datetime.now(UTC),
     }
     if not _ADD.count(connection, values):  # another process registered this name first, perhaps for a different key
-        seal.is_whole |= _says_whole(seal, name, registered(connection, tenant_id)[name])
+        seal.is_fully_encrypted |= _says_whole(seal, name, registered(connection, tenant_id)[name])
 
 
 def _says_whole(seal: Seal, name: str, proof: bytes) -> bool:

@@ -24,12 +24,12 @@ from agentgit.effects.invocation import (
     CALL,
     DONE,
     INTENDED,
-    MOVES,
     PAUSED,
     REDO,
     REVERSE_FAILED,
     REVERSE_UNKNOWN,
     REVERSING,
+    TRANSITIONS,
     UNKNOWN,
 )
 from agentgit.errors import Conflict
@@ -55,7 +55,7 @@ LAST_LOGGED = {status: (status,) for status in LOGGED} | dict.fromkeys(
 )
 """For each status, the possible last events of the call in the world log. With other statuses it has no event."""
 
-TOLD = LOGGED | {REVERSE_FAILED}
+AUDITED = LOGGED | {REVERSE_FAILED}
 """The statuses that are recorded in the audit trail."""
 
 
@@ -161,7 +161,7 @@ class Journal:
             connection: A connection in a transaction that writes.
             calls: The calls, each with its outcome, or None if it is about to run.
         """
-        first = self.arrivals(connection, calls[0][0].branch_id)
+        first = self.next_arrival(connection, calls[0][0].branch_id)
         rows = [self._row(intent, outcome, first + index) for index, (intent, outcome) in enumerate(calls)]
         _ADD.run(connection, *rows)
         return int(rows[-1]["id"])
@@ -194,7 +194,7 @@ class Journal:
             **(_ended(outcome) if outcome else NOT_ENDED),
         }
 
-    def arrivals(self, connection: Connection, branch_id: int) -> int:
+    def next_arrival(self, connection: Connection, branch_id: int) -> int:
         """Return the arrival number of the next call of a branch."""
         last = _LAST_ARRIVAL.all(connection, self._key(branch_id))[0].arrival
         return 0 if last is None else int(last) + 1
@@ -219,11 +219,11 @@ class Journal:
 
     def abandon(self, connection: Connection, branch_id: int, owner: str | None) -> None:
         """Mark the calls that a turn left without an outcome as `unknown`."""
-        self.abandoning(connection, branch_id, owner)()
+        self.query_abandoned(connection, branch_id, owner)()
 
-    def abandoning(self, connection: Connection, branch_id: int, owner: str | None) -> Callable[[], None]:
+    def query_abandoned(self, connection: Connection, branch_id: int, owner: str | None) -> Callable[[], None]:
         """Query the calls that a turn left without an outcome. Return a function that does what `abandon` does."""
-        left = _RUNNING.ask(connection, {**self._key(branch_id), "by": owner})
+        left = _RUNNING.submit(connection, {**self._key(branch_id), "by": owner})
 
         def abandon() -> None:
             for row in left.all():
@@ -263,7 +263,7 @@ class Journal:
         self._tell(connection, row, status, operation_id)
         self._log(connection, row, status, operation_id)
 
-    def remark(self, connection: Connection, call: ToolInvocation, error: str | None) -> None:
+    def set_error_message(self, connection: Connection, call: ToolInvocation, error: str | None) -> None:
         """Replace the error message of a call whose outcome is unknown. No-op if its status has changed meanwhile.
 
         Args:
@@ -298,7 +298,7 @@ class Journal:
         return row
 
     def _tell(self, connection: Connection, row: Row[Any], action: str, operation_id: int | None) -> None:
-        if action in TOLD:
+        if action in AUDITED:
             note(
                 connection,
                 self.tenant_id,
@@ -331,7 +331,7 @@ class Journal:
 
     def tally(self, connection: Connection, branch_id: int) -> Callable[[], tuple[int, int]]:
         """Query the number of calls that a branch made itself and the number of its next batch. Return a getter."""
-        asked = _TALLY.ask(connection, self._key(branch_id))
+        asked = _TALLY.submit(connection, self._key(branch_id))
 
         def told() -> tuple[int, int]:
             row = asked.all()[0]
@@ -365,7 +365,7 @@ class Journal:
             if part.count is not None and part.count <= before:
                 continue
             query = (
-                select(TOOL_INVOCATION).where(self._of(part.branch_id), HAS_PLACE).order_by(TOOL_INVOCATION.c.arrival)
+                select(TOOL_INVOCATION).where(self._of(part.branch_id), IS_ON_TRACK).order_by(TOOL_INVOCATION.c.arrival)
             )
             query = query.limit(None if part.count is None else part.count - before)
             rows = self.authentic(connection, connection.execute(query.offset(before) if before else query).all())
@@ -404,7 +404,7 @@ class Journal:
             return -1
         if part.count is None:
             return 2**31 - 1
-        query = select(TOOL_INVOCATION.c.arrival).where(self._of(part.branch_id), HAS_PLACE)
+        query = select(TOOL_INVOCATION.c.arrival).where(self._of(part.branch_id), IS_ON_TRACK)
         found = connection.execute(query.order_by(TOOL_INVOCATION.c.arrival).limit(1).offset(part.count - 1)).scalar()
         return int(found) if found is not None else 2**31 - 1
 
@@ -464,7 +464,7 @@ class Journal:
         return and_(TOOL_INVOCATION.c.tenant_id == self.tenant_id, TOOL_INVOCATION.c.internal_session_id == branch_id)
 
 
-HAS_PLACE = and_(TOOL_INVOCATION.c.status != PAUSED, TOOL_INVOCATION.c.kind != REDO)
+IS_ON_TRACK = and_(TOOL_INVOCATION.c.status != PAUSED, TOOL_INVOCATION.c.kind != REDO)
 """The condition for calls with a place on the track: not paused, and not run again in place of another call."""
 
 # The statements of every turn and call are built once, because building one takes as long as running it.
@@ -475,14 +475,14 @@ _of_branch = (
 _ADD = row_codes.SignedWrite(insert(TOOL_INVOCATION), TOOL_INVOCATION)
 _LAST_ARRIVAL = CompiledStatement(select(func.max(TOOL_INVOCATION.c.arrival).label("arrival")).where(*_of_branch))
 _TALLY = CompiledStatement(
-    select(func.count(case((HAS_PLACE, 1))).label("calls"), func.max(TOOL_INVOCATION.c.batch).label("batch")).where(
+    select(func.count(case((IS_ON_TRACK, 1))).label("calls"), func.max(TOOL_INVOCATION.c.batch).label("batch")).where(
         *_of_branch
     )
 )
 _COUNT = (
     select(func.count())
     .select_from(TOOL_INVOCATION)
-    .where(*_of_branch, HAS_PLACE, TOOL_INVOCATION.c.batch < bindparam("until"))
+    .where(*_of_branch, IS_ON_TRACK, TOOL_INVOCATION.c.batch < bindparam("until"))
 )
 _RUNNING = CompiledStatement(
     select(TOOL_INVOCATION.c.id)
@@ -535,7 +535,7 @@ IN_ORDER = (
 """The SQL order of a branch's own calls, the same as `_order`."""
 _ranked = (
     select(TOOL_INVOCATION.c.id, (func.row_number().over(order_by=IN_ORDER) - 1).label("rank"))
-    .where(*_of_branch, HAS_PLACE)
+    .where(*_of_branch, IS_ON_TRACK)
     .subquery()
 )
 _RANKS = select(_ranked.c.id, _ranked.c.rank).where(_ranked.c.id.in_(bindparam("ids", expanding=True)))
@@ -560,7 +560,7 @@ NOT_ENDED = {"result": None, "error_message": None, "ended_at": None, "answers":
 @functools.cache
 def _moving(status: str, columns: tuple[str, ...]) -> CompiledStatement:
     """Build the statement that sets the status of an invocation if the current one allows it, and returns the row."""
-    before = [status_before for status_before, after in MOVES.items() if status in after]
+    before = [status_before for status_before, after in TRANSITIONS.items() if status in after]
     new: dict[str, Any] = {name: bindparam(f"new_{name}") for name in columns}
     return CompiledStatement(
         update(TOOL_INVOCATION)

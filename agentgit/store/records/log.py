@@ -13,8 +13,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, and_, bindparam, func, select, tuple_
 
-from agentgit.checkpoints.queries import TOP, Filter, Mark
-from agentgit.store.records.sessions import Found, Segment
+from agentgit.checkpoints.queries import TOP, Filter, TimeCursor
+from agentgit.store.records.sessions import Segment, StoredRow
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
@@ -57,7 +57,7 @@ def of_path(path: Sequence[Segment], *, points: bool = False) -> list[LogPart]:
     ]
 
 
-def of_branches(branches: Iterable[Found]) -> list[LogPart]:
+def of_branches(branches: Iterable[StoredRow]) -> list[LogPart]:
     """Return the log parts of whole branches."""
     return [LogPart(branch_id=row.id, newest_id=row.head_id) for row in branches if row.head_id is not None]
 
@@ -78,9 +78,9 @@ class LogStore:
         parts: Sequence[LogPart],
         wanted: Filter,
         tagged: int | None,
-        after: Mark,
+        after: TimeCursor,
         limit: int,
-    ) -> list[Found]:
+    ) -> list[StoredRow]:
         """Read checkpoints, newest first, each with the name, thread and session of its branch.
 
         Args:
@@ -92,7 +92,7 @@ class LogStore:
             limit: The maximum number of checkpoints.
         """
         prepared = _rows(_shape(wanted))
-        found: list[Found] = []
+        found: list[StoredRow] = []
         for newest, part in sorted(self._newest(connection, parts), key=lambda pair: pair[0], reverse=True):
             if len(found) == limit and _mark(found[-1]) > newest:
                 break
@@ -106,24 +106,24 @@ class LogStore:
         prepared = _count(_shape(wanted))
         return sum(prepared.all(connection, self._given(part, wanted, tagged))[0].count for part in parts)
 
-    def back(self, connection: Connection, path: Sequence[Segment], steps: int) -> Found | None:
+    def back(self, connection: Connection, path: Sequence[Segment], steps: int) -> StoredRow | None:
         """Read the checkpoint that is `steps` before the end of a path; None if the path is shorter."""
         for part in reversed(of_path(path)):
             given = {"tenant": self.tenant_id, "branch": part.branch_id, "end": part.until}
             rows = row_codes.authentic(connection, CHECKPOINT, _BACK.all(connection, {**given, "steps": steps}))
             if rows:
-                row: Found = rows[0]
+                row: StoredRow = rows[0]
                 return row
             steps -= _count(()).all(connection, given)[0].count
         return None
 
-    def _newest(self, connection: Connection, parts: Sequence[LogPart]) -> list[tuple[Mark, LogPart]]:
+    def _newest(self, connection: Connection, parts: Sequence[LogPart]) -> list[tuple[TimeCursor, LogPart]]:
         """Pair each part with an upper bound of the marks of its checkpoints."""
         ids = [part.newest_id for part in parts if part.newest_id is not None] if len(parts) > 1 else []
-        known: dict[int, Mark] = {}
+        known: dict[int, TimeCursor] = {}
         for some in slices(ids):
             rows = connection.execute(_TIMES, {"tenant": self.tenant_id, "ids": some})
-            known.update((row.id, Mark(row.created_at, row.id)) for row in rows)
+            known.update((row.id, TimeCursor(row.created_at, row.id)) for row in rows)
         return [(known.get(part.newest_id or 0, TOP), part) for part in parts]
 
     def _given(self, part: LogPart, wanted: Filter, tagged: int | None) -> dict[str, Any]:
@@ -133,8 +133,8 @@ class LogStore:
         return {"tenant": self.tenant_id, "branch": part.branch_id, "end": part.until, **asked}
 
 
-def _mark(row: Found) -> Mark:
-    return Mark(row.created_at, row.id)
+def _mark(row: StoredRow) -> TimeCursor:
+    return TimeCursor(row.created_at, row.id)
 
 
 def _shape(wanted: Filter) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ class LoginSubject(NamedTuple):
     free: int
 
 
-def hidden(tenant_id: int, kind: str, value: str) -> bytes:
+def subject_hash(tenant_id: int, kind: str, value: str) -> bytes:
     """Return the hash that is stored instead of a name or an address.
 
     Args:
@@ -83,7 +83,7 @@ class LoginAttempts:
         return found
 
     def _subject(self, kind: str, value: str, free: int) -> LoginSubject:
-        return LoginSubject(hidden(self.tenant_id, kind, value), free)
+        return LoginSubject(subject_hash(self.tenant_id, kind, value), free)
 
     def require_free(self, connection: Connection, subjects: Sequence[LoginSubject]) -> None:
         """Check that an attempt may go ahead, without counting it.

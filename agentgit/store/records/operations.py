@@ -22,7 +22,7 @@ from agentgit.values import as_object, to_json
 
 
 @dataclass(frozen=True, kw_only=True)
-class Begun:
+class NewOperation:
     """An operation that is about to start.
 
     Args:
@@ -60,7 +60,7 @@ class OperationStore:
         self.tenant_id = tenant_id
         self.leases = leases
 
-    def begin(self, connection: Connection, begun: Begun) -> int:
+    def begin(self, connection: Connection, begun: NewOperation) -> int:
         """Record the start of an operation, and return its id."""
         operation_id = new_id()
         row = {
@@ -96,10 +96,10 @@ class OperationStore:
         if self.leases is None:
             connection.execute(taking)
             return
-        connection.execute(taking.values(lease_until=UNTIL), self.leases.given)
+        connection.execute(taking.values(lease_until=UNTIL), self.leases.parameters)
         self.leases.keep(owner, Held(OPERATION, self.tenant_id, operation_id))
 
-    def hold(self, connection: Connection, operation_id: int, owner: str) -> None:
+    def require_held(self, connection: Connection, operation_id: int, owner: str) -> None:
         """Check that an owner still holds its operation, and lock the operation until this transaction ends.
 
         Raises:
@@ -114,7 +114,7 @@ class OperationStore:
                 f"session.operations(), then call repo.resume({operation_id}) if it is partial."
             )
 
-    def change(self, connection: Connection, operation_id: int, request: Mapping[str, Any]) -> None:
+    def set_request(self, connection: Connection, operation_id: int, request: Mapping[str, Any]) -> None:
         """Replace the request of an operation whose plan has changed."""
         row_codes.change(connection, OPERATION, self._is(operation_id), request=to_json(request))
 
@@ -147,7 +147,7 @@ class OperationStore:
         """Read one operation; None if it does not exist."""
         return row_codes.first(connection, OPERATION, select(OPERATION).where(self._is(operation_id)))
 
-    def requested(self, connection: Connection, session_id: int, request_id: str) -> Row[Any] | None:
+    def find_by_request_id(self, connection: Connection, session_id: int, request_id: str) -> Row[Any] | None:
         """Read the operation of a session with this request id; None if there is none."""
         query = select(OPERATION).where(self._of(session_id), OPERATION.c.request_id == request_id)
         return row_codes.first(connection, OPERATION, query)
@@ -176,7 +176,7 @@ class OperationStore:
 
     def running(self, connection: Connection, session_id: int) -> PendingResult:
         """Query the running operations of a session, including those whose process has died."""
-        return _RUNNING.ask(connection, {"tenant": self.tenant_id, "session": session_id})
+        return _RUNNING.submit(connection, {"tenant": self.tenant_id, "session": session_id})
 
     def all(self, connection: Connection, session_id: int) -> list[Operation]:
         """List the operations of a session, newest first."""

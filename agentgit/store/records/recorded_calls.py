@@ -26,8 +26,8 @@ from agentgit.effects.invocation import (
     mark,
 )
 from agentgit.sessions.tree import Branch, Point
-from agentgit.store.records.journal import HAS_PLACE, IN_ORDER, WITH_BRANCH, Journal, TrackPart
-from agentgit.store.records.sessions import Found, SessionStore
+from agentgit.store.records.journal import IN_ORDER, IS_ON_TRACK, WITH_BRANCH, Journal, TrackPart
+from agentgit.store.records.sessions import SessionStore, StoredRow
 from agentgit.store.records.world_log import MADE_HERE, SUPERSEDED, WorldLog
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
@@ -59,7 +59,7 @@ def marks(connection: Connection, tenant_id: int, session_id: int) -> dict[int, 
     return found
 
 
-def marked(branch: Branch, calls: Sequence[tuple[int, str]], inherited: int) -> Branch:
+def with_marks(branch: Branch, calls: Sequence[tuple[int, str]], inherited: int) -> Branch:
     """Assign each call to the next checkpoint of its branch, and the calls after the last checkpoint to the branch.
 
     Args:
@@ -90,7 +90,7 @@ _placed = (
         *(TOOL_INVOCATION.c[name] for name in ("id", "internal_session_id", "kind", "effect", "status", "made_on")),
         _place.label("place"),
     )
-    .where(*_of_session, HAS_PLACE)
+    .where(*_of_session, IS_ON_TRACK)
     .subquery()
 )
 _CALLS = CompiledStatement(
@@ -155,7 +155,7 @@ class RecordedCalls:
         last = {branch_id: self.journal.last_of(connection, parts[branch_id]) for branch_id in _branches(rows)}
         return self.journal.own_values(connection, [r for r in rows if r.arrival <= last[r.internal_session_id]][::-1])
 
-    def shares(self, connection: Connection, path: Sequence[TrackPart], task: str) -> list[dict[str, Any]]:
+    def used_answers(self, connection: Connection, path: Sequence[TrackPart], task: str) -> list[dict[str, Any]]:
         """Read which of a person's answers the calls of a task used, later attempts and nearer branches last.
 
         Args:
@@ -171,7 +171,7 @@ class RecordedCalls:
         rows = sorted(rows, key=lambda row: (parts.index(row.internal_session_id), row.id))
         return [share for row in rows if (share := as_object(row.answers))["task"] == task]
 
-    def asked(self, connection: Connection, invocation_id: int) -> bool:
+    def has_used_answer(self, connection: Connection, invocation_id: int) -> bool:
         """Return whether a call used an answer of a person."""
         answers = self.answers(connection, invocation_id)
         return answers is not None and bool(answers["taken"])
@@ -181,7 +181,7 @@ class RecordedCalls:
         rows = self._rows(connection, TOOL_INVOCATION.c.id == invocation_id)
         return as_object(rows[0].answers) if rows and rows[0].answers is not None else None
 
-    def standing(self, connection: Connection, session_id: int, identity: str) -> list[ToolInvocation]:
+    def find_identical(self, connection: Connection, session_id: int, identity: str) -> list[ToolInvocation]:
         """Read the identical calls whose effect is or may be in the world of a session, oldest first.
 
         Args:
@@ -199,7 +199,7 @@ class RecordedCalls:
         stands = [row for row in rows if row.status in STANDING - {FAILED} and row.kind != REPLAY]
         return self.journal.own_values(connection, stands)
 
-    def inside(
+    def inner_calls(
         self, connection: Connection, call: ToolInvocation, statuses: Collection[str] = ANSWERS, *, reads: bool = False
     ) -> list[ToolInvocation]:
         """Read the calls that a call made itself and that have one of these statuses, oldest first.
@@ -231,7 +231,7 @@ class RecordedCalls:
         )
         return self.journal.own_values(connection, rows)
 
-    def withdraw(self, connection: Connection, invocation_id: int, error: str) -> None:
+    def fail_replay(self, connection: Connection, invocation_id: int, error: str) -> None:
         """Mark a replay as failed, because its call raised before it used the recorded answer.
 
         Args:
@@ -253,7 +253,7 @@ def _branches(rows: Sequence[Row[Any]]) -> set[int]:
     return {row.internal_session_id for row in rows}
 
 
-SHOWN = {FAILED: FAILED, UNKNOWN: UNKNOWN, INTENDED: UNKNOWN, REVERSED: REVERSED}
+COPIED_STATUS = {FAILED: FAILED, UNKNOWN: UNKNOWN, INTENDED: UNKNOWN, REVERSED: REVERSED}
 """The status of a copied call, by the status of the original; `DONE` for statuses that are not listed."""
 
 
@@ -285,7 +285,7 @@ def replace_track(
     found = [row for part in slices(ids) for row in _rows(connection, journal, TOOL_INVOCATION.c.id.in_(part))]
     rows = {row.id: row for row in found}
     # Move the existing calls past all old and new arrival numbers, which must be unique in the branch at any moment.
-    behind = len(track) + journal.arrivals(connection, branch_id)
+    behind = len(track) + journal.next_arrival(connection, branch_id)
     for row in _rows(connection, journal, TOOL_INVOCATION.c.internal_session_id == branch_id):
         journal.change(connection, row.id, arrival=row.arrival + behind)
     batches: dict[tuple[int, int], int] = {}
@@ -297,10 +297,10 @@ def replace_track(
             row_codes.add(connection, TOOL_INVOCATION, _taken(row, branch_id, one.original_id) | at)
         else:
             journal.change(connection, one.run_id, **at, kind=CALL, tool_call_id=row.tool_call_id)
-    sessions.inherit_nothing(connection, branch_id)
+    sessions.clear_inherited(connection, branch_id)
 
 
-def copy_track(connection: Connection, journal: Journal, branch: Found, calls: Sequence[ToolInvocation]) -> None:
+def copy_track(connection: Connection, journal: Journal, branch: StoredRow, calls: Sequence[ToolInvocation]) -> None:
     """Copy recorded calls to a branch of another session, marked as calls that were made in another world.
 
     Args:
@@ -323,7 +323,7 @@ def copy_track(connection: Connection, journal: Journal, branch: Found, calls: S
             "kind": CALL,
             "replay_of": None,
             "made_on": row.made_on or row.internal_session_id,
-            "status": DONE if row.status == REVERSED else SHOWN.get(row.status, DONE),
+            "status": DONE if row.status == REVERSED else COPIED_STATUS.get(row.status, DONE),
             "answers": row.answers,
         }
         row_codes.add(connection, TOOL_INVOCATION, _taken(row, branch.id, id) | there)
@@ -336,7 +336,7 @@ def _rows(connection: Connection, journal: Journal, condition: Any) -> Sequence[
 
 def _taken(row: Row[Any], branch_id: int, original_id: int) -> dict[str, Any]:
     """Build the row of a replay, which has the outcome of the original although no tool ran."""
-    status = SHOWN.get(row.status, DONE)
+    status = COPIED_STATUS.get(row.status, DONE)
     nothing = dict.fromkeys(("undo", "verify", "precheck", "owner", "answers"))
     return {
         **row._asdict(),

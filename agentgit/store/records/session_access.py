@@ -13,9 +13,9 @@ from agentgit.auth import Member, ShareLink, User
 from agentgit.auth.principal import OWNER, ROLES, Role
 from agentgit.auth.sharing import hash_of, is_secret_of, link_parts, link_token, new_secret
 from agentgit.sessions import ExternalSession
-from agentgit.sessions.session import SessionMark
+from agentgit.sessions.session import SessionCursor
 from agentgit.store.audit.trail import note
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import seal_of
@@ -26,7 +26,7 @@ from agentgit.values import as_object
 _rank = case(*((SESSION_MEMBER.c.role == role, number) for number, role in enumerate(ROLES)))
 
 
-class Visible:
+class VisibleSessions:
     """The sessions of one tenant from the view of a user.
 
     Args:
@@ -81,7 +81,7 @@ class Visible:
         user_id: int,
         *,
         limit: int | None,
-        after: SessionMark | None,
+        after: SessionCursor | None,
         shared: bool,
         name: str | None,
     ) -> list[ExternalSession]:
@@ -179,7 +179,7 @@ def _holds(now: Any) -> Any:
     return or_(SESSION_MEMBER.c.expires_at.is_(None), SESSION_MEMBER.c.expires_at > now)
 
 
-def _external(row: Found) -> ExternalSession:
+def _external(row: StoredRow) -> ExternalSession:
     return ExternalSession(
         id=row.id,
         user_id=row.user_id,
@@ -211,7 +211,7 @@ _ROLES = CompiledStatement(
 )
 
 
-BY_NAME = 0
+NO_LINK = 0
 """The link id of a role that was granted by user name and not through a link."""
 
 
@@ -229,7 +229,7 @@ class MemberStore:
         self, connection: Connection, session_id: int, user: User, role: Role, expires_at: datetime | None, by: int
     ) -> Member:
         """Grant a user a role in a session. It replaces an earlier role that was granted by name."""
-        since = self._put(connection, session_id, user.id, BY_NAME, role, expires_at)
+        since = self._put(connection, session_id, user.id, NO_LINK, role, expires_at)
         note(
             connection,
             self.tenant_id,
@@ -269,7 +269,7 @@ class MemberStore:
         return now
 
     def remove(self, connection: Connection, session_id: int, user_id: int, by: int) -> Sequence[int]:
-        """Remove all roles of a user in a session. Return the ids of the links that gave them, including `BY_NAME`."""
+        """Remove all roles of a user in a session. Return the ids of the links that gave them, including `NO_LINK`."""
         # One statement, so that the user cannot join in between through a link that would not be returned.
         taken = delete(SESSION_MEMBER).where(*self._of(session_id, user_id)).returning(SESSION_MEMBER.c.link_id)
         links = connection.execute(taken).scalars().all()

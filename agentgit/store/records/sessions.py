@@ -29,10 +29,10 @@ from agentgit.store.sql.tables import (
     SESSION,
     TAG,
 )
-from agentgit.store.threads.lifecycle import OF_SESSIONS
+from agentgit.store.threads.lifecycle import SESSION_THREAD_PREFIX
 from agentgit.values import as_object, to_json
 
-Found = Row[Any]
+StoredRow = Row[Any]
 """A row that SQLAlchemy or a `CompiledStatement` returned. Other packages read its columns; users get values."""
 
 
@@ -46,7 +46,7 @@ class Segment:
         track: The part of the tool track on the branch.
     """
 
-    branch: Found
+    branch: StoredRow
     checkpoints: int | None
     track: TrackPart
 
@@ -72,7 +72,7 @@ class SessionStore:
         Raises:
             NotAllowed: The user was deleted.
         """
-        self.users.expect(connection, user_id)
+        self.users.require_exists(connection, user_id)
         now, session_id = datetime.now(UTC), new_id()
         row = {
             "tenant_id": self.tenant_id,
@@ -90,7 +90,7 @@ class SessionStore:
         note(connection, self.tenant_id, "session.created", session_id=session_id, user_id=user_id)
         return session_id
 
-    def one(self, connection: Connection, session_id: int) -> Found:
+    def one(self, connection: Connection, session_id: int) -> StoredRow:
         """Read the row of one session that must exist.
 
         Raises:
@@ -131,7 +131,7 @@ class SessionStore:
         if not row_codes.change(connection, SESSION, *this, current_branch_id=branch_id, updated_at=now):
             raise missing_row("session", session_id)
 
-    def keep(self, connection: Connection, session_id: int) -> None:
+    def prevent_erasure(self, connection: Connection, session_id: int) -> None:
         """Prevent the erasure of a session until this transaction ends. Other changes remain possible."""
         this = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
         connection.execute(select(SESSION.c.id).where(this).with_for_update(read=True, key_share=True))
@@ -146,12 +146,12 @@ class SessionStore:
 
     def touch(self, connection: Connection, session_id: int) -> bytes:
         """Set the update time of a session, lock it as `lock` does, and return its metadata as stored."""
-        return self.touching(connection, session_id)()
+        return self.queue_touch(connection, session_id)()
 
-    def touching(self, connection: Connection, session_id: int) -> Callable[[], bytes]:
+    def queue_touch(self, connection: Connection, session_id: int) -> Callable[[], bytes]:
         """Do what `touch` does, together with the next queries. Return a function that returns the metadata."""
         moved = {"tenant": self.tenant_id, "session": session_id, "now": datetime.now(UTC)}
-        asked = _TOUCH.ask(connection, moved)
+        asked = _TOUCH.submit(connection, moved)
 
         def meta() -> bytes:
             row = asked.first()
@@ -190,7 +190,7 @@ class SessionStore:
             "tenant_id": self.tenant_id,
             "id": branch_id,
             "external_session_id": session_id,
-            "thread_id": f"{OF_SESSIONS}{branch_id}",
+            "thread_id": f"{SESSION_THREAD_PREFIX}{branch_id}",
             "name": name,
             "status": status,
             "parent_id": parent_id,
@@ -254,7 +254,7 @@ class SessionStore:
             before=session.session_name,
         )
 
-    def rename_branch(self, connection: Connection, branch: Found, name: str, user_id: int) -> None:
+    def rename_branch(self, connection: Connection, branch: StoredRow, name: str, user_id: int) -> None:
         """Rename a branch.
 
         Args:
@@ -272,12 +272,12 @@ class SessionStore:
         row_codes.change(connection, BRANCH, BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.id == branch.id, name=name)
         note(connection, self.tenant_id, "branch.renamed", branch_id=branch.id, user_id=user_id, before=branch.name)
 
-    def branches(self, connection: Connection, session_id: int) -> Sequence[Found]:
+    def branches(self, connection: Connection, session_id: int) -> Sequence[StoredRow]:
         """Read the branches of a session in order of creation."""
         query = select(BRANCH).where(BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.external_session_id == session_id)
         return row_codes.authentic(connection, BRANCH, connection.execute(query.order_by(BRANCH.c.id)))
 
-    def branch(self, connection: Connection, branch_id: int) -> Found:
+    def branch(self, connection: Connection, branch_id: int) -> StoredRow:
         """Read one branch.
 
         Raises:
@@ -286,32 +286,32 @@ class SessionStore:
         rows = row_codes.authentic(connection, BRANCH, _BRANCH.all(connection, self._key(branch_id)))
         if not rows:
             raise missing_row("branch", branch_id)
-        row: Found = rows[0]
+        row: StoredRow = rows[0]
         return row
 
-    def acquire(self, connection: Connection, branch_id: int, owner: str) -> Found:
-        """Acquire an open branch for one run. Return its new row, which identifies the run in `hold` and `holds`.
+    def acquire(self, connection: Connection, branch_id: int, owner: str) -> StoredRow:
+        """Acquire an open branch for one run. Return its new row, which `require_held` and `is_held` take.
 
         Raises:
             Conflict: Another run has the branch, or its rollback was not finished.
         """
-        lease = self.leases.given if self.leases is not None else {}
+        lease = self.leases.parameters if self.leases is not None else {}
         statement = _ACQUIRE[self.leases is not None]
         taken = statement.all(connection, {**self._key(branch_id), "by": owner, **lease})
         if taken:
-            row: Found = row_codes.authentic(connection, BRANCH, taken)[0]
+            row: StoredRow = row_codes.authentic(connection, BRANCH, taken)[0]
             if self.leases is not None:
                 self.leases.keep(owner, Held(BRANCH, self.tenant_id, branch_id))
             return row
         row = self.branch(connection, branch_id)
-        require_whole(row)
+        require_no_unfinished_rollback(row)
         raise Conflict(  # also if the branch was released at this very moment
             f"Another agent is running branch {row.name}. Wait for its turn to end, or work on a branch of your own: "
             "agent.fork().",
             head=row.head_id,
         )
 
-    def hold(self, connection: Connection, taken: Found) -> None:
+    def require_held(self, connection: Connection, taken: StoredRow) -> None:
         """Check that a run still holds the branch that it acquired.
 
         Args:
@@ -321,11 +321,11 @@ class SessionStore:
         Raises:
             Conflict: Another process has taken over the branch, because it assumed that this run was dead.
         """
-        self.holding(connection, taken)()
+        self.query_hold(connection, taken)()
 
-    def holding(self, connection: Connection, taken: Found) -> Callable[[], None]:
-        """Query whether a run still holds its branch. Return a function that raises as `hold` does."""
-        asked = _HOLD.ask(connection, self._key(taken.id))
+    def query_hold(self, connection: Connection, taken: StoredRow) -> Callable[[], None]:
+        """Query whether a run still holds its branch. Return a function that raises as `require_held` does."""
+        asked = _HOLD.submit(connection, self._key(taken.id))
 
         def expect() -> None:
             if not _is_held(asked.first(), taken):
@@ -336,19 +336,19 @@ class SessionStore:
 
         return expect
 
-    def holds(self, connection: Connection, taken: Found) -> bool:
+    def is_held(self, connection: Connection, taken: StoredRow) -> bool:
         """Return whether a run still holds the branch that it acquired."""
         return _is_held(_HOLD.first(connection, self._key(taken.id)), taken)
 
     def running(self, connection: Connection, session_id: int) -> PendingResult:
         """Query the id, owner and lease of each running branch of a session, including those whose run has died."""
-        return _HELD_BRANCHES.ask(connection, {"tenant": self.tenant_id, "session": session_id})
+        return _HELD_BRANCHES.submit(connection, {"tenant": self.tenant_id, "session": session_id})
 
     def is_abandoned(self, connection: Connection, row: Any) -> bool:
         """Return whether the owner of a branch or an operation is dead, or its lease has ended."""
         return not process.is_alive(row.owner) or is_over(connection, row.lease_until)
 
-    def see(self, connection: Connection, branch: Found, seq: int) -> None:
+    def set_world_seen(self, connection: Connection, branch: StoredRow, seq: int) -> None:
         """Record that a branch is up to date with the world.
 
         Args:
@@ -374,7 +374,7 @@ class SessionStore:
         connection.execute(_SET_META, {**self._key(branch_id), "now": to_json(meta)})
         return int(meta["turns"])
 
-    def inherit_nothing(self, connection: Connection, branch_id: int) -> None:
+    def clear_inherited(self, connection: Connection, branch_id: int) -> None:
         """Record that a branch inherits no calls, because it has recorded its whole track itself."""
         this = (BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.id == branch_id)
         row_codes.change(connection, BRANCH, *this, inherited=0)
@@ -391,7 +391,7 @@ class SessionStore:
             raise missing_row("branch", branch_id)
         return as_object(row.meta)
 
-    def lineage(self, connection: Connection, branch: Found) -> list[Segment]:
+    def lineage(self, connection: Connection, branch: StoredRow) -> list[Segment]:
         """Follow a branch to the root, and return the segments of its path, root first.
 
         Raises:
@@ -402,7 +402,7 @@ class SessionStore:
         except KeyError as error:
             raise missing_row("branch or branch point", error.args[0]) from error
 
-    def _lineage(self, connection: Connection, branch: Found) -> list[Segment]:
+    def _lineage(self, connection: Connection, branch: StoredRow) -> list[Segment]:
         above = _LINEAGE.all(connection, self._key(branch.id)) if branch.parent_id else []
         others = {row.id: row for row in row_codes.authentic(connection, BRANCH, above)}
         line = [branch]
@@ -493,12 +493,12 @@ _TOUCH = CompiledStatement(
 )
 
 
-def _is_held(row: Any, taken: Found) -> bool:
+def _is_held(row: Any, taken: StoredRow) -> bool:
     """Return whether a run holds a branch. The epoch alone is not enough: a server that is restored may repeat it."""
     return row is not None and (row.status, row.epoch, row.owner) == (RUNNING, taken.epoch, taken.owner)
 
 
-def require_whole(branch: Found) -> None:
+def require_no_unfinished_rollback(branch: StoredRow) -> None:
     """Check that no rollback of a branch is unfinished.
 
     Raises:

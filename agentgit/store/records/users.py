@@ -10,11 +10,11 @@ from sqlalchemy import Connection, Select, and_, bindparam, insert, or_, select,
 
 from agentgit.auth import Principal, User
 from agentgit.auth.credentials import BROWSER, ApiKey, NewKey, key_text
-from agentgit.auth.principal import widened, widest
+from agentgit.auth.principal import widest, with_included_scopes
 from agentgit.auth.sharing import hash_of, is_secret_of, new_secret
 from agentgit.errors import NotAllowed
 from agentgit.store.audit.trail import note
-from agentgit.store.records.login_attempts import hidden
+from agentgit.store.records.login_attempts import subject_hash
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import is_id, new_id
@@ -49,7 +49,7 @@ class UserStore:
         query = select(USER).where(USER.c.tenant_id == self.tenant_id, USER.c.name == name)
         return self._one(connection, query)
 
-    def opening(self, connection: Connection, name: str) -> User | None:
+    def find_unverified(self, connection: Connection, name: str) -> User | None:
         """Find the user with exactly this name, to open the database; None if there is none.
 
         The authentication code of the row is not verified. Whoever has the database and its keys can act as any user,
@@ -83,7 +83,7 @@ class UserStore:
             note(connection, self.tenant_id, "user.added", user_id=by, user=user.id, is_admin=is_admin)
         return user
 
-    def hold(self, connection: Connection, user_id: int, *, admins: bool = False) -> None:
+    def lock(self, connection: Connection, user_id: int, *, admins: bool = False) -> None:
         """Lock a user: until this transaction ends, nothing can be created for the user.
 
         Args:
@@ -95,7 +95,7 @@ class UserStore:
         query = select(USER.c.id).where(USER.c.tenant_id == self.tenant_id, held).order_by(USER.c.id)
         connection.execute(query.with_for_update())
 
-    def expect(self, connection: Connection, user_id: int) -> None:
+    def require_exists(self, connection: Connection, user_id: int) -> None:
         """Check that a user exists, and prevent their deletion until this transaction ends.
 
         Raises:
@@ -118,25 +118,25 @@ class UserStore:
         row = row_codes.first(connection, USER, select(USER).where(this))
         return row.password if row is not None else None
 
-    def revoke_tokens(self, connection: Connection, user_id: int | None, but: int | None = None) -> None:
+    def revoke_tokens(self, connection: Connection, user_id: int | None, except_key_id: int | None = None) -> None:
         """Revoke the logins and tokens that were issued before now, and the keys of browsers.
 
         Args:
             connection: A connection in a transaction that writes.
             user_id: The user; None for the whole tenant.
-            but: The id of a browser key that remains valid.
+            except_key_id: The id of a browser key that remains valid.
         """
         browsers = [API_KEY.c.tenant_id == self.tenant_id, API_KEY.c.name == BROWSER, API_KEY.c.revoked_at.is_(None)]
         if user_id is None:
             now = datetime.now(UTC)
             connection.execute(update(TENANT).where(TENANT.c.id == self.tenant_id).values(tokens_revoked_at=now))
         else:
-            self.hold(connection, user_id)
+            self.lock(connection, user_id)
             # After the lock: a concurrent login has either ended, and is revoked, or waits for this transaction.
             now = datetime.now(UTC)
             self.change(connection, user_id, {"tokens_revoked_at": now})
             browsers.append(API_KEY.c.user_id == user_id)
-        row_codes.change(connection, API_KEY, *browsers, API_KEY.c.id != (but or 0), revoked_at=now)
+        row_codes.change(connection, API_KEY, *browsers, API_KEY.c.id != (except_key_id or 0), revoked_at=now)
 
     def set_password(self, connection: Connection, user_id: int, stored: str | None, but: int | None = None) -> None:
         """Change the stored password of a user, and revoke their tokens as `revoke_tokens` does."""
@@ -150,7 +150,7 @@ class UserStore:
             row = {"tenant_id": self.tenant_id, "hash": self._hash(name), "erased_at": now}
             connection.execute(insert(ERASED_NAME), row)
 
-    def is_of_erased(self, connection: Connection, name: str, issued_at: datetime) -> bool:
+    def is_issued_to_erased_user(self, connection: Connection, name: str, issued_at: datetime) -> bool:
         """Return whether a token issued for this name at this time belongs to a user who has since been erased."""
         at = connection.execute(select(ERASED_NAME.c.erased_at).where(*self._erased(name))).scalar()
         return at is not None and issued_at <= at
@@ -159,7 +159,7 @@ class UserStore:
         return ERASED_NAME.c.tenant_id == self.tenant_id, ERASED_NAME.c.hash == self._hash(name)
 
     def _hash(self, name: str) -> bytes:
-        return hidden(self.tenant_id, "erased", name)
+        return subject_hash(self.tenant_id, "erased", name)
 
     def is_valid(self, connection: Connection, principal: Principal) -> bool:
         """Return whether a principal's access is still valid.
@@ -213,7 +213,7 @@ _STANDING = CompiledStatement(
 )
 
 
-USE_IS_NOTED = timedelta(minutes=1)
+USE_RECORD_INTERVAL = timedelta(minutes=1)
 """The minimum interval at which the last use of a key is recorded."""
 
 
@@ -276,7 +276,7 @@ class ApiKeyStore:
     def _row(self, connection: Connection, key_id: int) -> Any:
         return row_codes.first(connection, API_KEY, select(API_KEY).where(*self._this(key_id)))
 
-    def shown(self, connection: Connection, key_id: int, secret: str) -> ApiKey | None:
+    def find_by_secret(self, connection: Connection, key_id: int, secret: str) -> ApiKey | None:
         """Find a key by its id and secret; None if the secret is wrong or the key is not valid."""
         row = self._row(connection, key_id)
         if row is None or not is_secret_of(secret, bytes(row.hash)) or row.revoked_at is not None:
@@ -285,12 +285,12 @@ class ApiKeyStore:
 
     def is_use_due(self, key: ApiKey) -> bool:
         """Return whether the last use of a key is due to be recorded."""
-        return key.last_used_at is None or key.last_used_at < datetime.now(UTC) - USE_IS_NOTED
+        return key.last_used_at is None or key.last_used_at < datetime.now(UTC) - USE_RECORD_INTERVAL
 
     def use(self, connection: Connection, key_id: int) -> None:
         """Record the use of a key, unless a use was recorded within the last minute."""
         now = datetime.now(UTC)
-        due = or_(API_KEY.c.last_used_at.is_(None), API_KEY.c.last_used_at < now - USE_IS_NOTED)
+        due = or_(API_KEY.c.last_used_at.is_(None), API_KEY.c.last_used_at < now - USE_RECORD_INTERVAL)
         connection.execute(update(API_KEY).where(*self._this(key_id), due).values(last_used_at=now))
 
     def revoke(self, connection: Connection, key_id: int, by: int) -> None:
@@ -308,7 +308,7 @@ def _key(row: Any) -> ApiKey:
         id=row.id,
         user_id=row.user_id,
         name=row.name,
-        scopes=widened(row.scope),
+        scopes=with_included_scopes(row.scope),
         created_at=row.created_at,
         expires_at=row.expires_at,
         last_used_at=row.last_used_at,

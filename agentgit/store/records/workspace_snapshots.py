@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, and_, delete, exists, select
 
-from agentgit.effects.files import FilesAt
-from agentgit.store.records.sessions import Found
+from agentgit.effects.files import SnapshotRef
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.ids import new_id
@@ -17,7 +17,7 @@ from agentgit.store.sql.tables import CHECKPOINT, WORKSPACE_SNAPSHOT
 from agentgit.values import as_object, to_json
 
 
-class Snapshots:
+class SnapshotReferences:
     """The references to workspace snapshots of one tenant.
 
     Args:
@@ -27,7 +27,7 @@ class Snapshots:
     def __init__(self, tenant_id: int) -> None:
         self.tenant_id = tenant_id
 
-    def see(self, connection: Connection, branch: Found, files: FilesAt) -> int:
+    def record(self, connection: Connection, branch: StoredRow, files: SnapshotRef) -> int:
         """Record the files of a branch, and return the id of the row.
 
         The newest row of the session is reused if it belongs to the branch and has the same files.
@@ -50,7 +50,7 @@ class Snapshots:
         row_codes.add(connection, WORKSPACE_SNAPSHOT, row)
         return row_id
 
-    def one(self, connection: Connection, snapshot_id: int) -> FilesAt | None:
+    def one(self, connection: Connection, snapshot_id: int) -> SnapshotRef | None:
         """Read one snapshot reference; None if it does not exist."""
         row = row_codes.first(
             connection,
@@ -59,15 +59,15 @@ class Snapshots:
         )
         return None if row is None else files_of(row)
 
-    def of_checkpoint(self, connection: Connection, point: Found) -> FilesAt | None:
+    def of_checkpoint(self, connection: Connection, point: StoredRow) -> SnapshotRef | None:
         """Return the files of a checkpoint; None if it has none."""
         return self.one(connection, point.workspace_snapshot_id) if point.workspace_snapshot_id is not None else None
 
-    def last(self, connection: Connection, session_id: int) -> Found | None:
+    def last(self, connection: Connection, session_id: int) -> StoredRow | None:
         """Read the newest row of a session; None if it has none."""
         return self._newest(connection, WORKSPACE_SNAPSHOT.c.external_session_id == session_id)
 
-    def of_branch(self, connection: Connection, branch: Found) -> Found | None:
+    def of_branch(self, connection: Connection, branch: StoredRow) -> StoredRow | None:
         """Read the newest row of a branch; None if it has none."""
         session = WORKSPACE_SNAPSHOT.c.external_session_id == branch.external_session_id
         return self._newest(connection, and_(session, WORKSPACE_SNAPSHOT.c.internal_session_id == branch.id))
@@ -82,9 +82,9 @@ class Snapshots:
             found.update(connection.execute(query).all())
         return found
 
-    def rows(self, connection: Connection, ids: Iterable[int]) -> list[Found]:
+    def rows(self, connection: Connection, ids: Iterable[int]) -> list[StoredRow]:
         """Read several rows, oldest first; deleted rows are left out."""
-        found: list[Found] = []
+        found: list[StoredRow] = []
         for part in slices(sorted(ids)):
             query = (
                 select(WORKSPACE_SNAPSHOT)
@@ -94,7 +94,7 @@ class Snapshots:
             found += row_codes.authentic(connection, WORKSPACE_SNAPSHOT, connection.execute(query))
         return found
 
-    def only_of(self, connection: Connection, sessions: Select[int]) -> list[FilesAt]:
+    def exclusive_to(self, connection: Connection, sessions: Select[int]) -> list[SnapshotRef]:
         """List the distinct snapshots that only these sessions use."""
         other = WORKSPACE_SNAPSHOT.alias("other")
         elsewhere = exists().where(
@@ -108,7 +108,7 @@ class Snapshots:
         rows = row_codes.authentic(connection, WORKSPACE_SNAPSHOT, connection.execute(query))
         return list({(row.snapshot, row.settings): files_of(row) for row in rows}.values())
 
-    def held(self, connection: Connection, snapshots: Collection[str]) -> set[str]:
+    def in_use(self, connection: Connection, snapshots: Collection[str]) -> set[str]:
         """Return the snapshots that at least one row uses."""
         found = set[str]()
         for part in slices(list(snapshots)):
@@ -116,7 +116,9 @@ class Snapshots:
             found.update(connection.execute(query).scalars())
         return found
 
-    def free(self, connection: Connection, without: Container[int] = ()) -> list[tuple[int, FilesAt]]:
+    def find_unused(
+        self, connection: Connection, deleted_checkpoints: Container[int] = ()
+    ) -> list[tuple[int, SnapshotRef]]:
         """List the rows that can be deleted, each with its snapshot.
 
         These are the rows that no checkpoint refers to, that are not the newest of their branch, and whose snapshot no
@@ -124,7 +126,7 @@ class Snapshots:
 
         Args:
             connection: Any open connection.
-            without: The ids of checkpoints to treat as deleted.
+            deleted_checkpoints: The ids of checkpoints to treat as deleted.
         """
         later, other = WORKSPACE_SNAPSHOT.alias("later"), WORKSPACE_SNAPSHOT.alias("other")
         mine = CHECKPOINT.c.tenant_id == self.tenant_id
@@ -140,20 +142,20 @@ class Snapshots:
             other.c.id != WORKSPACE_SNAPSHOT.c.id,
         )
         free = select(WORKSPACE_SNAPSHOT).where(self._mine(), looked_again, ~elsewhere)
-        if not without:
+        if not deleted_checkpoints:
             rows = row_codes.authentic(connection, WORKSPACE_SNAPSHOT, connection.execute(free.where(~held)))
             return [(row.id, files_of(row)) for row in rows]
         has = select(CHECKPOINT.c.id, CHECKPOINT.c.workspace_snapshot_id).where(mine)
-        still = {row.workspace_snapshot_id for row in connection.execute(has) if row.id not in without}
+        still = {row.workspace_snapshot_id for row in connection.execute(has) if row.id not in deleted_checkpoints}
         rows = row_codes.authentic(connection, WORKSPACE_SNAPSHOT, connection.execute(free))
         return [(row.id, files_of(row)) for row in rows if row.id not in still]
 
     def delete(self, connection: Connection, ids: Sequence[int]) -> None:
-        """Delete rows that `free` returned."""
+        """Delete rows that `find_unused` returned."""
         for part in slices(ids):
             connection.execute(delete(WORKSPACE_SNAPSHOT).where(self._mine(), WORKSPACE_SNAPSHOT.c.id.in_(part)))
 
-    def _newest(self, connection: Connection, condition: Any) -> Found | None:
+    def _newest(self, connection: Connection, condition: Any) -> StoredRow | None:
         query = select(WORKSPACE_SNAPSHOT).where(self._mine(), condition).order_by(WORKSPACE_SNAPSHOT.c.id.desc())
         return row_codes.first(connection, WORKSPACE_SNAPSHOT, query)
 
@@ -161,6 +163,6 @@ class Snapshots:
         return WORKSPACE_SNAPSHOT.c.tenant_id == self.tenant_id
 
 
-def files_of(row: Found) -> FilesAt:
+def files_of(row: StoredRow) -> SnapshotRef:
     """Convert a row to a value."""
-    return FilesAt(snapshot=row.snapshot, settings=as_object(row.settings))
+    return SnapshotRef(snapshot=row.snapshot, settings=as_object(row.settings))

@@ -47,16 +47,16 @@ class WorldLog:
 
     # -- the log
 
-    def last(self, connection: Connection, session_id: int) -> int:
+    def last_seq(self, connection: Connection, session_id: int) -> int:
         """Return the last sequence number in the log of a session; 0 if the log is empty."""
-        return self.lasting(connection, session_id)()
+        return self.request_last_seq(connection, session_id)()
 
-    def lasting(self, connection: Connection, session_id: int) -> Callable[[], int]:
+    def request_last_seq(self, connection: Connection, session_id: int) -> Callable[[], int]:
         """Request the last sequence number in the log of a session, and return a function that returns it."""
-        asked = LAST_SEQ.ask(connection, {"tenant": self.tenant_id, "session": session_id})
+        asked = LAST_SEQ.submit(connection, {"tenant": self.tenant_id, "session": session_id})
         return lambda: int(asked.all()[0].seq or 0)
 
-    def foreign(self, connection: Connection, branch: Row[Any]) -> set[int]:
+    def changes_by_others(self, connection: Connection, branch: Row[Any]) -> set[int]:
         """Return the calls with a declared effect that others changed since this branch last saw the world.
 
         The result has the ids of the calls. For a call that ran again, it also has the id of the call that it repeats.
@@ -74,7 +74,7 @@ class WorldLog:
         rows = _FOREIGN.all(connection, since)
         return {row.invocation_id for row in rows} | {row.replay_of for row in rows if row.kind == REDO}
 
-    def then(self, connection: Connection, branch: Row[Any], ids: Sequence[int]) -> dict[int, str]:
+    def last_actions(self, connection: Connection, branch: Row[Any], ids: Sequence[int]) -> dict[int, str]:
         """Return the last logged action of each of these calls at the time when a branch last saw the world.
 
         The actions of a call that ran again count as actions of the call that it repeats.
@@ -86,7 +86,7 @@ class WorldLog:
         """
         found: dict[int, tuple[int, str]] = {}
         for part in slices(ids):
-            query = _TOLD.where(
+            query = _LOGGED_ACTIONS.where(
                 WORLD_LOG.c.tenant_id == self.tenant_id,
                 WORLD_LOG.c.external_session_id == branch.external_session_id,
                 WORLD_LOG.c.seq <= branch.world_seen,
@@ -98,7 +98,9 @@ class WorldLog:
 
     # -- calls in effect
 
-    def standing(self, connection: Connection, session_id: int, path: Sequence[TrackPart] = ()) -> list[ToolInvocation]:
+    def calls_in_effect(
+        self, connection: Connection, session_id: int, path: Sequence[TrackPart] = ()
+    ) -> list[ToolInvocation]:
         """Read the invocations of a session that may have an effect in its world, newest first in world order.
 
         Args:
@@ -131,8 +133,8 @@ class WorldLog:
             )
         )
         rows = connection.execute(query).all()
-        own = self.on_path(connection, path, map(_stands_for, rows))
-        rows = [row for row in rows if _stands_for(row) not in own]
+        own = self.on_path(connection, path, map(_first_id, rows))
+        rows = [row for row in rows if _first_id(row) not in own]
         now = float("inf")  # a call that is still running sorts as the newest
         newest = sorted(rows, key=lambda row: (row.seq if row.seq is not None else now, row.id), reverse=True)
         return self.journal.own_values(connection, newest)
@@ -160,10 +162,10 @@ class WorldLog:
                 row=f"tool_invocation {min(lost)}",
             )
 
-    def gone(self, connection: Connection, path: Sequence[TrackPart]) -> list[ToolInvocation]:
+    def reversed_calls(self, connection: Connection, path: Sequence[TrackPart]) -> list[ToolInvocation]:
         """Read the invocations on a path that were reversed and have no redo in effect, oldest first."""
         on_path = and_(self._recorded_on(connection, path), TOOL_INVOCATION.c.tenant_id == self.tenant_id)
-        taken = self._taken(connection, on_path)
+        taken = self._replayed_ids(connection, on_path)
         recorded = and_(on_path, TOOL_INVOCATION.c.kind != REPLAY)
         query = (
             select(TOOL_INVOCATION, BRANCH.c.inherited)
@@ -178,7 +180,9 @@ class WorldLog:
         again = self._redone(connection, [row.id for row in rows])
         return self.journal.own_values(connection, [row for row in rows if row.id not in again])
 
-    def doubted(self, connection: Connection, session_id: int, path: Sequence[TrackPart]) -> list[ToolInvocation]:
+    def uncertain_calls(
+        self, connection: Connection, session_id: int, path: Sequence[TrackPart]
+    ) -> list[ToolInvocation]:
         """Read the invocations on a path for which it is unknown whether they were reversed or ran again.
 
         Args:
@@ -198,8 +202,8 @@ class WorldLog:
             )
         )
         rows = connection.execute(query.order_by(TOOL_INVOCATION.c.id)).all()
-        own = self.on_path(connection, path, map(_stands_for, rows))
-        return self.journal.own_values(connection, [row for row in rows if _stands_for(row) in own])
+        own = self.on_path(connection, path, map(_first_id, rows))
+        return self.journal.own_values(connection, [row for row in rows if _first_id(row) in own])
 
     def redone(self, connection: Connection, invocation_id: int, branch_id: int | None = None) -> list[ToolInvocation]:
         """Read the invocations that ran again in place of an invocation, newest first.
@@ -233,7 +237,7 @@ class WorldLog:
         again = [one for one in self.redone(connection, call.id) if one.status != FAILED]
         return any(one.status in STANDING for one in (again or [call]) if one.status != FAILED)
 
-    def firsts(self, connection: Connection, ids: Iterable[int]) -> set[int]:
+    def with_repeated_ids(self, connection: Connection, ids: Iterable[int]) -> set[int]:
         """Return the ids of these invocations, and the ids of the calls that they repeat."""
         wanted = sorted(set(ids))
         found = set(wanted)
@@ -260,7 +264,7 @@ class WorldLog:
             found.update(connection.execute(query).scalars())
         return found
 
-    def has_standing(
+    def are_in_effect(
         self, connection: Connection, session_id: int, path: Sequence[TrackPart], keys: Sequence[str]
     ) -> bool:
         """Return whether all these calls are on a path and none of them was, or may have been, reversed.
@@ -286,8 +290,8 @@ class WorldLog:
             )
         ]
         own = self.on_path(connection, path, (row.id for row in rows))
-        lost = {call.id for call in self.gone(connection, path)}
-        lost |= {call.first_id for call in self.doubted(connection, session_id, path)}
+        lost = {call.id for call in self.reversed_calls(connection, path)}
+        lost |= {call.first_id for call in self.uncertain_calls(connection, session_id, path)}
         held = {
             row.idempotency_key
             for row in rows
@@ -295,9 +299,9 @@ class WorldLog:
         }
         return held.issuperset(keys)
 
-    def standing_keys(self, connection: Connection, path: Sequence[TrackPart]) -> list[str]:
+    def keys_in_effect(self, connection: Connection, path: Sequence[TrackPart]) -> list[str]:
         """Read the idempotency keys of the calls of a path that act on the world and were not reversed."""
-        lost = {call.id for call in self.gone(connection, path)}
+        lost = {call.id for call in self.reversed_calls(connection, path)}
         return [
             call.idempotency_key
             for call in self.journal.track(connection, path)
@@ -316,10 +320,10 @@ class WorldLog:
                     select(TOOL_INVOCATION.c.id).where(on_path, TOOL_INVOCATION.c.id.in_(part))
                 ).scalars()
             )
-            found.update(self._taken(connection, on_path, TOOL_INVOCATION.c.replay_of.in_(part)))
+            found.update(self._replayed_ids(connection, on_path, TOOL_INVOCATION.c.replay_of.in_(part)))
         return found
 
-    def _taken(self, connection: Connection, *conditions: Any) -> list[int]:
+    def _replayed_ids(self, connection: Connection, *conditions: Any) -> list[int]:
         """Return the calls that were replayed from the record by invocations that meet these conditions."""
         query = select(*row_codes.columns(connection, TOOL_INVOCATION, "replay_of")).where(*conditions, *_TAKEN)
         return [row.replay_of for row in self.journal.authentic(connection, connection.execute(query).all())]
@@ -339,7 +343,7 @@ class WorldLog:
         )
 
 
-def _stands_for(row: Row[Any]) -> int:
+def _first_id(row: Row[Any]) -> int:
     """Return the id of the call of a row; for a redo, the id of the call that it repeats."""
     return int(row.replay_of if row.kind == REDO else row.id)
 
@@ -375,7 +379,7 @@ MADE_HERE = and_(
 )
 _first = TOOL_INVOCATION.alias("first")
 _FIRST = case((TOOL_INVOCATION.c.kind == REDO, TOOL_INVOCATION.c.replay_of), else_=TOOL_INVOCATION.c.id)
-_TOLD = select(WORLD_LOG.c.seq, WORLD_LOG.c.action, _FIRST.label("first_id")).select_from(
+_LOGGED_ACTIONS = select(WORLD_LOG.c.seq, WORLD_LOG.c.action, _FIRST.label("first_id")).select_from(
     WORLD_LOG.join(
         TOOL_INVOCATION,
         and_(TOOL_INVOCATION.c.tenant_id == WORLD_LOG.c.tenant_id, TOOL_INVOCATION.c.id == WORLD_LOG.c.invocation_id),

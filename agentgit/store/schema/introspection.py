@@ -16,7 +16,7 @@ from agentgit.store.sql.tables import METADATA
 WORDS = "search_words"
 """The name of SQLite's full-text index. FTS5 stores it in tables whose names begin with this name."""
 
-OURS = frozenset({*METADATA.tables, WORDS, migrations.VERSION_TABLE})
+TABLE_NAMES = frozenset({*METADATA.tables, WORDS, migrations.VERSION_TABLE})
 """The names of all tables that agentgit creates."""
 
 Shape = dict[str, dict[str, str]]
@@ -32,7 +32,7 @@ _TRIGGERS = {
     "FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_proc p ON p.oid = t.tgfoid "
     "WHERE NOT t.tgisinternal AND c.relnamespace = to_regnamespace(quote_ident(:place))",
 }
-_WALLS = (
+_ROW_SECURITY = (
     "SELECT c.relname, 'row-level security', CASE WHEN c.relforcerowsecurity THEN 'forced' ELSE 'enabled' END "
     "FROM pg_class c WHERE c.relrowsecurity AND c.relnamespace = to_regnamespace(quote_ident(:place)) "
     "UNION ALL SELECT tablename, 'policy ' || policyname, permissive || ' ' || cmd || ' to ' || "
@@ -66,7 +66,7 @@ def include_object(object: Any, name: str | None, kind: str, reflected: bool, co
         True
     """
     found = kind == "table" and reflected and compare_to is None
-    return not (found and name is not None and (name in OURS or name.startswith(WORDS)))
+    return not (found and name is not None and (name in TABLE_NAMES or name.startswith(WORDS)))
 
 
 def shape_of(connection: Connection, schema: str | None = None) -> Shape:
@@ -78,7 +78,7 @@ def shape_of(connection: Connection, schema: str | None = None) -> Shape:
     """
     inspector = inspect(connection)
     place = schema or inspector.default_schema_name
-    found: Shape = {name: {} for name in inspector.get_table_names(schema=place) if name in OURS}
+    found: Shape = {name: {} for name in inspector.get_table_names(schema=place) if name in TABLE_NAMES}
     found.pop(migrations.VERSION_TABLE, None)
     # The parts of the FTS5 table are not read: its columns have no type, and SQLite itself creates them.
     for name, parts in _parts(inspector, connection, place, [name for name in found if name != WORDS]):
@@ -108,7 +108,7 @@ def _parts(
                 {
                     f"reference ({', '.join(one['constrained_columns'])})": _target(one)
                     for one in links
-                    if one["referred_table"] in OURS
+                    if one["referred_table"] in TABLE_NAMES
                 },
             )
         )
@@ -117,7 +117,7 @@ def _parts(
         said = {f"trigger {trigger}": state, f"definition of trigger {trigger}": definition}
         parts.append((name, said | ({f"function {function}": code} if function else {})))
     if kind == "postgresql":
-        parts += [(name, {what: how}) for name, what, how in connection.execute(text(_WALLS), given)]
+        parts += [(name, {what: how}) for name, what, how in connection.execute(text(_ROW_SECURITY), given)]
     return parts
 
 

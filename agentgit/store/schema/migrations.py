@@ -19,7 +19,7 @@ VERSION_TABLE = "agentgit_version"
 ADVISORY_LOCK = 0x61676974
 """The key ("agit") of the PostgreSQL advisory lock that allows only one process at a time to migrate."""
 
-one_at_a_time = threading.RLock()
+migration_lock = threading.RLock()
 """A lock for one migration at a time in this process, because Alembic's context is a module global."""
 
 _FORCED = text(
@@ -45,7 +45,7 @@ def revisions() -> list[str]:
     return sorted(path.name[:4] for path in (folder() / "versions").glob("[0-9]*.py"))
 
 
-def known(revision: str) -> str:
+def require_revision(revision: str) -> str:
     """Check that a revision exists, and return it.
 
     Raises:
@@ -67,7 +67,7 @@ def run(connection: Connection, verb: str, revision: str, *, schema: str | None 
     """
     from alembic import command
 
-    with one_at_a_time:
+    with migration_lock:
         forced = _forced(connection)
         _force(connection, forced, "NO FORCE")  # a migration changes rows of all tenants
         getattr(command, verb)(_config(connection=connection, schema=schema), revision)
@@ -101,10 +101,10 @@ def script(kind: str, start: str, end: str) -> str:
     from alembic import command
 
     order = [BASE, *revisions()]
-    if order.index(known(start)) >= order.index(known(end)):
+    if order.index(require_revision(start)) >= order.index(require_revision(end)):
         raise InvalidInput(f"Schema {start} is not older than {end}. Scripts exist only for upgrades.")
     written = io.StringIO()
-    with one_at_a_time:
+    with migration_lock:
         command.upgrade(_config(written, dialect=kind), f"{start}:{end}", sql=True)
     return written.getvalue()
 

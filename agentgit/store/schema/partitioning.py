@@ -12,7 +12,7 @@ from agentgit.store.database import Database
 from agentgit.store.schema import schema
 from agentgit.store.sql.tables import METADATA
 
-MOST = 1024
+MAX_PARTITIONS = 1024
 """The maximum number of partitions of a table.
 
 Each partition has its own files, and a statement without a tenant reads all of them.
@@ -64,14 +64,16 @@ def partition(database: Database, count: int) -> int:
         The number of tables that were partitioned.
 
     Raises:
-        InvalidInput: The database is SQLite, or `count` is not from 2 to `MOST`.
+        InvalidInput: The database is SQLite, or `count` is not from 2 to `MAX_PARTITIONS`.
         NotAllowed: Another role owns the tables.
         SchemaMismatch: The schema is not the one of this library.
     """
     if database.is_sqlite:
         raise InvalidInput("SQLite has no partitions. Move the sessions to PostgreSQL with export and import.")
-    if not 2 <= count <= MOST:
-        raise InvalidInput(f"Use 2 to {MOST} partitions, not {count}: a few times the number of your processors.")
+    if not 2 <= count <= MAX_PARTITIONS:
+        raise InvalidInput(
+            f"Use 2 to {MAX_PARTITIONS} partitions, not {count}: a few times the number of your processors."
+        )
     schema.check(database)
 
     def work(connection: Connection) -> int:
@@ -82,7 +84,7 @@ def partition(database: Database, count: int) -> int:
 
 
 def _divide(connection: Connection, count: int) -> int:
-    schema.alone(connection)
+    schema.lock_migrations(connection)
     quote = connection.dialect.identifier_preparer.quote
     names = [quote(table.name) for table in METADATA.sorted_tables if table.name != "tenant"]
     plain = {name for name in names if connection.execute(_IS_PLAIN, {"name": name}).scalar_one()}
@@ -166,7 +168,7 @@ These are the triggers of the audit trail, and row-level security.
 _GIN = "USING gin (words) WITH (gin_pending_list_limit=256)"
 
 
-def spread(kind: str) -> str:
+def distributed_script(kind: str) -> str:
     """Return the SQL that creates the tables in an empty database on a distributed server.
 
     Args:
@@ -176,7 +178,7 @@ def spread(kind: str) -> str:
         InvalidInput: There is no script for this kind.
 
     Example:
-        >>> "SELECT create_reference_table('tenant');" in spread("citus")
+        >>> "SELECT create_reference_table('tenant');" in distributed_script("citus")
         True
     """
     if kind not in KINDS:

@@ -14,7 +14,7 @@ from agentgit.store.sql.tables import METADATA
 
 WORK = "SELECT, INSERT, UPDATE, DELETE"
 
-ONLY = {
+REDUCED_RIGHTS = {
     VERSION_TABLE: "SELECT",
     "audit_event": "SELECT, INSERT, DELETE",
     "erasure": "SELECT, INSERT",
@@ -55,7 +55,7 @@ def grant(database: Database, role: str) -> int:
 
     def work(connection: Connection) -> int:
         schema.require_owner(connection, database, f"grant {shlex.quote(role)}")
-        schema.alone(connection)  # concurrent changes to the rights of one table fail
+        schema.lock_migrations(connection)  # concurrent changes to the rights of one table fail
         return _grant(connection, role)
 
     return database.write(work, durable=True)
@@ -79,5 +79,5 @@ def _grant(connection: Connection, role: str) -> int:
     for name in names:
         table = f"{place}.{quote(name)}"
         connection.exec_driver_sql(f"REVOKE ALL ON {table} FROM {quote(role)}")
-        connection.exec_driver_sql(f"GRANT {ONLY.get(name, WORK)} ON {table} TO {quote(role)}")
+        connection.exec_driver_sql(f"GRANT {REDUCED_RIGHTS.get(name, WORK)} ON {table} TO {quote(role)}")
     return len(names)

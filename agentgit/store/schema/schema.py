@@ -10,7 +10,7 @@ from sqlalchemy import Connection, MetaData, inspect, select, text
 from agentgit.errors import InvalidInput, NotAllowed, SchemaMismatch
 from agentgit.store.database import Database
 from agentgit.store.schema import migrations
-from agentgit.store.schema.introspection import OURS, WORDS, Shape, differences, shape_at, shape_of
+from agentgit.store.schema.introspection import TABLE_NAMES, WORDS, Shape, differences, shape_at, shape_of
 from agentgit.store.schema.migrations import ADVISORY_LOCK, BASE, VERSION_TABLE
 from agentgit.store.sql.url import shown
 
@@ -61,7 +61,7 @@ def check(database: Database, *, deep: bool = False) -> None:
     _require_known(database, found)
     if found is None or found < REVISION:
         state = "has no tables yet" if found is None else f"has schema {found} and this library needs {REVISION}"
-        way = _command("upgrade", database) if found is None else _road(database)
+        way = _command("upgrade", database) if found is None else _upgrade_commands(database)
         raise SchemaMismatch(f"{database.name} {state}. Run: {way}")
     if deep and (wrong := database.write(lambda connection: _changed(connection, database))):
         raise SchemaMismatch(
@@ -110,21 +110,21 @@ def _command(verb: str, database: Database, owner: str | None = None) -> str:
     return f"{command}{_PLACE}" if "***" in name else command
 
 
-def _road(database: Database) -> str:
+def _upgrade_commands(database: Database) -> str:
     """Return the commands that upgrade a database. If another role owns the tables, that role must run them."""
     with database.reading() as connection:
-        others = _others(connection)
+        others = _other_owner(connection)
     if others is None:
         return _command("upgrade", database)
     again = _command(f"grant {shlex.quote(others.role)}", database, others.owner)
     return f"{_command('upgrade', database, others.owner).removesuffix(_PLACE)}, then {again}"
 
 
-def _others(connection: Connection) -> Any:
+def _other_owner(connection: Connection) -> Any:
     """Return the owner of the tables and the current role; None if the role owns the tables or there are none."""
     if connection.dialect.name == "sqlite":
         return None
-    return connection.execute(_OTHERS, {"names": sorted(OURS)}).first()
+    return connection.execute(_OTHERS, {"names": sorted(TABLE_NAMES)}).first()
 
 
 def require_owner(connection: Connection, database: Database, verb: str) -> None:
@@ -138,7 +138,7 @@ def require_owner(connection: Connection, database: Database, verb: str) -> None
     Raises:
         NotAllowed: Another role owns the tables. The message has the command for that role.
     """
-    if (others := _others(connection)) is not None:
+    if (others := _other_owner(connection)) is not None:
         raise NotAllowed(
             f"{others.role} does not own the tables of {database.name} and cannot change them. Ask their owner "
             f"{others.owner} to run: {_command(verb, database, others.owner)}"
@@ -160,7 +160,7 @@ def upgrade(database: Database, revision: str | None = None) -> str:
         InvalidInput: There is no such revision, or the database is newer than it.
         NotAllowed: Another role owns the tables.
     """
-    wanted = migrations.known(revision or REVISION)
+    wanted = migrations.require_revision(revision or REVISION)
     found = current(database)
     _require_known(database, found)
     if wanted == migrations.BASE and found is None:
@@ -175,7 +175,7 @@ def upgrade(database: Database, revision: str | None = None) -> str:
 
 
 def _upgrade(connection: Connection, database: Database, revision: str) -> None:
-    alone(connection)
+    lock_migrations(connection)
     found = _current(connection)
     _require_known(database, found)  # another process may have upgraded it meanwhile, perhaps with a newer library
     if found is None:
@@ -185,14 +185,14 @@ def _upgrade(connection: Connection, database: Database, revision: str) -> None:
         migrations.run(connection, "upgrade", revision)
 
 
-def alone(connection: Connection) -> None:
+def lock_migrations(connection: Connection) -> None:
     """Wait until no other process migrates. On SQLite a transaction that writes is exclusive anyway."""
     if connection.dialect.name != "sqlite":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_LOCK})
 
 
 def _require_room(connection: Connection, database: Database) -> None:
-    taken = sorted(_names(connection) & OURS - {VERSION_TABLE})
+    taken = sorted(_names(connection) & TABLE_NAMES - {VERSION_TABLE})
     if not database.is_sqlite and connection.execute(text("SELECT current_schema()")).scalar() is None:
         raise SchemaMismatch(
             f"The search_path of {database.name} names no existing schema. Create it first, with CREATE SCHEMA."
@@ -210,23 +210,23 @@ def _require_room(connection: Connection, database: Database) -> None:
         )
 
 
-def downgrade(database: Database, revision: str, *, lose: bool = False) -> list[str]:
+def downgrade(database: Database, revision: str, *, allow_data_loss: bool = False) -> list[str]:
     """Downgrade the schema to an earlier revision in one transaction, and return a list of the lost data.
 
     Args:
         database: A database that has tables.
         revision: The revision to reach. `base` removes all tables.
-        lose: True to allow the loss of data.
+        allow_data_loss: True to allow the loss of data.
 
     Raises:
         InvalidInput: There is no such revision, or the database is older than it.
         NotAllowed: Data would be lost, and the message lists it; or another role owns the tables. Nothing was changed.
         SchemaMismatch: The database has no agentgit tables, or is newer than the library.
     """
-    migrations.known(revision)
+    migrations.require_revision(revision)
 
     def work(connection: Connection) -> list[str]:
-        alone(connection)
+        lock_migrations(connection)
         found = _current(connection)
         _require_known(database, found)
         if found is None:
@@ -234,8 +234,8 @@ def downgrade(database: Database, revision: str, *, lose: bool = False) -> list[
         if revision != BASE and revision > found:
             raise InvalidInput(f"{database.name} has schema {found}, which is older than {revision}.")
         require_owner(connection, database, f"downgrade {revision}")
-        goes = _goes(connection, shape_of(connection), shape_at(connection, revision))
-        if goes and not lose:
+        goes = _lost_data(connection, shape_of(connection), shape_at(connection, revision))
+        if goes and not allow_data_loss:
             raise NotAllowed(
                 f"A downgrade of {database.name} from {found} to {revision} loses {', '.join(goes)}. Back it up, then "
                 f"run: {_command(f'downgrade {revision} --yes', database)}"
@@ -246,7 +246,7 @@ def downgrade(database: Database, revision: str, *, lose: bool = False) -> list[
     return database.write(work, durable=True)
 
 
-def _goes(connection: Connection, found: Shape, kept: Shape) -> list[str]:
+def _lost_data(connection: Connection, found: Shape, kept: Shape) -> list[str]:
     """List the rows and values that would be lost, because `kept` has no table or column for them."""
     tables = MetaData()
     tables.reflect(connection, only=[name for name in found if name != WORDS])
@@ -285,10 +285,10 @@ def stamp(database: Database, revision: str) -> None:
         SchemaMismatch: The tables differ, and the message lists how; or they are from before the first release.
         NotAllowed: Another role owns the tables.
     """
-    migrations.known(revision)
+    migrations.require_revision(revision)
 
     def work(connection: Connection) -> None:
-        alone(connection)
+        lock_migrations(connection)
         _require_released(database, _current(connection))
         require_owner(connection, database, f"stamp {revision}")
         if wrong := _wrong(connection, revision):
@@ -314,7 +314,7 @@ def script(kind: str, start: str | None = None, end: str | None = None) -> str:
     return migrations.script(kind, start or BASE, end or REVISION)
 
 
-def ready(database: Database) -> None:
+def prepare(database: Database) -> None:
     """Prepare a database for use: upgrade SQLite, but only check a server, which its administrator upgrades.
 
     Raises:

@@ -32,7 +32,7 @@ def ensure_tenant(database: Database, name: str | None = None, *, create: bool =
     Example:
         >>> from agentgit.store.schema import schema
         >>> database = Database(":memory:")
-        >>> schema.ready(database)
+        >>> schema.prepare(database)
         >>> ensure_tenant(database) == ensure_tenant(database, "local")
         True
         >>> ensure_tenant(database, "acme") == ensure_tenant(database)
@@ -47,7 +47,7 @@ def ensure_tenant(database: Database, name: str | None = None, *, create: bool =
             there = connection.execute(select(TENANT.c.name)).scalars().all()
             raise NotFound(
                 f"There is no tenant {called!r}. Create one with its first user: agentgit --tenant NAME users add USER",
-                near=references.near(called, there),
+                near=references.similar_names(called, there),
             )
     return int(found) if found is not None else looking.write(lambda c: _ensure(c, wanted, called), durable=True)
 

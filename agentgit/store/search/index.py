@@ -19,8 +19,8 @@ from agentgit.checkpoints.search_words import composed, words
 from agentgit.effects.invocation import PAUSED, REDO
 from agentgit.sessions.messages import from_stored, text_of
 from agentgit.store.objects.blobs import Leaf, shared_prefix
-from agentgit.store.objects.plain_values import SEALED, show_message
-from agentgit.store.records.sessions import Found, SessionStore
+from agentgit.store.objects.plain_values import CUSTOM_SERDE, show_message
+from agentgit.store.records.sessions import SessionStore, StoredRow
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, SEARCH_TEXT, TOOL_INVOCATION
@@ -37,7 +37,7 @@ CHECKPOINTS_AT_ONCE = 200
 """The maximum number of checkpoints that one transaction indexes, so that other writers do not wait long."""
 
 
-class Fresh(NamedTuple):
+class NewText(NamedTuple):
     """A text to index: its source, and the number of the first checkpoint that holds it."""
 
     number: int
@@ -47,7 +47,7 @@ class Fresh(NamedTuple):
     row_id: int | None = None
 
 
-class Texts:
+class SearchIndex:
     """The search index of one tenant.
 
     Args:
@@ -63,12 +63,12 @@ class Texts:
         self.sessions = sessions
         self.graphs = graphs
 
-    def behind(self, connection: Connection, session_id: int) -> dict[int, int]:
+    def unindexed(self, connection: Connection, session_id: int) -> dict[int, int]:
         """Return the branches of a session that have checkpoints to index, each with an upper limit of their number."""
         rows = _BEHIND.all(connection, {"tenant": self.tenant_id, "session": session_id})
         return {row.id: row.number - row.searched for row in rows}
 
-    def follow(self, connection: Connection, branch_id: int) -> bool:
+    def index_next(self, connection: Connection, branch_id: int) -> bool:
         """Index the texts of a branch's next checkpoints, and return whether there may be more.
 
         Args:
@@ -89,9 +89,11 @@ class Texts:
 
     # -- what is new
 
-    def _fresh(self, connection: Connection, found: Sequence[Found], rows: Sequence[Found]) -> Iterator[Fresh]:
+    def _fresh(
+        self, connection: Connection, found: Sequence[StoredRow], rows: Sequence[StoredRow]
+    ) -> Iterator[NewText]:
         if self.names_only:
-            yield from (Fresh(row.number, NAMED, row.name, row_id=row.id) for row in rows if row.name)
+            yield from (NewText(row.number, NAMED, row.name, row_id=row.id) for row in rows if row.name)
             return
         branch, before = rows[0], self._before(connection, found[0])
         # The last indexed checkpoint may have been deleted. Then new texts are compared with those in the index.
@@ -102,7 +104,7 @@ class Texts:
         made: list[tuple[int, int]] = []
         for row in rows:
             if row.name or (row.description and not row.is_auto):
-                yield Fresh(row.number, NAMED, text_of_checkpoint(row).text, row_id=row.id)
+                yield NewText(row.number, NAMED, text_of_checkpoint(row).text, row_id=row.id)
             if _state(row) != at:
                 now = messages[_state(row)]
                 added += [(row.number, key) for key in _added(held, now) if key not in known]
@@ -113,10 +115,10 @@ class Texts:
         yield from self._calls(connection, branch, max(0, first), made, known)
         leaves = self.graphs.content.blobs.get_many(connection, [key for _, key in added])
         for number, key in added:
-            if leaves[key].type != SEALED:
-                yield Fresh(number, MESSAGE, text_of_message(leaves[key]).text, hash=key)
+            if leaves[key].type != CUSTOM_SERDE:
+                yield NewText(number, MESSAGE, text_of_message(leaves[key]).text, hash=key)
 
-    def _before(self, connection: Connection, first: Found) -> Found | None:
+    def _before(self, connection: Connection, first: StoredRow) -> StoredRow | None:
         """Return the checkpoint before those to index, which may be the branch point; None if it is unknown.
 
         Args:
@@ -129,15 +131,15 @@ class Texts:
             return None
         return _BY_ID.first(connection, {"tenant": self.tenant_id, "checkpoint": first.branch_point_id})
 
-    def _known(self, connection: Connection, branch: Found) -> set[bytes | int]:
+    def _known(self, connection: Connection, branch: StoredRow) -> set[bytes | int]:
         """Return the hashes and row ids of the indexed texts of a branch."""
         given = {"tenant": self.tenant_id, "branch": branch.internal_session_id}
         return {row.hash or row.row_id for row in _OF_BRANCH.all(connection, given)}
 
-    def _messages(self, connection: Connection, rows: Iterable[Found]) -> dict[str | None, Sequence[bytes]]:
+    def _messages(self, connection: Connection, rows: Iterable[StoredRow]) -> dict[str | None, Sequence[bytes]]:
         """Return the message hashes of checkpoints by graph checkpoint id; empty if the graph checkpoint is gone."""
         asked = {
-            row.graph_checkpoint_id: self.graphs.finding(
+            row.graph_checkpoint_id: self.graphs.prefetch(
                 connection, GraphKey(row.thread_id, "", row.graph_checkpoint_id)
             )
             for row in rows
@@ -150,8 +152,8 @@ class Texts:
         return held
 
     def _calls(
-        self, connection: Connection, branch: Found, first: int, made: Sequence[tuple[int, int]], known: set[Any]
-    ) -> Iterator[Fresh]:
+        self, connection: Connection, branch: StoredRow, first: int, made: Sequence[tuple[int, int]], known: set[Any]
+    ) -> Iterator[NewText]:
         """Yield the calls that a branch made itself, each with the first checkpoint made after it."""
         last = max(count for count, _ in made)
         if last <= first:
@@ -160,11 +162,11 @@ class Texts:
         for at, row in enumerate(_CALLS.all(connection, given), first):
             number = next((number for count, number in made if count > at), None)
             if number is not None and row.id not in known:
-                yield Fresh(number, CALL, text_of_call(row).text, row_id=row.id)
+                yield NewText(number, CALL, text_of_call(row).text, row_id=row.id)
 
     # -- words
 
-    def _add(self, connection: Connection, branch: Found, fresh: Iterable[Fresh]) -> None:
+    def _add(self, connection: Connection, branch: StoredRow, fresh: Iterable[NewText]) -> None:
         scope = [scope_of_session(branch.external_session_id), scope_of_branch(branch.internal_session_id)]
         is_sqlite = connection.dialect.name == "sqlite"
         rows = []
@@ -190,7 +192,7 @@ class Texts:
                 _ADD_WORDS.run(connection, *rows)
 
 
-def _state(row: Found | None) -> str | None:
+def _state(row: StoredRow | None) -> str | None:
     """Return the graph checkpoint id of a checkpoint. Those after a turn and before the next one often share it."""
     return row.graph_checkpoint_id if row is not None else None
 
@@ -254,7 +256,7 @@ def text_of_message(value: Leaf) -> Text:
     return Text(f"{name}: {text}" if name else text, role=shown["role"], name=name, id=shown["id"])
 
 
-def text_of_call(row: Found) -> Text:
+def text_of_call(row: StoredRow) -> Text:
     """Return the searchable text of a call: tool, arguments, its result if no message has it, and its error."""
     text = f"{row.tool_name}({plain(from_json(row.args))})"
     if row.tool_call_id is None and row.result is not None:
@@ -264,7 +266,7 @@ def text_of_call(row: Found) -> Text:
     return Text(text, name=row.tool_name, id=row.id)
 
 
-def text_of_checkpoint(row: Found) -> Text:
+def text_of_checkpoint(row: StoredRow) -> Text:
     """Return the searchable text of a checkpoint: its name, and the description that a person wrote."""
     own = None if row.is_auto else row.description
     return Text(" - ".join(filter(None, (row.name, own))), name=row.name)

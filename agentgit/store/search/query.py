@@ -14,12 +14,12 @@ from typing import Any
 from sqlalchemy import ARRAY, BigInteger, Connection, String, and_, any_, bindparam, cast, column, select, table, tuple_
 from sqlalchemy.dialects.postgresql import TSQUERY
 
-from agentgit.checkpoints.queries import TOP, Hit, Rank, Text
+from agentgit.checkpoints.queries import TOP, Hit, HitCursor, Text
 from agentgit.checkpoints.search_words import Query, snippet
 from agentgit.errors import Corrupt
 from agentgit.store.objects.blobs import Leaf
 from agentgit.store.records.log import LogPart
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.search.index import (
     CALL,
     MESSAGE,
@@ -44,13 +44,13 @@ MOST_SCOPES = 50
 AT_ONCE = 200
 """The maximum number of texts that one query returns."""
 
-FAR = 500
+MAX_CHECKPOINTS_BEYOND = 500
 """The maximum number of checkpoints after the end of a part for which its branch shares a query with others.
 
 If a branch has more, its own query begins at the newest text of the part.
 """
 
-NEAR_THE_END = 1_000
+TAIL_SIZE = 1_000
 """The number of last texts of a part that are examined to find the newest one."""
 
 
@@ -72,11 +72,11 @@ class Search:
         session_id: int,
         parts: Sequence[LogPart],
         wanted: Query,
-        after: Rank,
+        after: HitCursor,
         *,
         whole: bool,
         at_once: int = AT_ONCE,
-    ) -> Iterator[tuple[Rank, Hit]]:
+    ) -> Iterator[tuple[HitCursor, Hit]]:
         """Yield the hits, best first, each with its rank.
 
         Args:
@@ -95,13 +95,13 @@ class Search:
             connection.exec_driver_sql("SET LOCAL plan_cache_mode = force_custom_plan")
         for named in (True, False) if after.named else (False,):
             before = after.id if named is after.named else TOP.id
-            rows = self._found(connection, parts, scopes, wanted, Rank(named, before))
+            rows = self._found(connection, parts, scopes, wanted, HitCursor(named, before))
             inside = (row for row in rows if row.number <= ends.get(row.internal_session_id, 0))
             if seal_of(connection) is not None:  # other texts were planted, to show encrypted values
                 inside = (row for row in inside if row.kind == NAMED)
             while some := list(islice(inside, min(at_once, AT_ONCE))):
                 for row, hit in self._hits(connection, some, ends, wanted):
-                    yield Rank(named, row.id), hit
+                    yield HitCursor(named, row.id), hit
 
     # -- which texts
 
@@ -111,17 +111,20 @@ class Search:
         parts: Sequence[LogPart],
         session: Sequence[str] | None,
         wanted: Query,
-        after: Rank,
-    ) -> Iterator[Found]:
+        after: HitCursor,
+    ) -> Iterator[StoredRow]:
         """Yield the texts that have all words, newest first. Some may lie after the end of their part."""
         if session is not None:
             return self._texts(connection, parts, session, wanted, after)
-        near = [scope_of_branch(part.branch_id) for part in parts if part.beyond <= FAR]
+        near = [scope_of_branch(part.branch_id) for part in parts if part.beyond <= MAX_CHECKPOINTS_BEYOND]
         asked = [(scopes, after) for scopes in slices(near, MOST_SCOPES)]
         asked += [
-            ([scope_of_branch(part.branch_id)], Rank(after.named, min(after.id, self._newest(connection, part) + 1)))
+            (
+                [scope_of_branch(part.branch_id)],
+                HitCursor(after.named, min(after.id, self._newest(connection, part) + 1)),
+            )
             for part in parts
-            if part.beyond > FAR
+            if part.beyond > MAX_CHECKPOINTS_BEYOND
         ]
         streams = [self._texts(connection, parts, scopes, wanted, first) for scopes, first in asked]
         return heapq.merge(*streams, key=lambda row: row.id, reverse=True)
@@ -132,8 +135,8 @@ class Search:
         return max((row.id for row in _UNTIL.all(connection, given)), default=0)
 
     def _texts(
-        self, connection: Connection, parts: Sequence[LogPart], scopes: Sequence[str], wanted: Query, after: Rank
-    ) -> Iterator[Found]:
+        self, connection: Connection, parts: Sequence[LogPart], scopes: Sequence[str], wanted: Query, after: HitCursor
+    ) -> Iterator[StoredRow]:
         # With row-level security, PostgreSQL may not use the index of words first, but it can use the one of branches.
         branches = [part.branch_id for part in parts]
         is_sqlite = connection.dialect.name == "sqlite"
@@ -152,8 +155,8 @@ class Search:
     # -- the texts, and the checkpoints that hold them
 
     def _hits(
-        self, connection: Connection, rows: Sequence[Found], ends: dict[int, int], wanted: Query
-    ) -> Iterator[tuple[Found, Hit]]:
+        self, connection: Connection, rows: Sequence[StoredRow], ends: dict[int, int], wanted: Query
+    ) -> Iterator[tuple[StoredRow, Hit]]:
         holders = self._holders(connection, rows, ends)
         held = [(row, at) for row in rows if (at := holders.get(row.id)) is not None]
         calls, leaves = self._calls(connection, held), self._leaves(connection, held)
@@ -163,7 +166,7 @@ class Search:
                 reference = f"{at.branch_name}#{at.number}"
                 yield row, text.hit(row.kind, snippet(text.text, wanted), reference, at.id, at.created_at)
 
-    def _holders(self, connection: Connection, rows: Sequence[Found], ends: dict[int, int]) -> dict[int, Found]:
+    def _holders(self, connection: Connection, rows: Sequence[StoredRow], ends: dict[int, int]) -> dict[int, StoredRow]:
         """Return the first checkpoint that holds each text: its own or, if that was deleted, a later one."""
         places = list({(row.internal_session_id, row.number) for row in rows})
         with_them: Sequence[Any] = connection.execute(_WITH, {"tenant": self.tenant_id, "places": places}).all()
@@ -175,24 +178,24 @@ class Search:
         }
         return {text_id: holder for text_id, holder in found.items() if holder is not None}
 
-    def _later(self, connection: Connection, row: Found, end: int) -> Found | None:
+    def _later(self, connection: Connection, row: StoredRow, end: int) -> StoredRow | None:
         """Return a later checkpoint that holds a text whose own checkpoint was deleted; None if there is none."""
         if row.kind == NAMED:
             return None
         given = {"tenant": self.tenant_id, "branch": row.internal_session_id, "number": row.number, "end": end}
-        at: Found | None = _LATER.first(connection, given)
+        at: StoredRow | None = _LATER.first(connection, given)
         return at if at is None or row.kind == CALL or row.hash in self._messages(connection, at) else None
 
-    def _messages(self, connection: Connection, at: Found) -> Sequence[bytes]:
+    def _messages(self, connection: Connection, at: StoredRow) -> Sequence[bytes]:
         found = self.graphs.find(connection, GraphKey(at.thread_id, "", at.graph_checkpoint_id or ""))
         return self.graphs.message_hashes(connection, found) if found is not None else ()
 
-    def _calls(self, connection: Connection, held: Sequence[tuple[Found, Found]]) -> dict[int, Found]:
+    def _calls(self, connection: Connection, held: Sequence[tuple[StoredRow, StoredRow]]) -> dict[int, StoredRow]:
         ids = [row.row_id for row, _ in held if row.kind == CALL]
         rows: Sequence[Any] = connection.execute(_CALLS, {"tenant": self.tenant_id, "ids": ids}).all() if ids else ()
         return {row.id: row for row in rows}
 
-    def _leaves(self, connection: Connection, held: Sequence[tuple[Found, Found]]) -> dict[bytes, Leaf]:
+    def _leaves(self, connection: Connection, held: Sequence[tuple[StoredRow, StoredRow]]) -> dict[bytes, Leaf]:
         """Read the messages together. If one is damaged, return none, so that each is then read separately."""
         try:
             return self.graphs.content.blobs.get_many(connection, [row.hash for row, _ in held if row.kind == MESSAGE])
@@ -200,7 +203,12 @@ class Search:
             return {}
 
     def _text(
-        self, connection: Connection, row: Found, at: Found, calls: dict[int, Found], leaves: dict[bytes, Leaf]
+        self,
+        connection: Connection,
+        row: StoredRow,
+        at: StoredRow,
+        calls: dict[int, StoredRow],
+        leaves: dict[bytes, Leaf],
     ) -> Text | None:
         """Return a text; None if it no longer exists.
 
@@ -282,7 +290,7 @@ _UNTIL = CompiledStatement(
         SEARCH_TEXT.c.number <= bindparam("end"),
     )
     .order_by(SEARCH_TEXT.c.number.desc())
-    .limit(NEAR_THE_END)
+    .limit(TAIL_SIZE)
 )
 _C = CHECKPOINT.c
 _HOLDERS = select(CHECKPOINT, BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id).join_from(

@@ -21,7 +21,7 @@ T = TypeVar("T")
 _now: ContextVar[tuple[int, Engine] | None] = ContextVar("agentgit_engine", default=None)
 
 
-class Loops:
+class LoopPools:
     """A pool of async connections for each event loop that uses a database. A connection cannot change its loop.
 
     Args:
@@ -76,7 +76,7 @@ class Loops:
 
 class _Pool:
     def __init__(self, url: URL, size: int, seal: Seal | None) -> None:
-        self.engine: AsyncEngine = create_async_engine(postgres.without_ours(url), **postgres.settings(size))
+        self.engine: AsyncEngine = create_async_engine(postgres.without_own_parameters(url), **postgres.settings(size))
         put_seal(self.engine.dialect, seal)
         postgres.watch(self.engine.sync_engine, url)
         self._raw: weakref.WeakSet[Any] = weakref.WeakSet()

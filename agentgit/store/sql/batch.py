@@ -57,7 +57,7 @@ class Statement(NamedTuple):
 
 
 BEGIN, COMMIT = Statement("BEGIN", prepare=False), Statement("COMMIT", prepare=False)
-BEGIN_OF_ONE_MOMENT = Statement("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY", prepare=False)
+BEGIN_SNAPSHOT = Statement("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY", prepare=False)
 
 
 class Batch:
@@ -83,10 +83,10 @@ class Batch:
         self._is_async = connection.dialect.is_async
         self._settings = settings
         self._only_reads = only_reads and not one_moment
-        self._begin = BEGIN_OF_ONE_MOMENT if one_moment else BEGIN
+        self._begin = BEGIN_SNAPSHOT if one_moment else BEGIN
         self._has_begun = False
         self._waiting: list[Statement] = []
-        self.foreseen: dict[tuple[Any, ...], Any] = {}
+        self.prefetched: dict[tuple[Any, ...], Any] = {}
         """The pending results of prefetched queries, by statement and parameters."""
         self._info = connection.info
         self._info[_BATCH] = self
@@ -146,7 +146,7 @@ def batch_of(connection: Connection) -> Batch | None:
     return connection.info.get(_BATCH)
 
 
-def catch_up(connection: Connection, *_: Any) -> None:
+def flush_batch(connection: Connection, *_: Any) -> None:
     """Send the queued statements before a statement that bypasses the batch."""
     batch = batch_of(connection)
     if batch is not None:

@@ -22,7 +22,15 @@ from sqlalchemy.types import TypeDecorator
 from sqlmodel import Field, SQLModel
 
 from agentgit.errors import Corrupt
-from agentgit.store.sql.encryption import Clear, as_given, as_stored, is_refused, seal_on, text_as_given, text_as_stored
+from agentgit.store.sql.encryption import (
+    PlainBytes,
+    decode_value,
+    encode_value,
+    is_refused,
+    seal_on,
+    text_as_given,
+    text_as_stored,
+)
 
 METADATA = MetaData(
     naming_convention={
@@ -89,7 +97,7 @@ class Payload(TypeDecorator[bytes]):
     Args:
         place: The table and the column, like `blob.data`.
         is_hashed: True if readers compare the value with a hash, and so can name a damaged row themselves. A value
-            that does not decrypt is then returned as it is stored, and one that is wrongly unencrypted as `Clear`.
+            that does not decrypt is then returned as it is stored, and one that is wrongly unencrypted as `PlainBytes`.
     """
 
     impl = LargeBinary
@@ -100,16 +108,16 @@ class Payload(TypeDecorator[bytes]):
         self.place, self.is_hashed = place, is_hashed
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
-        return None if value is None else as_stored(seal_on(dialect), self.place, value)
+        return None if value is None else encode_value(seal_on(dialect), self.place, value)
 
     def process_result_value(self, value: bytes | None, dialect: Dialect) -> bytes | None:
         if value is None:
             return None
         seal = seal_on(dialect)
         if self.is_hashed and is_refused(seal, value):
-            return Clear(value)
+            return PlainBytes(value)
         try:
-            return as_given(seal, self.place, value)
+            return decode_value(seal, self.place, value)
         except Corrupt:
             if not self.is_hashed:
                 raise

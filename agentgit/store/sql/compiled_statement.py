@@ -14,7 +14,7 @@ from sqlalchemy.sql import ClauseElement, Select
 from sqlalchemy.sql.dml import UpdateBase
 from sqlalchemy.types import TypeEngine
 
-from agentgit.store.sql.batch import Batch, Statement, batch_of, catch_up
+from agentgit.store.sql.batch import Batch, Statement, batch_of, flush_batch
 from agentgit.store.sql.encryption import seal_of
 
 Convert = Callable[[Any], Any]
@@ -61,7 +61,7 @@ class CompiledStatement:
         self._start(connection, [row], answer)
         return answer.count()
 
-    def ask(self, connection: Connection, row: Mapping[str, Any]) -> PendingResult:
+    def submit(self, connection: Connection, row: Mapping[str, Any]) -> PendingResult:
         """Start a query whose result is needed later. On a server several such queries are sent together.
 
         Args:
@@ -69,7 +69,7 @@ class CompiledStatement:
             row: The parameters of the statement, by name.
         """
         batch = batch_of(connection)
-        foreseen: PendingResult | None = batch.foreseen.pop(self._asked(row), None) if batch is not None else None
+        foreseen: PendingResult | None = batch.prefetched.pop(self._asked(row), None) if batch is not None else None
         if foreseen is not None:
             return foreseen
         answer = PendingResult(batch, self._reader(connection))
@@ -79,7 +79,7 @@ class CompiledStatement:
     def prefetch(self, connection: Connection, row: Mapping[str, Any]) -> None:
         """Start a query that this transaction needs soon, if that saves a round trip.
 
-        The next `ask`, `all` or `first` with the same parameters gets its result. The rows that it reads must not
+        The next `submit`, `all` or `first` with the same parameters gets its result. The rows that it reads must not
         change in between.
 
         Args:
@@ -88,7 +88,7 @@ class CompiledStatement:
         """
         batch = batch_of(connection)
         if batch is not None:
-            batch.foreseen[self._asked(row)] = self.ask(connection, row)
+            batch.prefetched[self._asked(row)] = self.submit(connection, row)
 
     def _asked(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
         return (self, *row.values())
@@ -100,7 +100,7 @@ class CompiledStatement:
             connection: A connection in a transaction.
             row: The parameters of the statement, by name.
         """
-        return self.ask(connection, row).all()
+        return self.submit(connection, row).all()
 
     def _start(
         self, connection: Connection, rows: Sequence[Mapping[str, Any]], answer: PendingResult | None = None
@@ -108,7 +108,7 @@ class CompiledStatement:
         compiled, batch = self._for(connection), batch_of(connection)
         bound = [compiled.bind(row) for row in rows]
         if batch is not None:
-            batch.add(Statement(compiled.sql, bound, answer.take if answer is not None else None))
+            batch.add(Statement(compiled.sql, bound, answer.set_result if answer is not None else None))
             return
         cursor = connection.connection.cursor()
         try:
@@ -117,7 +117,7 @@ class CompiledStatement:
             else:
                 cursor.executemany(compiled.sql, bound)
             if answer is not None:
-                answer.take(cursor.rowcount, list(cursor.fetchall()) if cursor.description else [])
+                answer.set_result(cursor.rowcount, list(cursor.fetchall()) if cursor.description else [])
         finally:
             cursor.close()
 
@@ -137,7 +137,7 @@ class CompiledStatement:
             size: The maximum number of rows on a page.
             raw: True for tuples as the driver returns them, which takes a third of the time.
         """
-        catch_up(connection)
+        flush_batch(connection)
         compiled, read = self._for(connection), self._reader(connection)
         is_sqlite = connection.dialect.name == "sqlite"
         # A server sends all rows at once, unless the cursor has a name.
@@ -180,7 +180,7 @@ class PendingResult:
         self._read = read
         self._found: tuple[int, list[Any]] | None = None
 
-    def take(self, count: int, rows: list[Any]) -> None:
+    def set_result(self, count: int, rows: list[Any]) -> None:
         """Receive the result: the number of affected rows, and the rows that were read."""
         self._found = count, [self._read(row) for row in rows]
 

@@ -56,15 +56,15 @@ REFUSED = "The audit trail cannot be changed"
 """The message of the triggers of the audit trail."""
 
 
-class Again(Unavailable):
+class TransactionConflict(Unavailable):
     """Another transaction interfered. The same work may succeed on the next attempt."""
 
 
-class Broken(Again):
+class ConnectionBroken(TransactionConflict):
     """The connection broke before the commit. Nothing was stored, and the work may succeed on another connection."""
 
 
-class Raced(Again):
+class ConstraintRace(TransactionConflict):
     """A constraint refused a row, perhaps because another transaction came first.
 
     The next attempt sees what the other transaction stored. If the same row is refused again, it was no race, and
@@ -82,7 +82,7 @@ class Raced(Again):
         self.words = words
 
 
-def meaning(error: Exception, where: str, *, committing: bool | None = None) -> AgentGitError:
+def translate_error(error: Exception, where: str, *, committing: bool | None = None) -> AgentGitError:
     """Return the error that a driver's error means.
 
     Args:
@@ -97,9 +97,9 @@ def meaning(error: Exception, where: str, *, committing: bool | None = None) -> 
     if REFUSED in full:
         return NotAllowed(f"{REFUSED} in {where}: it is append-only. agentgit adds its events by itself.")
     if state in AGAIN:
-        return Again(f"Another writer interfered in {where}: {text}. Try again.")
+        return TransactionConflict(f"Another writer interfered in {where}: {text}. Try again.")
     if state in RACES or (is_a(error, "IntegrityError") and state is None and full.startswith(TAKEN)):
-        return Raced(where, text, full)
+        return ConstraintRace(where, text, full)
     known = _by_state(state, text, where) if state is not None else _of_a_file(error, text, where)
     if known is not None:
         return known
@@ -117,7 +117,7 @@ def meaning(error: Exception, where: str, *, committing: bool | None = None) -> 
             f"The connection to {where} broke during a commit, which may or may not be stored. It was not retried. "
             "Check what is stored before you continue."
         )
-    return Broken(f"{where} cannot be reached: {text}")
+    return ConnectionBroken(f"{where} cannot be reached: {text}")
 
 
 def _shown(error: Exception, text: str, state: str | None) -> str:
@@ -178,7 +178,7 @@ def _of_a_file(error: Exception, text: str, where: str) -> AgentGitError | None:
     """Return the error for an error of SQLite; None if there is no specific one."""
     name = getattr(error, "sqlite_errorname", None) or ""
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        # Not `Again`, because SQLite has already waited that long.
+        # Not `TransactionConflict`, because SQLite has already waited that long.
         return Unavailable(f"{where} was locked for {BUSY_SECONDS} s. Close the program that uses it, then try again.")
     if name.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")):
         return Unavailable(f"{where} cannot be written. Give this user write permission for the file and its folder.")

@@ -33,14 +33,14 @@ ENVIRONMENT = "AGENTGIT_ENCRYPTION_KEYS"
 _SEAL = "agentgit_seal"
 
 
-class Clear(bytes):
+class PlainBytes(bytes):
     """Bytes that are not encrypted in an encrypted database: lists of hashes, which the database itself follows.
 
-    Any other value that is read as `Clear` was written by somebody without the key.
+    Any other value that is read as `PlainBytes` was written by somebody without the key.
     """
 
 
-class InClear(Corrupt):
+class UnencryptedValue(Corrupt):
     """A value is unencrypted in a database in which every value must be encrypted."""
 
 
@@ -57,7 +57,7 @@ class Seal:
     def __init__(self, keyring: Keyring) -> None:
         self.keyring = keyring
         self.tenant_id: int | None = None
-        self.is_whole = False
+        self.is_fully_encrypted = False
         """True if every value is encrypted. An unencrypted value was then written by somebody without the key."""
         self.compiled: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         """The statements compiled for this database; see `agentgit.store.sql.compiled_statement`."""
@@ -93,7 +93,7 @@ class Seal:
         """
         name = key_of(data) or ""
         if name not in self.keyring:
-            raise missing(name)
+            raise missing_key(name)
         start = HEAD + len(name)
         nonce, rest = data[start : start + NONCE_BYTES], data[start + NONCE_BYTES :]
         try:
@@ -149,7 +149,7 @@ def _head(name: str) -> bytes:
     return b"%b%c%c%b" % (MAGIC, SEALED, len(name), name.encode())
 
 
-def missing(name: str) -> KeyMissing:
+def missing_key(name: str) -> KeyMissing:
     """Return the error for a missing key."""
     return KeyMissing(
         f"This database is encrypted with the key {name}, which is missing. Pass it: "
@@ -170,20 +170,20 @@ def key_of(data: bytes) -> str | None:
     return data[HEAD : HEAD + data[HEAD - 1]].decode("ascii", "replace")
 
 
-def as_stored(seal: Seal | None, place: str, value: bytes | memoryview) -> bytes | memoryview:
+def encode_value(seal: Seal | None, place: str, value: bytes | memoryview) -> bytes | memoryview:
     """Return the stored form of a value."""
-    if seal is not None and not isinstance(value, Clear):
+    if seal is not None and not isinstance(value, PlainBytes):
         return seal.seal(place, value)
     return MAGIC + bytes([PLAIN]) + value if value[: len(MAGIC)] == MAGIC else value
 
 
-def as_given(seal: Seal | None, place: str, data: bytes) -> bytes:
+def decode_value(seal: Seal | None, place: str, data: bytes) -> bytes:
     """Return the value of a stored form.
 
     Raises:
         KeyMissing: The value's key is missing.
         Corrupt: The value does not decrypt.
-        InClear: The value is unencrypted, but every value must be encrypted.
+        UnencryptedValue: The value is unencrypted, but every value must be encrypted.
     """
     if is_refused(seal, data):
         raise in_clear(place)
@@ -193,18 +193,18 @@ def as_given(seal: Seal | None, place: str, data: bytes) -> bytes:
     if name is None:
         return data[HEAD - 1 :] if data[len(MAGIC) : HEAD - 1] == bytes([PLAIN]) else data
     if seal is None:
-        raise missing(name)
+        raise missing_key(name)
     return seal.open(place, data)
 
 
 def is_refused(seal: Seal | None, data: bytes) -> bool:
     """Return whether a value is unencrypted in a database in which every value must be encrypted."""
-    return seal is not None and seal.is_whole and key_of(data) is None
+    return seal is not None and seal.is_fully_encrypted and key_of(data) is None
 
 
-def in_clear(place: str) -> InClear:
+def in_clear(place: str) -> UnencryptedValue:
     """Return the error for an unencrypted value."""
-    return InClear(
+    return UnencryptedValue(
         f"A value in {place} is not encrypted, although this database is: somebody without the key wrote "
         "it. Run: agentgit fsck, which names the row; then restore the database from a backup.",
         row=place,
@@ -217,12 +217,12 @@ def text_as_stored(seal: Seal | None, place: str, text: str) -> str:
 
 
 def text_as_given(seal: Seal | None, place: str, text: str) -> str:
-    """Return the escaped text of a stored form. Raises the same errors as `as_given`."""
+    """Return the escaped text of a stored form. Raises the same errors as `decode_value`."""
     if not text.startswith(TEXT_MARK):
-        if seal is not None and seal.is_whole:
+        if seal is not None and seal.is_fully_encrypted:
             raise in_clear(place)
         return text
-    return as_given(seal, place, sealed_text(text)).decode()
+    return decode_value(seal, place, sealed_text(text)).decode()
 
 
 def sealed_text(text: str) -> bytes:

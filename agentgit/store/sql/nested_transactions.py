@@ -69,7 +69,7 @@ def nested(stage: Stage, name: str, *, has_one_connection: bool) -> Iterator[Non
         _open.set(tuple(one for one in _open.get() if one.is_open))
 
 
-class Turns:
+class TimedLock:
     """A lock that raises an error if another user holds it for too long.
 
     Args:

@@ -19,14 +19,14 @@ from sqlalchemy.exc import ArgumentError, DisconnectionError
 from sqlalchemy.util import await_only
 
 from agentgit.errors import InvalidInput, Unavailable
-from agentgit.store.sql.batch import Batch, Statement, catch_up
+from agentgit.store.sql.batch import Batch, Statement, flush_batch
 
 EVERYBODY = "all"
 """The user id of transactions that see the sessions of all users of a tenant."""
 
 _BATCHED = "agentgit_batched"
 
-BY_HAND = {"isolation_level": "AUTOCOMMIT"}
+MANUAL_BEGIN = {"isolation_level": "AUTOCOMMIT"}
 """The engine options without the driver's own BEGIN, which would be a separate round trip to the server."""
 
 CARRIED = {"synchronous_commit": "off"}
@@ -47,14 +47,14 @@ def settings_of(values: Mapping[str, str]) -> list[Statement]:
 
 
 def begin_by_hand(engine: Engine) -> None:
-    """Begin each transaction of an engine that was made with `BY_HAND` with its first statement."""
+    """Begin each transaction of an engine that was made with `MANUAL_BEGIN` with its first statement."""
     event.listen(engine, "begin", _begin)
-    event.listen(engine, "before_cursor_execute", catch_up)
+    event.listen(engine, "before_cursor_execute", flush_batch)
 
 
 def _begin(connection: Connection) -> None:
     options = connection.get_execution_options()
-    if options.get(_BATCHED) or options.get("isolation_level") == BY_HAND["isolation_level"]:
+    if options.get(_BATCHED) or options.get("isolation_level") == MANUAL_BEGIN["isolation_level"]:
         return  # its batch sends BEGIN, or the connection is in autocommit mode
     driver: Any = connection.connection.driver_connection
     # Never prepared, because an external pooler may use another server connection the next time.
@@ -81,7 +81,7 @@ IDLE_SECONDS = 5.0
 _USED = "agentgit_used"
 
 
-def ask_when_idle(engine: Engine) -> None:
+def ping_when_idle(engine: Engine) -> None:
     """Ping connections of a pool that have been idle, and replace those that do not answer."""
 
     def check(raw: Any, record: Any, _proxy: Any) -> None:
@@ -118,7 +118,7 @@ def server(url: URL, pool_size: int) -> Engine:
     if pool_size < 1:
         raise InvalidInput(f"pool_size must be 1 or more, not {pool_size}.")
     try:
-        engine = create_engine(without_ours(url), **settings(pool_size))
+        engine = create_engine(without_own_parameters(url), **settings(pool_size))
     except ModuleNotFoundError as error:
         raise Unavailable('PostgreSQL needs its driver. Run: pip install "agentgit[postgres]"') from error
     except ArgumentError as error:
@@ -134,7 +134,7 @@ def settings(pool_size: int) -> dict[str, Any]:
     used next, so that unneeded ones stay idle.
     """
     return {
-        **BY_HAND,
+        **MANUAL_BEGIN,
         "hide_parameters": True,  # errors must not contain values or secrets
         "pool_size": pool_size,
         "max_overflow": 0,
@@ -143,7 +143,7 @@ def settings(pool_size: int) -> dict[str, Any]:
     }
 
 
-def without_ours(url: URL) -> URL:
+def without_own_parameters(url: URL) -> URL:
     """Remove the parameters that are not for the driver from a URL."""
     return url.difference_update_query([THRESHOLD])
 
@@ -154,7 +154,7 @@ def watch(engine: Engine, url: URL) -> None:
     Raises:
         InvalidInput: The URL has an invalid setting.
     """
-    ask_when_idle(engine)
+    ping_when_idle(engine)
     begin_by_hand(engine)
     wanted = _wanted(url)
     known: list[bool] = []

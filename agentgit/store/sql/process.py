@@ -43,7 +43,7 @@ class Forked(Protocol):
 _open: weakref.WeakSet[Forked] = weakref.WeakSet()
 
 
-def remember_at_fork(one: Forked) -> None:
+def register_for_fork(one: Forked) -> None:
     """Notify an object of each fork for as long as it exists."""
     _open.add(one)
 
@@ -205,11 +205,11 @@ class Leases:
                     owners.add(owner)
                     ids.add(id)
         for (table, tenant_id), (owners, ids) in of.items():
-            given = {"tenant": tenant_id, "owners": sorted(owners), "ids": sorted(ids), **self.given}
+            given = {"tenant": tenant_id, "owners": sorted(owners), "ids": sorted(ids), **self.parameters}
             self._write(tenant_id, functools.partial(_renew, table=table, given=given))
 
     @property
-    def given(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, Any]:
         """The parameter of `UNTIL`."""
         return {"lease": timedelta(seconds=self.seconds)}
 

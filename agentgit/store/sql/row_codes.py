@@ -229,7 +229,7 @@ def first(connection: Connection, table: Table, query: Select[Any]) -> Row[Any] 
 def is_authentic(seal: Seal, table: Table, row: Any) -> bool:
     """Return whether a row's code matches its contents. A row without one passes if not all must be encrypted."""
     if row.mac is None:
-        return not seal.is_whole
+        return not seal.is_fully_encrypted
     # SQLite can store text in a column of bytes.
     return isinstance(row.mac, bytes) and seal.is_code(table.name, _message(table, row._asdict()), row.mac)
 

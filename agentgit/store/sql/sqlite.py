@@ -23,7 +23,7 @@ _SYNCHRONOUS = "agentgit_synchronous"
 """The key under which a connection keeps its current `synchronous` setting."""
 
 
-class Lite:
+class SQLiteConnections:
     """The connections to one SQLite database. Each transaction has its own connection.
 
     Args:

@@ -19,11 +19,11 @@ from sqlalchemy.dialects import postgresql
 
 from agentgit.errors import Conflict
 from agentgit.sessions.session import RUNNING
-from agentgit.store.objects.lru import Recent
+from agentgit.store.objects.lru import LRUCache
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import PendingResult
 from agentgit.store.sql.tables import BRANCH, GRAPH_CHECKPOINT
-from agentgit.store.threads.graph_rows import SPACE, Found, GraphKey, upsert, where
+from agentgit.store.threads.graph_rows import SPACE, GraphCheckpoint, GraphKey, upsert, where
 
 REMEMBERED_PLACES = 100_000
 
@@ -32,7 +32,7 @@ class SeenCheckpoints:
     """The graph checkpoints that this process knows to be stored. It forgets the least recently used."""
 
     def __init__(self) -> None:
-        self._places: Recent[bytes, bool] = Recent(REMEMBERED_PLACES, lambda _: 1)
+        self._places: LRUCache[bytes, bool] = LRUCache(REMEMBERED_PLACES, lambda _: 1)
 
     def add(self, place: GraphKey) -> None:
         """Remember that a graph checkpoint is stored. Call this after the transaction that stored it, never inside."""
@@ -42,7 +42,7 @@ class SeenCheckpoints:
         return self._places.get(_key(place)) is not None
 
 
-def refuse_gone(place: GraphKey) -> NoReturn:
+def raise_deleted(place: GraphKey) -> NoReturn:
     """Refuse to continue from a graph checkpoint that was stored and has been deleted.
 
     Raises:
@@ -54,7 +54,7 @@ def refuse_gone(place: GraphKey) -> NoReturn:
     )
 
 
-def refuse_second_run(place: GraphKey, parent_id: str | None, newest: Found | None) -> None:
+def refuse_second_run(place: GraphKey, parent_id: str | None, newest: GraphCheckpoint | None) -> None:
     """Refuse a checkpoint whose parent is not the newest one, because another run has moved the thread.
 
     Args:
@@ -94,20 +94,20 @@ class Newest:
     """The newest graph checkpoints, as this process last saw them. There may be newer ones by now."""
 
     def __init__(self) -> None:
-        self._known: Recent[tuple[str, str], Found] = Recent(REMEMBERED, lambda _: 1)
+        self._known: LRUCache[tuple[str, str], GraphCheckpoint] = LRUCache(REMEMBERED, lambda _: 1)
 
-    def add(self, found: Found) -> None:
+    def add(self, found: GraphCheckpoint) -> None:
         """Remember a graph checkpoint. Its transaction may still fail."""
         self._known.add([((found.place.thread, found.place.ns), found)])
 
-    def parent(self, thread: str, ns: str, checkpoint_id: str | None) -> Found | None:
+    def parent(self, thread: str, ns: str, checkpoint_id: str | None) -> GraphCheckpoint | None:
         """Return the graph checkpoint last seen as the newest of a namespace, if it has this id."""
         found = self._known.get((thread, ns))
         return found if found is not None and found.place.checkpoint_id == checkpoint_id else None
 
 
 def put_after(
-    connection: Connection, values: Mapping[str, Any], parent: Found, fence: BranchHold | None
+    connection: Connection, values: Mapping[str, Any], parent: GraphCheckpoint, fence: BranchHold | None
 ) -> PendingResult:
     """Store a graph checkpoint if its parent is still the newest one and its run still holds the branch.
 
@@ -121,7 +121,7 @@ def put_after(
         The pending result. When the transaction has ended, its count is 1 if the row was stored, and 0 if not.
     """
     held = fence._asdict() if fence is not None else {}
-    return _STORE[fence is not None].ask(connection, {**values, "parent_hash": parent.state_hash, **held})
+    return _STORE[fence is not None].submit(connection, {**values, "parent_hash": parent.state_hash, **held})
 
 
 _other = GRAPH_CHECKPOINT.alias("other")

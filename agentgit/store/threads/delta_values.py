@@ -19,11 +19,21 @@ from typing import Any
 from sqlalchemy import Connection, Integer, String, bindparam, cast, literal, select
 
 from agentgit.store.objects.content import Body, Content, Encoded
-from agentgit.store.objects.lru import Recent
+from agentgit.store.objects.lru import LRUCache
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
-from agentgit.store.threads.graph_rows import WRITES, Draft, Found, GraphKey, Made, Pending, found, pending, where
+from agentgit.store.threads.graph_rows import (
+    WRITES,
+    Draft,
+    FoldedValue,
+    GraphCheckpoint,
+    GraphKey,
+    Pending,
+    parse_graph_checkpoint,
+    pending,
+    where,
+)
 
 STEPS = 64
 """The number of ancestors that one statement reads."""
@@ -31,7 +41,7 @@ STEPS = 64
 _SAME = ("tenant_id", "thread_id", "ns")
 
 
-def ancestors(connection: Connection, tenant_id: int, start: Found) -> Iterator[Found]:
+def ancestors(connection: Connection, tenant_id: int, start: GraphCheckpoint) -> Iterator[GraphCheckpoint]:
     """Yield the ancestors of a graph checkpoint up to the root of its namespace, nearest first.
 
     Args:
@@ -44,7 +54,7 @@ def ancestors(connection: Connection, tenant_id: int, start: Found) -> Iterator[
     while at.parent_id is not None:
         page = _WALK.all(connection, {**_space(tenant_id, at), "first": at.parent_id, "steps": STEPS})
         for row in page:
-            at = found(row)
+            at = parse_graph_checkpoint(row)
             if at.place.checkpoint_id in seen:  # damaged rows form a cycle
                 return
             seen.add(at.place.checkpoint_id)
@@ -54,7 +64,7 @@ def ancestors(connection: Connection, tenant_id: int, start: Found) -> Iterator[
 
 
 def writes_of(
-    connection: Connection, tenant_id: int, checkpoints: Sequence[Found], channels: Iterable[str]
+    connection: Connection, tenant_id: int, checkpoints: Sequence[GraphCheckpoint], channels: Iterable[str]
 ) -> Mapping[str, list[Pending]]:
     """Read the writes to some channels on some checkpoints of one namespace. Return them in order, by checkpoint id.
 
@@ -73,7 +83,7 @@ def writes_of(
     return {key: pending(rows) for key, rows in by_id.items()}
 
 
-def _space(tenant_id: int, at: Found) -> dict[str, Any]:
+def _space(tenant_id: int, at: GraphCheckpoint) -> dict[str, Any]:
     return dict(zip(_SAME, (tenant_id, at.place.thread, at.place.ns), strict=True))
 
 
@@ -107,7 +117,7 @@ LIVE_BYTES = 128 * 2**20
 
 
 @dataclass
-class Spread:
+class DeltaValues:
     """The delta values of one graph checkpoint.
 
     Args:
@@ -116,7 +126,7 @@ class Spread:
         names: The names of all delta values, including those that the parent already has.
     """
 
-    made: dict[str, Made] = field(default_factory=dict)
+    made: dict[str, FoldedValue] = field(default_factory=dict)
     digests: dict[str, bytes] = field(default_factory=dict)
 
     names: Sequence[str] = ()
@@ -138,7 +148,7 @@ class Spread:
         return {"folded": [name for name in self.names if name in stored], "digests": digests}
 
 
-NOTHING = Spread()
+NOTHING = DeltaValues()
 """The value for a graph checkpoint without delta values."""
 
 
@@ -153,17 +163,17 @@ class SpreadValues:
         self.content = content
         self.tenant_id = content.blobs.tenant_id
         # By the hash of a value, which never changes. An entry does not mean that the value is still stored.
-        self._live: Recent[bytes, Made] = Recent(LIVE_BYTES, lambda made: made.weight)
+        self._live: LRUCache[bytes, FoldedValue] = LRUCache(LIVE_BYTES, lambda made: made.weight)
 
     def make(
         self,
         connection: Connection,
         place: GraphKey,
         draft: Draft,
-        parent: Found | None,
+        parent: GraphCheckpoint | None,
         names: AbstractSet[str],
         same: AbstractSet[str],
-    ) -> Spread:
+    ) -> DeltaValues:
         """Compute the values that the parent does not have. The cost depends only on the writes since the parent.
 
         Args:
@@ -174,7 +184,7 @@ class SpreadValues:
             names: The channels whose value the parent does not have.
             same: The channels that are unchanged since the parent.
         """
-        spread = Spread(names=sorted(draft.folds))
+        spread = DeltaValues(names=sorted(draft.folds))
         if parent is not None:
             spread.digests = {name: digest for name, digest in parent.digests.items() if name in names & same}
             names = names - spread.digests.keys()
@@ -194,12 +204,12 @@ class SpreadValues:
                 spread.digests[name] = sha256(_standing(parent, name) + b"".join(keys)).digest()
         return spread
 
-    def remember(self, spread: Spread, hashes: Mapping[str, bytes]) -> None:
+    def remember(self, spread: DeltaValues, hashes: Mapping[str, bytes]) -> None:
         """Cache the computed values by the hashes under which they were stored."""
         if spread.made:
             self._live.add((hashes[name], made) for name, made in spread.made.items())
 
-    def _written(self, connection: Connection, place: GraphKey, parent: Found | None) -> list[Pending]:
+    def _written(self, connection: Connection, place: GraphKey, parent: GraphCheckpoint | None) -> list[Pending]:
         if parent is None:
             return []
         # On the new thread, even if the parent is on another one, because a late write exists only here.
@@ -207,7 +217,7 @@ class SpreadValues:
         return pending(WRITES.all(connection, at.columns(self.tenant_id)))
 
     def _earlier(
-        self, connection: Connection, parent: Found | None, name: str
+        self, connection: Connection, parent: GraphCheckpoint | None, name: str
     ) -> tuple[Body | None, list[Body]] | None:
         """Return a value before the newest writes: its last full value, if there is one, and the writes after that.
 
@@ -226,14 +236,14 @@ class SpreadValues:
         bodies = self.content.get(connection, [*keys, *seed])
         return (bodies[seed[0]] if seed else None), [bodies[key] for key in keys]
 
-    def _is_whole(self, connection: Connection, start: Found) -> bool:
+    def _is_whole(self, connection: Connection, start: GraphCheckpoint) -> bool:
         """Return whether all ancestors up to the root exist."""
         way = [start, *ancestors(connection, self.tenant_id, start)]
         return way[-1].parent_id is None
 
     def history(
-        self, connection: Connection, start: Found, channels: Sequence[str]
-    ) -> tuple[dict[str, list[Pending]], dict[str, Found]]:
+        self, connection: Connection, start: GraphCheckpoint, channels: Sequence[str]
+    ) -> tuple[dict[str, list[Pending]], dict[str, GraphCheckpoint]]:
         """Read the writes on earlier checkpoints that make up the delta values of channels.
 
         Args:
@@ -245,8 +255,8 @@ class SpreadValues:
             For each channel, the writes since its last full value, oldest first, and the graph checkpoint that has
             that value, if there is one.
         """
-        wanted, chain, ends = set(channels), list[Found](), dict[str, int]()
-        seeds: dict[str, Found] = {}
+        wanted, chain, ends = set(channels), list[GraphCheckpoint](), dict[str, int]()
+        seeds: dict[str, GraphCheckpoint] = {}
         for at in ancestors(connection, self.tenant_id, start) if wanted else ():
             chain.append(at)
             for name in wanted & at.channels.keys():
@@ -266,7 +276,7 @@ class SpreadValues:
         }, seeds
 
 
-def _standing(parent: Found | None, name: str) -> bytes:
+def _standing(parent: GraphCheckpoint | None, name: str) -> bytes:
     """Return the digest or the hash of a channel in the parent; empty if it has neither."""
     if parent is None:
         return b""

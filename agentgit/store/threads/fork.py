@@ -30,8 +30,18 @@ from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
-from agentgit.store.threads.graph_rows import ERROR, INTERRUPT, ONE, RESUME, SPACE, WRITES, GraphKey, found, where
-from agentgit.store.threads.lifecycle import delta_chain, must_be_new
+from agentgit.store.threads.graph_rows import (
+    ERROR,
+    INTERRUPT,
+    ONE,
+    RESUME,
+    SPACE,
+    WRITES,
+    GraphKey,
+    parse_graph_checkpoint,
+    where,
+)
+from agentgit.store.threads.lifecycle import delta_chain, require_empty_thread
 from agentgit.store.threads.pending_writes import PendingAt
 
 ERROR_SOURCE = "__error_source_node__"
@@ -58,7 +68,7 @@ def copy(
     Raises:
         Conflict: The target exists.
     """
-    must_be_new(connection, tenant_id, target)
+    require_empty_thread(connection, tenant_id, target)
     checkpoints, writes = rows_of(connection, tenant_id, place, pending)
     for statement, rows in ((_ADD_CHECKPOINTS, checkpoints), (_ADD_WRITES, writes)):
         if rows:
@@ -119,7 +129,10 @@ class _Fork:
 
     def checkpoint(self, row: Row[Any]) -> tuple[Rows, Rows]:
         """Return the rows of a checkpoint and of the ancestors that hold parts of its values."""
-        ancestors = [self._row(at.place) for at in reversed(delta_chain(self.connection, self.tenant_id, found(row)))]
+        ancestors = [
+            self._row(at.place)
+            for at in reversed(delta_chain(self.connection, self.tenant_id, parse_graph_checkpoint(row)))
+        ]
         checkpoints = [each._asdict() for each in (*ancestors, row)]
         for seq, copied in enumerate(checkpoints, start=1):
             copied["seq"] = seq
@@ -131,7 +144,7 @@ class _Fork:
     def _pending(self, row: Row[Any]) -> Rows:
         """Return the pending writes to copy with a checkpoint."""
         if self.pending is None:
-            return carried(self._writes(row), superseded=self._is_superseded(row))
+            return select_writes(self._writes(row), superseded=self._is_superseded(row))
         at = self.pending.get((row.ns, row.checkpoint_id))
         return at.rows(self.tenant_id, row.thread_id) if at is not None else []
 
@@ -157,7 +170,7 @@ class _Fork:
         if not self.superseded:
             return rows[0]
         paused = (row for row in rows if open_tasks(self._writes(row)))
-        earlier = (row for row in rows if found(row).meta["parents"][""] != self.place.checkpoint_id)
+        earlier = (row for row in rows if parse_graph_checkpoint(row).meta["parents"][""] != self.place.checkpoint_id)
         if _has_memory(ns):
             return next(paused, None) or next(earlier, None)
         task_id = ns.split("|")[0].partition(":")[2]
@@ -218,7 +231,7 @@ class _Fork:
         return [each._asdict() for each in WRITES.all(self.connection, key.columns(self.tenant_id))]
 
 
-def carried(rows: Rows, *, superseded: bool) -> Rows:
+def select_writes(rows: Rows, *, superseded: bool) -> Rows:
     """Choose the pending writes that a fork copies.
 
     Args:

@@ -53,7 +53,7 @@ class Head(NamedTuple):
     message_count: int
 
 
-class Found(NamedTuple):
+class GraphCheckpoint(NamedTuple):
     """A stored graph checkpoint, with its values as hashes."""
 
     place: GraphKey
@@ -78,7 +78,7 @@ class Found(NamedTuple):
         return {name: bytes.fromhex(digest) for name, digest in self.header.get("digests", {}).items()}
 
 
-class Made(NamedTuple):
+class FoldedValue(NamedTuple):
     """A value that was computed from writes.
 
     `encoded` is its stored form, `live` the in-memory form that the next computation continues from, and `weight` its
@@ -117,7 +117,7 @@ Earlier: TypeAlias = Callable[[], tuple[Body | None, Sequence[Body]] | None]
 """Reads the last full value of a channel, if there is one, and the writes after it. Returns None if some of them are
 missing."""
 
-Fold: TypeAlias = Callable[[Made | None, Sequence[Body], Earlier], Made | None]
+Fold: TypeAlias = Callable[[FoldedValue | None, Sequence[Body], Earlier], FoldedValue | None]
 """Computes a value from its previous value and the writes since. A previous value of None is computed from
 the result of `Earlier`. Returns None if the result of the writes cannot be computed."""
 
@@ -187,7 +187,7 @@ def conversation(counts: Mapping[str, int]) -> str | None:
     return "messages" if "messages" in counts else next(iter(counts), None)
 
 
-def found(row: Any) -> Found:
+def parse_graph_checkpoint(row: Any) -> GraphCheckpoint:
     """Read a row of the table graph_checkpoint.
 
     Raises:
@@ -197,7 +197,7 @@ def found(row: Any) -> Found:
     try:
         header, channels = from_json(row.header), unpack(row.channels)
         folded = {name: channels.pop(name) for name in header.get("folded", ())}
-        return Found(
+        return GraphCheckpoint(
             place,
             row.seq,
             row.parent_id,
@@ -296,7 +296,7 @@ WRITES_OF_NEWEST = row_codes.AuthenticQuery(
 DROP_WRITES = CompiledStatement(delete(GRAPH_WRITE).where(*where(GRAPH_WRITE, *KEY)))
 
 
-def state_names(place: GraphKey, draft: Draft, parent: Found | None) -> Sequence[str]:
+def state_names(place: GraphKey, draft: Draft, parent: GraphCheckpoint | None) -> Sequence[str]:
     """List the channels that have a value, including those whose value is spread over earlier writes.
 
     Spread values of subgraphs are left out, because the state of a subgraph is never shown.
@@ -310,7 +310,7 @@ def state_names(place: GraphKey, draft: Draft, parent: Found | None) -> Sequence
     return list(dict.fromkeys([*before, *names]))
 
 
-def unchanged_names(names: Sequence[str], draft: Draft, parent: Found | None) -> set[str]:
+def unchanged_names(names: Sequence[str], draft: Draft, parent: GraphCheckpoint | None) -> set[str]:
     """Return the channels that are unchanged since the parent: not in `changed`, and with the same version."""
     if parent is None:
         return set()
@@ -318,7 +318,9 @@ def unchanged_names(names: Sequence[str], draft: Draft, parent: Found | None) ->
     return {name for name in names if name not in draft.changed and name in now and now[name] == then.get(name)}
 
 
-def message_counts(names: Iterable[str], fresh: Mapping[str, Encoded], parent: Found | None) -> dict[str, int]:
+def message_counts(
+    names: Iterable[str], fresh: Mapping[str, Encoded], parent: GraphCheckpoint | None
+) -> dict[str, int]:
     """Count the messages of each visible channel that holds messages."""
     counts: dict[str, int] = {}
     before = parent.header["counts"] if parent else {}

@@ -21,7 +21,7 @@ from agentgit.store.threads.append_if_head import (
     Newest,
     SeenCheckpoints,
     put_after,
-    refuse_gone,
+    raise_deleted,
     refuse_second_run,
 )
 from agentgit.store.threads.delta_values import NOTHING, SpreadValues
@@ -40,23 +40,23 @@ from agentgit.store.threads.graph_rows import (
     WRITES,
     WRITES_OF_NEWEST,
     Draft,
-    Found,
+    GraphCheckpoint,
     GraphKey,
     GraphScope,
     Head,
     Pending,
     Task,
     conversation,
-    found,
     hash_state,
     is_shown,
     message_counts,
+    parse_graph_checkpoint,
     pending,
     state_names,
     unchanged_names,
 )
 
-__all__ = ["Draft", "Encoded", "Found", "GraphKey", "GraphScope", "GraphStore", "Head", "Pending", "Task"]
+__all__ = ["Draft", "Encoded", "GraphCheckpoint", "GraphKey", "GraphScope", "GraphStore", "Head", "Pending", "Task"]
 
 
 class GraphStore:
@@ -65,12 +65,12 @@ class GraphStore:
     Args:
         tenant_id: The tenant.
         compression: The compression of new values: `zlib`, `zstd` or `none`.
-        counts: False if the AI messages to store come from another branch, which already counts their token usage.
+        count_usage: False if the AI messages to store come from another branch, which already counts their token usage.
     """
 
-    def __init__(self, tenant_id: int, compression: str = "zstd", *, counts: bool = True) -> None:
+    def __init__(self, tenant_id: int, compression: str = "zstd", *, count_usage: bool = True) -> None:
         self.tenant_id = tenant_id
-        self.counts = counts
+        self.count_usage = count_usage
         self.content = Content(tenant_id, compression)
         self.spread = SpreadValues(self.content)
         self.seen = SeenCheckpoints()
@@ -91,7 +91,7 @@ class GraphStore:
                 `agentgit.store.threads.append_if_head`.
         """
         row = NEWEST_FOR_PUT.first(connection, self._space(place.thread, place.ns))
-        newest = found(row) if row is not None else None
+        newest = parse_graph_checkpoint(row) if row is not None else None
         parent = self._parent(connection, place, draft, newest)
         values = self._values(connection, place, draft, parent, newest.seq + 1 if newest else 1)
         UPSERT.run(connection, values)
@@ -100,7 +100,7 @@ class GraphStore:
         return Head(place.checkpoint_id, values["state_hash"], values["message_count"])
 
     def put_after(
-        self, connection: Connection, parent: Found, place: GraphKey, draft: Draft, fence: BranchHold | None
+        self, connection: Connection, parent: GraphCheckpoint, place: GraphKey, draft: Draft, fence: BranchHold | None
     ) -> PendingResult:
         """Store a graph checkpoint on a server without a prior read; see `agentgit.store.threads.append_if_head`."""
         values = self._values(connection, place, draft, parent, parent.seq + 1)
@@ -109,10 +109,10 @@ class GraphStore:
         return stored
 
     def _remember(self, values: Mapping[str, Any]) -> None:
-        self.newest_known.add(found(SimpleNamespace(**values)))
+        self.newest_known.add(parse_graph_checkpoint(SimpleNamespace(**values)))
 
     def _values(
-        self, connection: Connection, place: GraphKey, draft: Draft, parent: Found | None, seq: int
+        self, connection: Connection, place: GraphKey, draft: Draft, parent: GraphCheckpoint | None, seq: int
     ) -> dict[str, Any]:
         """Store the values of a graph checkpoint and return its columns."""
         names, before = state_names(place, draft, parent), parent.values if parent else {}
@@ -129,7 +129,7 @@ class GraphStore:
         channels = {name: stored[name] for name in names if name in stored}
         counts = message_counts(channels, fresh, parent)
         talk = conversation(counts)
-        used = token_usage.of_put(connection, self.content, place, talk, fresh, parent, counts=self.counts)
+        used = token_usage.usage_header(connection, self.content, place, talk, fresh, parent, counts=self.count_usage)
         run_id, parents = draft.meta.get("run_id"), draft.meta.get("parents") or {}
         return {
             **self._key(place),
@@ -144,7 +144,9 @@ class GraphStore:
             "state_hash": hash_state({**channels, **spread.digests}),
         }
 
-    def _parent(self, connection: Connection, place: GraphKey, draft: Draft, newest: Found | None) -> Found | None:
+    def _parent(
+        self, connection: Connection, place: GraphKey, draft: Draft, newest: GraphCheckpoint | None
+    ) -> GraphCheckpoint | None:
         """Return the parent of a checkpoint, and refuse a checkpoint of a deleted thread or of an overtaken run."""
         parent_id = draft.parent_id
         if newest is not None and newest.place.checkpoint_id == parent_id:
@@ -154,20 +156,20 @@ class GraphStore:
         if parent_id is None:
             root_id = (draft.meta.get("parents") or {}).get("")
             if place.ns and newest is None and root_id:
-                self._must_not_be_gone(connection, GraphKey(place.thread, "", root_id))
+                self._require_present(connection, GraphKey(place.thread, "", root_id))
             return None
         at = place._replace(checkpoint_id=parent_id)
         known = at in self.seen  # checked before the read: the parent may be stored between the two
         parent = self.find(connection, at)
         if known and parent is None:
-            refuse_gone(at)
+            raise_deleted(at)
         if parent is None and draft.parent_thread is not None:
             return self.find(connection, at._replace(thread=draft.parent_thread))
         return parent
 
-    def _must_not_be_gone(self, connection: Connection, place: GraphKey) -> None:
+    def _require_present(self, connection: Connection, place: GraphKey) -> None:
         if place in self.seen and IS_THERE.first(connection, self._key(place)) is None:
-            refuse_gone(place)
+            raise_deleted(place)
 
     def refuse(self, connection: Connection, place: GraphKey) -> None:
         """Delete the writes that arrived before their refused graph checkpoint, and refuse further ones."""
@@ -189,7 +191,7 @@ class GraphStore:
         Raises:
             Conflict: That graph checkpoint was deleted in the meantime.
         """
-        self._must_not_be_gone(connection, place)
+        self._require_present(connection, place)
         hashes = self.content.put(connection, [(body, None) for _, _, body in writes])
         held = {channel: value for (_, channel, _), value in zip(writes, hashes, strict=True)}
         rows = [
@@ -253,51 +255,57 @@ class GraphStore:
 
     # -- reading
 
-    def find(self, connection: Connection, place: GraphKey) -> Found | None:
+    def find(self, connection: Connection, place: GraphKey) -> GraphCheckpoint | None:
         """Return one graph checkpoint, or None if it does not exist."""
-        return self.finding(connection, place)()
+        return self.prefetch(connection, place)()
 
-    def finding(self, connection: Connection, place: GraphKey) -> Callable[[], Found | None]:
+    def prefetch(self, connection: Connection, place: GraphKey) -> Callable[[], GraphCheckpoint | None]:
         """Send the query for one graph checkpoint; return a function that returns it, or None."""
-        asked = ONE.ask(connection, self._key(place))
-        return lambda: found(row) if (row := asked.first()) is not None else None
+        asked = ONE.submit(connection, self._key(place))
+        return lambda: parse_graph_checkpoint(row) if (row := asked.first()) is not None else None
 
-    def newest(self, connection: Connection, thread: str, ns: str = "") -> Found | None:
+    def newest(self, connection: Connection, thread: str, ns: str = "") -> GraphCheckpoint | None:
         """Return the newest graph checkpoint of a namespace, or None."""
         row = NEWEST.first(connection, self._space(thread, ns))
-        return found(row) if row is not None else None
+        return parse_graph_checkpoint(row) if row is not None else None
 
     def with_writes(
         self, connection: Connection, thread: str, ns: str, checkpoint_id: str | None
-    ) -> tuple[Found, list[Pending]] | None:
+    ) -> tuple[GraphCheckpoint, list[Pending]] | None:
         """Return one graph checkpoint with its pending writes, or None. Without an id, the newest of the namespace."""
         if checkpoint_id is None:
             space = self._space(thread, ns)
-            newest, asked = NEWEST.ask(connection, space), WRITES_OF_NEWEST.ask(connection, space)
+            newest, asked = NEWEST.submit(connection, space), WRITES_OF_NEWEST.submit(connection, space)
         else:
             key = self._key(GraphKey(thread, ns, checkpoint_id))
-            newest, asked = ONE.ask(connection, key), WRITES.ask(connection, key)
+            newest, asked = ONE.submit(connection, key), WRITES.submit(connection, key)
         row, rows = newest.first(), asked.all()
         if row is None:
             return None
-        at = found(row)
+        at = parse_graph_checkpoint(row)
         if checkpoint_id is None:
             self.newest_known.add(at)
             if any(one.newest != row.checkpoint_id for one in rows):  # a newer one was stored between the two reads
                 return at, self.writes(connection, at.place)
         return at, pending([one for one in rows if one.channel is not None])
 
-    def stand(self, connection: Connection, thread: str) -> Callable[[], tuple[Found | None, bool, bool]]:
+    def prefetch_newest(
+        self, connection: Connection, thread: str
+    ) -> Callable[[], tuple[GraphCheckpoint | None, bool, bool]]:
         """Send the query for the newest graph checkpoint of a thread; return a function that returns its result.
 
         The result is the graph checkpoint or None, whether it waits for a person's answer, and whether anything has
         been written on top of it.
         """
-        asked = NEWEST_ASKING.ask(connection, self._space(thread, ""))
+        asked = NEWEST_ASKING.submit(connection, self._space(thread, ""))
 
-        def told() -> tuple[Found | None, bool, bool]:
+        def told() -> tuple[GraphCheckpoint | None, bool, bool]:
             row = asked.first()
-            return (found(row), bool(row.asks), bool(row.holds)) if row is not None else (None, False, False)
+            return (
+                (parse_graph_checkpoint(row), bool(row.asks), bool(row.holds))
+                if row is not None
+                else (None, False, False)
+            )
 
         return told
 
@@ -307,10 +315,10 @@ class GraphStore:
         scope: GraphScope,
         *,
         before: str | None = None,
-        after: Found | None = None,
+        after: GraphCheckpoint | None = None,
         limit: int = 64,
         sessions: bool = True,
-    ) -> list[Found]:
+    ) -> list[GraphCheckpoint]:
         """List one page of graph checkpoints, newest first.
 
         Args:
@@ -323,7 +331,7 @@ class GraphStore:
         """
         c = GRAPH_CHECKPOINT.c
         query = select(GRAPH_CHECKPOINT).where(c.tenant_id == self.tenant_id).limit(limit)
-        query = query if sessions else query.where(lifecycle.is_of_nobody(c.thread_id))
+        query = query if sessions else query.where(lifecycle.belongs_to_no_session(c.thread_id))
         for column, value in zip((c.thread_id, c.ns, c.checkpoint_id), scope, strict=True):
             query = query.where(column == value) if value is not None else query
         mark = None
@@ -341,7 +349,10 @@ class GraphStore:
                 query = query.where(tuple_(*order) < tuple_(*(literal(v, column.type) for v, column in pairs)))
         if before is not None:
             query = query.where(c.seq < mark.seq if mark else c.checkpoint_id < before)
-        return [found(row) for row in row_codes.authentic(connection, GRAPH_CHECKPOINT, connection.execute(query))]
+        return [
+            parse_graph_checkpoint(row)
+            for row in row_codes.authentic(connection, GRAPH_CHECKPOINT, connection.execute(query))
+        ]
 
     def writes(self, connection: Connection, place: GraphKey) -> list[Pending]:
         """Return the pending writes of a graph checkpoint, ordered by task path, task and index."""
@@ -409,13 +420,13 @@ class GraphStore:
         """
         return self.messages_at(connection, self._expect(connection, thread, checkpoint_id), last)
 
-    def messages_at(self, connection: Connection, at: Found, last: int | None = None) -> list[dict[str, Any]]:
+    def messages_at(self, connection: Connection, at: GraphCheckpoint, last: int | None = None) -> list[dict[str, Any]]:
         """Return the messages of a graph checkpoint that was already read; see `messages`."""
         if last == 0:
             return []
         return self.messages_of(connection, self.message_hashes(connection, at)[-last if last else 0 :])
 
-    def message_hashes(self, connection: Connection, at: Found) -> Sequence[bytes]:
+    def message_hashes(self, connection: Connection, at: GraphCheckpoint) -> Sequence[bytes]:
         """List the hashes of the messages of a graph checkpoint, oldest first."""
         channel = conversation(at.header["counts"])
         return self.content.items(connection, at.values[channel]) if channel is not None else ()
@@ -429,7 +440,7 @@ class GraphStore:
         leaves = self.content.blobs.get_many(connection, hashes)
         return [show_message(leaves[key]) for key in hashes]
 
-    def _expect(self, connection: Connection, thread: str, checkpoint_id: str) -> Found:
+    def _expect(self, connection: Connection, thread: str, checkpoint_id: str) -> GraphCheckpoint:
         at = self.find(connection, GraphKey(thread, "", checkpoint_id))
         if at is None:
             raise _missing(thread, checkpoint_id)

@@ -13,9 +13,9 @@ from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.threads.delta_values import ancestors
-from agentgit.store.threads.graph_rows import KEY, Found, found, where
+from agentgit.store.threads.graph_rows import KEY, GraphCheckpoint, parse_graph_checkpoint, where
 
-OF_SESSIONS = "agentgit-"
+SESSION_THREAD_PREFIX = "agentgit-"
 """The prefix of the ids of threads that belong to sessions."""
 
 DELTA_COUNTERS = "counters_since_delta_snapshot"
@@ -36,7 +36,7 @@ def exists_already(connection: Connection, tenant_id: int, thread: str) -> bool:
     return _ANY.first(connection, {"tenant_id": tenant_id, "thread_id": thread}) is not None
 
 
-def must_be_new(connection: Connection, tenant_id: int, thread: str) -> None:
+def require_empty_thread(connection: Connection, tenant_id: int, thread: str) -> None:
     """Check that a thread is empty.
 
     Raises:
@@ -58,7 +58,7 @@ def copy(connection: Connection, tenant_id: int, source: str, target: str) -> No
     Raises:
         Conflict: The target exists.
     """
-    must_be_new(connection, tenant_id, target)
+    require_empty_thread(connection, tenant_id, target)
     for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
         of = (table.c.tenant_id == tenant_id, table.c.thread_id == source)
         row_codes.copy(connection, table, *of, thread_id=target)
@@ -70,9 +70,9 @@ def delete_thread(connection: Connection, tenant_id: int, thread: str) -> None:
         connection.execute(delete(table).where(table.c.tenant_id == tenant_id, table.c.thread_id == thread))
 
 
-def is_of_nobody(column: Any) -> Any:
+def belongs_to_no_session(column: Any) -> Any:
     """Build the condition that a thread belongs to no session."""
-    return func.substr(column, 1, len(OF_SESSIONS)) != OF_SESSIONS
+    return func.substr(column, 1, len(SESSION_THREAD_PREFIX)) != SESSION_THREAD_PREFIX
 
 
 def delete_for_runs(connection: Connection, tenant_id: int, run_ids: Sequence[str], *, sessions: bool = False) -> None:
@@ -86,7 +86,11 @@ def delete_for_runs(connection: Connection, tenant_id: int, run_ids: Sequence[st
     """
     for part in slices(run_ids):
         chosen = GRAPH_CHECKPOINT.c.run_id.in_(part)
-        _delete(connection, tenant_id, chosen if sessions else and_(chosen, is_of_nobody(GRAPH_CHECKPOINT.c.thread_id)))
+        _delete(
+            connection,
+            tenant_id,
+            chosen if sessions else and_(chosen, belongs_to_no_session(GRAPH_CHECKPOINT.c.thread_id)),
+        )
 
 
 def prune(connection: Connection, tenant_id: int, thread: str) -> None:
@@ -106,7 +110,11 @@ def prune(connection: Connection, tenant_id: int, thread: str) -> None:
     of_thread = and_(GRAPH_CHECKPOINT.c.tenant_id == tenant_id, GRAPH_CHECKPOINT.c.thread_id == thread)
     query = select(GRAPH_CHECKPOINT).where(of_thread, GRAPH_CHECKPOINT.c.seq == newest)
     rows = row_codes.authentic(connection, GRAPH_CHECKPOINT, connection.execute(query))
-    kept = [needed.place.checkpoint_id for row in rows for needed in delta_chain(connection, tenant_id, found(row))]
+    kept = [
+        needed.place.checkpoint_id
+        for row in rows
+        for needed in delta_chain(connection, tenant_id, parse_graph_checkpoint(row))
+    ]
     _delete(
         connection,
         tenant_id,
@@ -118,7 +126,7 @@ def prune(connection: Connection, tenant_id: int, thread: str) -> None:
     )
 
 
-def delta_chain(connection: Connection, tenant_id: int, start: Found) -> list[Found]:
+def delta_chain(connection: Connection, tenant_id: int, start: GraphCheckpoint) -> list[GraphCheckpoint]:
     """List the ancestors that hold parts of a checkpoint's values, nearest first.
 
     LangGraph's DeltaChannel stores only what each step wrote. Its value is rebuilt from the writes on the ancestors,
@@ -130,7 +138,7 @@ def delta_chain(connection: Connection, tenant_id: int, start: Found) -> list[Fo
         start: The checkpoint.
     """
     wanted = set(start.meta.get(DELTA_COUNTERS) or {}) - start.channels.keys()
-    chain: list[Found] = []
+    chain: list[GraphCheckpoint] = []
     for at in ancestors(connection, tenant_id, start) if wanted else ():
         chain.append(at)
         wanted -= at.channels.keys()

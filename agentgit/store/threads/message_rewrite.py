@@ -16,7 +16,7 @@ from agentgit.store.objects.content import Body
 from agentgit.store.objects.plain_values import MESSAGE, MESSAGE_PY, READERS
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
-from agentgit.store.threads.graph_rows import Found, found, hash_state
+from agentgit.store.threads.graph_rows import GraphCheckpoint, hash_state, parse_graph_checkpoint
 from agentgit.store.threads.graph_store import GraphStore
 
 READABLE = (MESSAGE, MESSAGE_PY)
@@ -44,7 +44,7 @@ def rewrite(connection: Connection, graphs: GraphStore, thread: str, rewriter: R
     for row in row_codes.authentic(
         connection, GRAPH_CHECKPOINT, connection.execute(select(GRAPH_CHECKPOINT).where(*mine))
     ):
-        at = found(row)
+        at = parse_graph_checkpoint(row)
         fresh = _fresh(connection, graphs, at, rewriter)
         if not fresh:
             continue
@@ -59,13 +59,13 @@ def rewrite(connection: Connection, graphs: GraphStore, thread: str, rewriter: R
         _rename(connection, graphs.tenant_id, head)
 
 
-def _rename(connection: Connection, tenant_id: int, head: Found) -> None:
+def _rename(connection: Connection, tenant_id: int, head: GraphCheckpoint) -> None:
     """Replace the id of the newest graph checkpoint of a thread, and record the id in its subgraphs' checkpoints."""
     place, new = head.place, later_id()
     mine = (GRAPH_CHECKPOINT.c.tenant_id == tenant_id, GRAPH_CHECKPOINT.c.thread_id == place.thread)
     nested = select(GRAPH_CHECKPOINT).where(*mine, GRAPH_CHECKPOINT.c.root_id == place.checkpoint_id)
     for row in row_codes.authentic(connection, GRAPH_CHECKPOINT, connection.execute(nested)):
-        at = found(row)
+        at = parse_graph_checkpoint(row)
         meta = {**at.meta, "parents": {**(at.meta.get("parents") or {}), "": new}}
         this = (GRAPH_CHECKPOINT.c.ns == row.ns, GRAPH_CHECKPOINT.c.checkpoint_id == row.checkpoint_id)
         row_codes.change(connection, GRAPH_CHECKPOINT, *mine, *this, root_id=new, meta=compact(meta))
@@ -80,7 +80,7 @@ def later_id() -> str:
     return str(uuid.UUID(int=(now >> 12) << 80 | 6 << 76 | (now & 0xFFF) << 64 | rest))
 
 
-def _fresh(connection: Connection, graphs: GraphStore, at: Found, rewriter: Rewriter) -> dict[str, Body]:
+def _fresh(connection: Connection, graphs: GraphStore, at: GraphCheckpoint, rewriter: Rewriter) -> dict[str, Body]:
     """Return the values whose messages change, by channel."""
     held = {name: at.channels[name] for name in at.header["counts"] if name in at.channels}
     bodies = graphs.content.get(connection, held.values())
@@ -101,7 +101,7 @@ def _with_results(body: Body, rewriter: Rewriter) -> Body | None:
 
 def _in_list(items: list[Leaf], rewriter: Rewriter) -> list[Leaf] | None:
     messages: list[dict[str, Any]] = [READERS[item.type](item.data) if item.type in READABLE else {} for item in items]
-    changed = rewriter.rewritten(messages)
+    changed = rewriter.changed_messages(messages)
     return [_leaf(changed[n]) if n in changed else item for n, item in enumerate(items)] if changed else None
 
 

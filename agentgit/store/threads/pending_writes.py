@@ -64,7 +64,7 @@ def read(connection: Connection, tenant_id: int, place: GraphKey) -> bytes:
     """
     found = []
     # Sorted by namespace, so that equal pending writes give equal bytes.
-    for ns, checkpoint_id in sorted({"": place.checkpoint_id, **below(connection, tenant_id, place)}.items()):
+    for ns, checkpoint_id in sorted({"": place.checkpoint_id, **subgraph_heads(connection, tenant_id, place)}.items()):
         rows = WRITES.all(connection, GraphKey(place.thread, ns, checkpoint_id).columns(tenant_id))
         writes = sorted((row.task_path, row.task_id, row.idx, row.channel, row.value.hex()) for row in rows)
         if ns or writes:
@@ -72,7 +72,7 @@ def read(connection: Connection, tenant_id: int, place: GraphKey) -> bytes:
     return pack(found)
 
 
-def below(connection: Connection, tenant_id: int, place: GraphKey) -> dict[str, str]:
+def subgraph_heads(connection: Connection, tenant_id: int, place: GraphKey) -> dict[str, str]:
     """Return the id of the newest subgraph checkpoint below a graph checkpoint, by namespace.
 
     The namespaces are in the order in which they were last saved.

@@ -12,12 +12,12 @@ from sqlalchemy import Connection, delete, exists, func, select
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.threads.graph_rows import KEY, GraphKey
-from agentgit.store.threads.lifecycle import OF_SESSIONS
+from agentgit.store.threads.lifecycle import SESSION_THREAD_PREFIX
 
 IMPORTED = "imported"
 """The metadata key of a branch for the thread that it was imported from."""
 
-PREFIX = f"{OF_SESSIONS}import-"
+PREFIX = f"{SESSION_THREAD_PREFIX}import-"
 _NAME = re.compile(PREFIX + "[0-9a-f]{40}")
 
 
@@ -37,14 +37,14 @@ def name(user_id: int, session_name: str, thread_id: str) -> str:
     return PREFIX + sha256(key).hexdigest()[:40]
 
 
-def left(connection: Connection, tenant_id: int) -> list[str]:
+def list_staged_threads(connection: Connection, tenant_id: int) -> list[str]:
     """List the staging threads of running and interrupted imports and merges."""
     c = GRAPH_CHECKPOINT.c
     query = select(c.thread_id).where(c.tenant_id == tenant_id, c.thread_id.startswith(PREFIX)).distinct()
     return [thread for thread in connection.execute(query).scalars() if _NAME.fullmatch(thread)]
 
 
-def held(connection: Connection, tenant_id: int, thread: str) -> dict[tuple[str, str], str | None]:
+def checkpoint_parents(connection: Connection, tenant_id: int, thread: str) -> dict[tuple[str, str], str | None]:
     """Return the parent id of each graph checkpoint of a thread, by namespace and id."""
     c = GRAPH_CHECKPOINT.c
     query = select(c.ns, c.checkpoint_id, c.parent_id).where(c.tenant_id == tenant_id, c.thread_id == thread)

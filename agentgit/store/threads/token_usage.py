@@ -16,7 +16,7 @@ from agentgit.sessions.stats import UsedTokens, added
 from agentgit.store.objects.blobs import Leaf
 from agentgit.store.objects.content import Body, Content, Encoded
 from agentgit.store.objects.plain_values import MESSAGE_MSGPACK, MESSAGES, show_message
-from agentgit.store.threads.graph_rows import Found, GraphKey
+from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey
 
 KEY = "usage"
 UNKNOWN = "unknown"
@@ -45,13 +45,13 @@ def read(header: Mapping[str, Any]) -> dict[str, UsedTokens]:
     }
 
 
-def of_put(
+def usage_header(
     connection: Connection,
     content: Content,
     place: GraphKey,
     name: str | None,
     fresh: Mapping[str, Encoded],
-    parent: Found | None,
+    parent: GraphCheckpoint | None,
     *,
     counts: bool = True,
 ) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def _counted(
     """
     part = body.get("messages", []) if isinstance(body, dict) else body
     items = part if isinstance(part, list) else []
-    used = {item.hash: said for item in _new(connection, content, items, before) if (said := _said(item))}
+    used = {item.hash: said for item in _new(connection, content, items, before) if (said := _reported_usage(item))}
     if used and before is not None:
         ids = {id for _, id, _ in used.values() if id is not None}
         if ids:
@@ -117,11 +117,11 @@ def _ids(connection: Connection, content: Content, items: Sequence[Leaf], before
     if len(items) >= len(had) and items[len(had) - 1].hash == had[-1]:
         return set()
     gone = set(had) - {item.hash for item in items}
-    said = (_said(item) for item in content.blobs.get_many(connection, gone).values())
+    said = (_reported_usage(item) for item in content.blobs.get_many(connection, gone).values())
     return {one[1] for one in said if one is not None and one[1] is not None}
 
 
-def _said(item: Leaf) -> tuple[str, str | None, UsedTokens] | None:
+def _reported_usage(item: Leaf) -> tuple[str, str | None, UsedTokens] | None:
     """Return the model, id and tokens of a message; None if it does not report its usage."""
     if item.type not in MESSAGES or (item.type != MESSAGE_MSGPACK and MARK not in item.data):
         return None

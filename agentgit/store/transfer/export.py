@@ -18,7 +18,7 @@ from agentgit.errors import Conflict
 from agentgit.sessions.operation import DONE
 from agentgit.store.queries.explorations import MARK
 from agentgit.store.records.journal import TrackPart as TrackPart
-from agentgit.store.records.sessions import Found, Segment, require_whole
+from agentgit.store.records.sessions import Segment, StoredRow, require_no_unfinished_rollback
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.tables import CHECKPOINT as POINT
 from agentgit.store.sql.tables import OPERATION, TOOL_INVOCATION, WORLD_LOG
@@ -33,14 +33,14 @@ from agentgit.values import as_object
 ELSEWHERE = "elsewhere"
 """The name of the branch that holds, in the export of one path, the calls of other branches in the same world."""
 
-MADE_UP = 2**53 - 1
+SYNTHETIC_ID = 2**53 - 1
 """The id of a branch, checkpoint or operation that exists only in the export. It sorts after all other ids."""
 
 NOT_ON_THE_PATH = "it was made on another branch or later, and still exists in the original world"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
+class ExportScope:
     """The part of a session to export.
 
     Args:
@@ -49,9 +49,9 @@ class Cut:
         point: The row of the checkpoint where the export ends; None for the head of the branch.
     """
 
-    session: Found
-    branch: Found | None = None
-    point: Found | None = None
+    session: StoredRow
+    branch: StoredRow | None = None
+    point: StoredRow | None = None
 
     @property
     def of(self) -> str:
@@ -72,7 +72,7 @@ Send = Callable[[Mapping[str, Any], str], tuple[int | None, str | None]]
 Returns the number of its tree and None, or None and the reason why it has no tree."""
 
 
-def export(store: Store, connection: Connection, cut: Cut, write: Write, send: Send | None = None) -> None:
+def export(store: Store, connection: Connection, cut: ExportScope, write: Write, send: Send | None = None) -> None:
     """Write all records of an export except its header and its end.
 
     Args:
@@ -91,7 +91,7 @@ def export(store: Store, connection: Connection, cut: Cut, write: Write, send: S
 
 
 class _Export:
-    def __init__(self, store: Store, connection: Connection, cut: Cut, write: Write, send: Send | None) -> None:
+    def __init__(self, store: Store, connection: Connection, cut: ExportScope, write: Write, send: Send | None) -> None:
         self.store = store
         self.connection = connection
         self.cut = cut
@@ -131,17 +131,17 @@ class _Export:
             if points is None or tag.checkpoint_id in points:
                 self.write(records.of_tag(tag))
 
-    def _point(self, point: Found, **other: Any) -> None:
+    def _point(self, point: StoredRow, **other: Any) -> None:
         """Write a checkpoint, and remember it for its snapshot."""
         self.write(records.of_checkpoint(point, **other))
         if point.workspace_snapshot_id is not None:
             self._with_files[point.workspace_snapshot_id].append(point.id)
 
-    def _pending_values(self, points: Iterable[Found]) -> None:
+    def _pending_values(self, points: Iterable[StoredRow]) -> None:
         """Write the values of the pending writes that the checkpoints recorded."""
         self.values.put([key for row in points for key in pending_writes.hashes(row.pending, f"checkpoint {row.id}")])
 
-    def _write_files(self, branches: Sequence[Found], **other: Any) -> None:
+    def _write_files(self, branches: Sequence[StoredRow], **other: Any) -> None:
         """Write the snapshots of the written checkpoints, and the last snapshot of each of these branches."""
         if self.send is None:
             return
@@ -166,7 +166,7 @@ class _Session(_Export):
         session_id = self.cut.session.id
         branches = self.store.sessions.branches(self.connection, session_id)
         for row in branches:
-            require_whole(row)
+            require_no_unfinished_rollback(row)
         operations = self._operations(session_id)
         self._session(self.cut.session.current_branch_id)
         for row in branches:
@@ -222,7 +222,7 @@ class _Path(_Export):
     def run(self) -> None:
         branch, point = self.cut.branch, self.cut.point
         assert branch is not None  # noqa: S101  # without a branch, `_Session` runs
-        require_whole(branch)
+        require_no_unfinished_rollback(branch)
         line = self.store.sessions.lineage(self.connection, branch)
         points = self._points(line)
         parts = [segment.track for segment in line]
@@ -234,7 +234,7 @@ class _Path(_Export):
         meta = {name: value for name, value in as_object(branch.meta).items() if name != MARK}  # names other branches
         self.write(records.of_branch(branch, parent=None, point=None, inherited=0, head=head, meta=meta))
         if track.others:
-            self._write_aside(branch, points[0])
+            self._write_other_branch(branch, points[0])
         self._states(branch.id).path(self._ways(line), branch.thread_id if point is None else None, points)
         self._pending_values(points)
         for n, row in enumerate(points, 1):
@@ -247,7 +247,7 @@ class _Path(_Export):
 
     # -- checkpoints and states
 
-    def _points(self, line: Sequence[Segment]) -> list[Found]:
+    def _points(self, line: Sequence[Segment]) -> list[StoredRow]:
         """Read the checkpoints on the path.
 
         The first checkpoint of a branch is replaced by its branch point, which is equal and may have a name.
@@ -267,7 +267,7 @@ class _Path(_Export):
             )
         return points
 
-    def _left(self, line: Sequence[Segment]) -> dict[int, Found]:
+    def _left(self, line: Sequence[Segment]) -> dict[int, StoredRow]:
         """Read the branch point of each branch of the path except the first, by the id of the branch."""
         ids = {segment.branch.branch_point_id: segment.branch.id for segment in line[1:]}
         return {ids[row.id]: row for row in self.store.checkpoints.find(self.connection, POINT.c.id.in_(list(ids)))}
@@ -332,11 +332,11 @@ class _Path(_Export):
         known = own.keys() | {row.id for row in found}
         return [row for row in found if row.replay_of is None or row.replay_of in known]
 
-    def _write_track(self, branch: Found, points: Sequence[Found], track: _Track) -> None:
+    def _write_track(self, branch: StoredRow, points: Sequence[StoredRow], track: _Track) -> None:
         for row, arrival, batch in track.calls:
             self.write(records.of_call(row, branch=branch.id, arrival=arrival, batch=batch))
         for row, arrival, batch in track.others:
-            self.write(records.of_call(row, branch=MADE_UP, arrival=arrival, batch=batch))
+            self.write(records.of_call(row, branch=SYNTHETIC_ID, arrival=arrival, batch=batch))
         if track.others:
             self._write_rollback(branch, points[0], [row for row, *_ in track.others])
         known = {row.id for row, *_ in (*track.calls, *track.others)}
@@ -345,23 +345,23 @@ class _Path(_Export):
 
     # -- the branch beside the path
 
-    def _write_aside(self, branch: Found, first: Found) -> None:
+    def _write_other_branch(self, branch: StoredRow, first: StoredRow) -> None:
         """Write the branch for the calls that are not on the path. It starts at the first checkpoint of the path."""
         taken = {branch.name, *(tag.name for tag in self.store.tags.all(self.connection, self.cut.session.id))}
         about = {
-            "id": MADE_UP,
+            "id": SYNTHETIC_ID,
             "name": free_name(ELSEWHERE, taken),
             "parent": branch.id,
             "point": first.id,
             "inherited": first.position,
         }
-        self.write(records.of_branch(branch, **about, head=MADE_UP, meta={}))
+        self.write(records.of_branch(branch, **about, head=SYNTHETIC_ID, meta={}))
 
-    def _write_beginning(self, first: Found) -> None:
+    def _write_beginning(self, first: StoredRow) -> None:
         """Write the first checkpoint of the branch beside the path, because every branch begins with one."""
         begins = {
-            "id": MADE_UP,
-            "branch": MADE_UP,
+            "id": SYNTHETIC_ID,
+            "branch": SYNTHETIC_ID,
             "number": 1,
             "kind": "branch",
             "name": None,
@@ -376,7 +376,7 @@ class _Path(_Export):
         }
         self.write(records.of_checkpoint(first, **begins))
 
-    def _write_rollback(self, branch: Found, first: Found, others: Sequence[Row[Any]]) -> None:
+    def _write_rollback(self, branch: StoredRow, first: StoredRow, others: Sequence[Row[Any]]) -> None:
         """Write a rollback that kept the effects of the other calls, so that the fence answers for them on the path."""
         kept = [row for row in others if row.status in STANDING - {FAILED} and row.effect != READ_ONLY]
         items = [{"invocation": row.id, "reason": NOT_ON_THE_PATH} for row in kept]
@@ -384,10 +384,10 @@ class _Path(_Export):
         self.write(
             {
                 "record": "operation",
-                "id": MADE_UP,
+                "id": SYNTHETIC_ID,
                 "kind": "rollback",
-                "request_id": str(MADE_UP),
-                "source": MADE_UP,
+                "request_id": str(SYNTHETIC_ID),
+                "source": SYNTHETIC_ID,
                 "target": first.id,
                 "branch": branch.id,
                 "created_at": at,

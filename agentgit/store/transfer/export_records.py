@@ -18,7 +18,7 @@ from agentgit.values import as_object, from_json
 
 Record = dict[str, Any]
 
-BROKEN_OFF = {INTENDED: UNKNOWN, REVERSING: REVERSE_UNKNOWN}
+EXPORTED_STATUS = {INTENDED: UNKNOWN, REVERSING: REVERSE_UNKNOWN}
 """The status to export for a call in progress, by its status. An importer cannot find out how the call ended."""
 
 
@@ -161,7 +161,7 @@ def of_call(row: Row[Any], **other: Any) -> Record:
         "tool": row.tool_name,
         "tool_call_id": row.tool_call_id,
         "effect": row.effect,
-        "status": BROKEN_OFF.get(row.status, row.status),
+        "status": EXPORTED_STATUS.get(row.status, row.status),
         "args": from_json(row.args),
         "result": [from_json(row.result)] if row.result is not None else [],
         "error": row.error_message,

@@ -16,7 +16,7 @@ from agentgit.store.sql.batch import slices
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE, LIST
 from agentgit.store.threads import fork, pending_writes
 from agentgit.store.threads.delta_values import ancestors
-from agentgit.store.threads.graph_rows import GraphKey, found
+from agentgit.store.threads.graph_rows import GraphKey, parse_graph_checkpoint
 from agentgit.store.transfer import export_records
 from agentgit.store.transfer.lines import with_contents
 
@@ -55,7 +55,7 @@ class RecentLists:
         """Return the items of a recent list; None if the list is not among the recent ones."""
         return self._lists.get(key)
 
-    def like(self, items: tuple[bytes, ...]) -> tuple[bytes | None, int]:
+    def find_base(self, items: tuple[bytes, ...]) -> tuple[bytes | None, int]:
         """Return the recent list that shares the longest prefix with these items, and the length of that prefix."""
         best: tuple[bytes | None, int] = None, 0
         for key, known in reversed(self._lists.items()):
@@ -108,7 +108,7 @@ class ValueWriter:
 
     def _list(self, key: bytes) -> None:
         items = self.blobs.item_hashes(self.connection, key)
-        base, kept = self._recent.like(items)
+        base, kept = self._recent.find_base(items)
         self.put(items[kept:])
         self.write(
             {
@@ -255,7 +255,9 @@ class StateWriter:
                 "agentgit fsck",
                 row=f"graph_checkpoint {thread}//{checkpoint_id}",
             )
-        back = [at.place.checkpoint_id for at in ancestors(self.connection, self.tenant_id, found(start))]
+        back = [
+            at.place.checkpoint_id for at in ancestors(self.connection, self.tenant_id, parse_graph_checkpoint(start))
+        ]
         return back[::-1]
 
     def _of_chain(self, thread: str, ids: Sequence[str]) -> States:

@@ -13,18 +13,18 @@ import orjson
 
 from agentgit.checkpoints import references
 from agentgit.errors import InvalidInput
-from agentgit.values import to_json, write_slowly
+from agentgit.values import dump_without_orjson, to_json
 
 Check = Callable[[Any], Any]
 
 LONGEST_TEXT = 16 * 2**20
 LONGEST_KEY = 1000
 LONGEST_LABEL = 200
-MOST = 2**30
+MAX_COUNT = 2**30
 """The maximum of any count. It leaves every database room to count further."""
 
 
-def number(least: int = 0, most: int = MOST) -> Check:
+def number(least: int = 0, most: int = MAX_COUNT) -> Check:
     """Build a check for an integer in a range.
 
     Example:
@@ -110,12 +110,12 @@ def digest(value: Any) -> bytes:
     return found
 
 
-def maybe(check: Check) -> Check:
+def nullable(check: Check) -> Check:
     """Build a check that also accepts null."""
     return lambda value: None if value is None else check(value)
 
 
-def many(check: Check) -> Check:
+def list_of(check: Check) -> Check:
     """Build a check for a list whose items pass another check."""
 
     def of_all(value: Any) -> list[Any]:
@@ -126,33 +126,33 @@ def many(check: Check) -> Check:
     return of_all
 
 
-def named(check: Check) -> Check:
+def mapping_of(check: Check) -> Check:
     """Build a check for an object whose values pass another check."""
 
     def of_all(value: Any) -> dict[str, Any]:
-        return {name: check(item) for name, item in thing(value).items()}
+        return {name: check(item) for name, item in json_object(value).items()}
 
     return of_all
 
 
-def thing(value: Any) -> dict[str, Any]:
+def json_object(value: Any) -> dict[str, Any]:
     """Check for an object that can be stored."""
     if type(value) is not dict:
         raise ValueError("is not an object")
-    return dict(plain(value))
+    return dict(json_value(value))
 
 
 def settings(checks: Mapping[str, Check]) -> Check:
     """Build a check for an object with any of these fields and no other."""
 
     def check(value: Any) -> dict[str, Any]:
-        found = thing(value)
+        found = json_object(value)
         return fields(found, {name: check for name, check in checks.items() if name in found})
 
     return check
 
 
-def packed(value: Any) -> bytes:
+def json_bytes(value: Any) -> bytes:
     """Check for any JSON value; return it in its stored form."""
     try:
         return orjson.dumps(value)
@@ -160,24 +160,24 @@ def packed(value: Any) -> bytes:
         return _slowly(value)
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """Check for any JSON value that can be stored."""
-    packed(value)
+    json_bytes(value)
     return value
 
 
 def _slowly(value: Any) -> bytes:
     try:
-        return write_slowly(value)
+        return dump_without_orjson(value)
     except RecursionError as error:
         raise ValueError("is nested too deeply") from error
 
 
-def shaped(**checks: Check) -> Check:
+def exact_object(**checks: Check) -> Check:
     """Build a check for an object with exactly these fields."""
 
     def check(value: Any) -> dict[str, Any]:
-        return fields(thing(value), checks)
+        return fields(json_object(value), checks)
 
     return check
 
@@ -207,7 +207,7 @@ def _field(name: str, check: Check, value: Any) -> Any:
 
 def arguments(value: Any) -> bytes:
     """Check the arguments of a call; return them in their stored form."""
-    return to_json(thing(value))
+    return to_json(json_object(value))
 
 
 def tag(value: Any) -> str:

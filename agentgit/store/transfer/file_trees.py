@@ -17,17 +17,17 @@ from agentgit.store.transfer.paths import folded, link_problem, text_of
 
 Record = Mapping[str, Any]
 
-OWN = "its environment alone can read it"
+CUSTOM_ENVIRONMENT = "its environment alone can read it"
 GONE = "it is no longer stored"
-NOT_KNOWN = "nobody there has opened its storage"
+UNREGISTERED_STORAGE = "nobody there has opened its storage"
 NOT_WANTED = "no workspace was given to restore them into"
-REASONS = (OWN, GONE, NOT_KNOWN)
+REASONS = (CUSTOM_ENVIRONMENT, GONE, UNREGISTERED_STORAGE)
 """The reasons why an export may lack the snapshot of a checkpoint."""
 
 LARGEST_FILE = 2**30
 MOST_PATHS = 500_000
-MUCH, AT_MOST = 2**30, 100
-"""A tree may unpack to `MUCH` bytes, or to `AT_MOST` times the contents of the export if that is more."""
+UNPACKED_BYTES_ALLOWED, MAX_UNPACK_RATIO = 2**30, 100
+"""The size to which a tree may unpack: so many bytes, or so many times the contents of the export if that is more."""
 
 
 class TreeItem(NamedTuple):
@@ -43,7 +43,7 @@ class TreeItem(NamedTuple):
         return self.file is None and self.link is None
 
 
-class Keeps(Protocol):
+class FileSink(Protocol):
     """A store for the files of an export while the export is checked."""
 
     def data(self, part: bytes) -> None:
@@ -102,7 +102,7 @@ class FileTree:
                 self._items[path] = before
                 self._count(path, 1)
 
-    def holds(self, path: bytes) -> bool:
+    def has_path(self, path: bytes) -> bool:
         """Return whether there is an item at a path."""
         return path in self._items
 
@@ -141,16 +141,16 @@ class FileTree:
 class FileChecker:
     """Checks the file records of an export for consistency.
 
-    Afterwards, `snapshots` has the snapshot id of each checkpoint whose files are included, `left` counts the missing
-    snapshots by reason, and `left_paths` has each path that any tree leaves out, with the reason.
+    Afterwards, `snapshots` has the snapshot id of each checkpoint whose files are included, `missing_snapshots` counts
+    the missing snapshots by reason, and `left_paths` has each path that any tree leaves out, with the reason.
 
     Args:
         keeps: The store that keeps the files for an import; None only checks them.
     """
 
-    def __init__(self, keeps: Keeps | None = None) -> None:
+    def __init__(self, keeps: FileSink | None = None) -> None:
         self.snapshots: dict[int, int] = {}
-        self.left: Counter[str] = Counter()
+        self.missing_snapshots: Counter[str] = Counter()
         self.left_paths: dict[bytes, str] = {}
         self._left: set[bytes] = set()
         self._has_paths = False
@@ -186,7 +186,7 @@ class FileChecker:
             if record["parts"] != -(-record["size"] // PART_BYTES) or record["parts"] < 2:
                 raise ValueError(f"cannot have {record['parts']} parts")
             return
-        self._take(record["text"].encode() if record["text"] is not None else unbased(record["data"]))
+        self._take(record["text"].encode() if record["text"] is not None else decode_base64(record["data"]))
         self._close()
 
     def part(self, record: Record) -> None:
@@ -196,7 +196,7 @@ class FileChecker:
             ValueError: The file does not match its hash.
         """
         assert self._open is not None  # noqa: S101  # the caller checks `is_open`
-        data = unbased(record["data"])
+        data = decode_base64(record["data"])
         if len(data) > PART_BYTES:
             raise ValueError(f"has more than {PART_BYTES} bytes")
         self._take(data)
@@ -277,8 +277,10 @@ class FileChecker:
         self._has_paths = True
         before = self._tree.change(record["path"], item)
         self._unpacked += self._weight(item) - self._weight(before)
-        if self._unpacked > max(MUCH, AT_MOST * self._carried):
-            raise ValueError(f"belongs to a tree that unpacks to more than {AT_MOST} times the files of the export")
+        if self._unpacked > max(UNPACKED_BYTES_ALLOWED, MAX_UNPACK_RATIO * self._carried):
+            raise ValueError(
+                f"belongs to a tree that unpacks to more than {MAX_UNPACK_RATIO} times the files of the export"
+            )
         if self._keeps is not None:
             self._keeps.change(record["path"], item)
 
@@ -294,14 +296,14 @@ class FileChecker:
         if (record["tree"] is None) != (record["why"] is not None) or (record["tree"] or 0) > self._last:
             raise ValueError("refers to no earlier tree, or has no reason")
         if record["why"] is not None:
-            self.left[record["why"]] += 1
+            self.missing_snapshots[record["why"]] += 1
             return
         for id in record["checkpoints"]:
             if self.snapshots.setdefault(id, record["id"]) != record["id"]:
                 raise ValueError(f"is a second snapshot of checkpoint {id}")
 
 
-def unbased(data: str) -> bytes:
+def decode_base64(data: str) -> bytes:
     """Decode base64.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Table
 
 from agentgit.checkpoints.references import free_name
-from agentgit.effects.files import FilesAt
+from agentgit.effects.files import SnapshotRef
 from agentgit.errors import Conflict, Corrupt
 from agentgit.store.audit.trail import note
 from agentgit.store.objects.blobs import Blobs, Leaf
@@ -29,10 +29,10 @@ from agentgit.store.sql.tables import (
 )
 from agentgit.store.store import Store
 from agentgit.store.transfer.export_states import AT_ONCE
-from agentgit.store.transfer.file_trees import Keeps
+from agentgit.store.transfer.file_trees import FileSink
 from agentgit.store.transfer.import_check import Checker
 from agentgit.store.transfer.import_rows import ImportedRows, ListItems, new_ids
-from agentgit.store.transfer.lines import LineReader, damaged, read
+from agentgit.store.transfer.lines import LineReader, damaged_line, read
 from agentgit.store.transfer.records import checked, require_header
 
 BYTES_AT_ONCE = 4 * 2**20
@@ -68,16 +68,16 @@ def records(stream: LineReader, checker: Checker) -> Iterator[tuple[str, dict[st
         if number == 1:
             require_header(found)
         try:
-            if checker.is_whole:
+            if checker.is_complete:
                 raise ValueError("comes after the end")
             kind, record = checked(found)
             checker.take(kind, record)
         except ValueError as error:
-            raise damaged(number, str(error)) from error
+            raise damaged_line(number, str(error)) from error
         yield kind, record
     if number == 0:
         require_header(None)
-    if not checker.is_whole:
+    if not checker.is_complete:
         raise Corrupt(
             f"The export ends with line {number}, and its end is missing: it is truncated. Nothing was imported. "
             "Export the session again.",
@@ -85,7 +85,7 @@ def records(stream: LineReader, checker: Checker) -> Iterator[tuple[str, dict[st
         )
 
 
-def check(stream: LineReader, keeps: Keeps | None = None) -> Checker:
+def check(stream: LineReader, keeps: FileSink | None = None) -> Checker:
     """Check a whole export without storing it; return the checker.
 
     Args:
@@ -117,11 +117,11 @@ class Import:
         self.stream = stream
         self.name = name
 
-    def run(self, whole: Checker, files: Mapping[int, FilesAt] | None = None) -> int:
+    def run(self, checker: Checker, files: Mapping[int, SnapshotRef] | None = None) -> int:
         """Import the session, and return its id.
 
         Args:
-            whole: The checker that `check` returned.
+            checker: The checker that `check` returned.
             files: The imported snapshot of each tree, by the tree's number; None leaves the files out.
 
         Raises:
@@ -129,19 +129,19 @@ class Import:
             Conflict: A session with that name exists.
             NotAllowed: The user was deleted.
         """
-        return self.store.database.write(lambda c: self._store(c, whole, files), durable=True)
+        return self.store.database.write(lambda c: self._store(c, checker, files), durable=True)
 
-    def _store(self, connection: Connection, whole: Checker, files: Mapping[int, FilesAt] | None) -> int:
+    def _store(self, connection: Connection, whole: Checker, files: Mapping[int, SnapshotRef] | None) -> int:
         rows = ImportedRows(
             tenant_id=self.store.tenant_id,
             user_id=self.user_id,
             session_id=new_id(),
             ids=new_ids(whole.ids),
-            seen=whole.last_seq,
+            world_log_end=whole.last_seq,
             files=files,
             snapshots=whole.files.snapshots if files is not None else {},
         )
-        self.store.users.expect(connection, self.user_id)
+        self.store.users.require_exists(connection, self.user_id)
         row = rows.session(whole.session, self._name(connection, whole.session["name"]))
         row_codes.add(connection, SESSION, row)
         # A separate instance: a shared one would remember lists that are not stored if this transaction is rolled back.
@@ -152,7 +152,7 @@ class Import:
             if kind in TABLES and (kind != "snapshot" or rows.has(record)):
                 tables.add(kind, record)
             elif kind in ("value", "part", "list"):
-                values.add(checker.made)
+                values.add(checker.completed_value)
         if checker.seal != whole.seal:
             raise _changed()
         values.flush()

@@ -15,7 +15,7 @@ from agentgit.store.objects.blobs import RECORD, Leaf, unpack
 from agentgit.store.records.journal import LAST_LOGGED
 from agentgit.store.threads.graph_rows import conversation, hash_state
 from agentgit.store.transfer import json_checks
-from agentgit.store.transfer.file_trees import AT_MOST, MUCH, FileChecker, Keeps
+from agentgit.store.transfer.file_trees import MAX_UNPACK_RATIO, UNPACKED_BYTES_ALLOWED, FileChecker, FileSink
 from agentgit.store.transfer.import_rows import ListItems, ValueReader, is_message, require_readable
 from agentgit.store.transfer.records import COUNTED, HEADER
 
@@ -62,16 +62,16 @@ class Checker:
     """Checks the records of one export for consistency.
 
     Afterwards, `ids` has the ids of each kind, `counts` the number of records of each kind, `files` the checker of the
-    files, `last_seq` the last position in the world log, and `seal` the hash of the whole export. `made` is the value
-    or list that the latest record completed.
+    files, `last_seq` the last position in the world log, and `seal` the hash of the whole export. `completed_value` is
+    the value or list that the latest record completed.
 
     Args:
         keeps: The store that keeps the files; None only checks them.
     """
 
-    made: Leaf | ListItems | None
+    completed_value: Leaf | ListItems | None
 
-    def __init__(self, keeps: Keeps | None = None) -> None:
+    def __init__(self, keeps: FileSink | None = None) -> None:
         self.ids: dict[str, set[int]] = {
             kind: set() for kind in ("branch", "checkpoint", "call", "operation", "snapshot")
         }
@@ -138,7 +138,7 @@ class Checker:
         self.counts[kind] += 1
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """True after the end record."""
         return bool(self.counts["end"])
 
@@ -181,13 +181,13 @@ class Checker:
 
     def _take_part(self, record: Record) -> None:
         if self.files.is_open:
-            self.made = None
+            self.completed_value = None
             self.files.part(record)
         else:
             self._add(self._values.part(record))
 
     def _add(self, value: Leaf | None) -> None:
-        self.made = value
+        self.completed_value = value
         if value is None:
             return
         require_readable(value)
@@ -208,7 +208,7 @@ class Checker:
             self._new_value(value.hash, len(value.data))
 
     def _take_list(self, record: Record) -> None:
-        found = self.made = self._values.list(record)
+        found = self.completed_value = self._values.list(record)
         self._require_values(*record["items"])
         if any(item in self._lists or item in self._records for item in record["items"]):
             raise ValueError("is a list or a record in a list")
@@ -229,8 +229,8 @@ class Checker:
             ValueError: The size is out of proportion to the size of the export.
         """
         weight = sum(map(self._weights.__getitem__, keys))
-        if weight > max(MUCH, AT_MOST * self._carried):
-            raise ValueError(f"unpacks to more than {AT_MOST} times the values of the export")
+        if weight > max(UNPACKED_BYTES_ALLOWED, MAX_UNPACK_RATIO * self._carried):
+            raise ValueError(f"unpacks to more than {MAX_UNPACK_RATIO} times the values of the export")
         return weight
 
     def _require_values(self, *keys: bytes) -> None:
@@ -368,9 +368,9 @@ class Checker:
             if action not in LAST_LOGGED.get(status, ()):
                 raise ValueError(f"comes after a call {id} that is {status} but was last logged as {action}")
         for branch in self._branches.values():
-            self._require_fits(branch)
+            self._check_branch(branch)
 
-    def _require_fits(self, branch: _Branch) -> None:
+    def _check_branch(self, branch: _Branch) -> None:
         """Check a branch against its branch point, and its checkpoints against its calls."""
         record, positions = branch.record, [point["position"] for point in branch.points.values()]
         name, begins = record["name"], 0
@@ -386,7 +386,7 @@ class Checker:
             raise ValueError(f"comes after a branch {name!r} whose head is not one of its checkpoints")
         if positions and not begins <= min(positions) <= max(positions) <= begins + branch.counted:
             raise ValueError(f"comes after a branch {name!r} with a checkpoint beyond the end of its tool track")
-        json_checks.moved_metadata(
+        json_checks.remap_metadata(
             json_checks.checked_metadata(record["meta"]),
             {kind: dict.fromkeys(ids, 0) for kind, ids in self.ids.items()},
         )

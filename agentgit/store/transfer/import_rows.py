@@ -7,21 +7,21 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from agentgit.effects.files import FilesAt
+from agentgit.effects.files import SnapshotRef
 from agentgit.sessions.operation import DONE
 from agentgit.sessions.session import OPEN
 from agentgit.store.objects.blobs import RECORD, Leaf, compact, leaf, list_hash, pack, unpack
 from agentgit.store.objects.packing import CHUNK
 from agentgit.store.objects.plain_values import (
+    CUSTOM_SERDE,
     MESSAGE_MSGPACK,
     MESSAGES,
     MSGPACK,
     READERS,
     RUNS,
-    SEALED,
+    read_plain_msgpack,
     show,
     show_message,
-    structure,
 )
 from agentgit.store.records.checkpoints import MERGED, merged_by
 from agentgit.store.sql.ids import new_id
@@ -29,12 +29,12 @@ from agentgit.store.sql.tables import LIST
 from agentgit.store.threads import pending_writes
 from agentgit.store.transfer import json_checks
 from agentgit.store.transfer.export_states import LARGEST, RecentLists
-from agentgit.store.transfer.file_trees import unbased
+from agentgit.store.transfer.file_trees import decode_base64
 from agentgit.store.transfer.json_checks import readable_message, require_flat, stored_message
 from agentgit.store.transfer.lines import PART_BYTES
 from agentgit.values import as_object, to_json
 
-TYPES = frozenset({*READERS, MSGPACK, MESSAGE_MSGPACK, SEALED, RECORD, "null", "bytes", "bytearray"})
+TYPES = frozenset({*READERS, MSGPACK, MESSAGE_MSGPACK, CUSTOM_SERDE, RECORD, "null", "bytes", "bytearray"})
 """The types of values that agentgit writes. A value of any other type, such as a pickle, is refused."""
 
 
@@ -76,13 +76,13 @@ class ValueReader:
                 raise ValueError(f"cannot have {fields['parts']} parts")
             self._open = dict(fields)
             return None
-        data = fields["text"].encode() if fields["text"] is not None else unbased(fields["data"])
+        data = fields["text"].encode() if fields["text"] is not None else decode_base64(fields["data"])
         return _leaf(fields, data)
 
     def part(self, fields: Mapping[str, Any]) -> Leaf | None:
         """Add a part; return the value if the part is the last one."""
         assert self._open is not None  # noqa: S101  # the caller checks `is_open`
-        data = unbased(fields["data"])
+        data = decode_base64(fields["data"])
         if len(data) > PART_BYTES:
             raise ValueError(f"has more than {PART_BYTES} bytes")
         self._parts.append(data)
@@ -111,7 +111,7 @@ class ValueReader:
 def _leaf(fields: Mapping[str, Any], data: bytes) -> Leaf:
     if fields["type"] in (LIST, CHUNK) or fields["type"] not in TYPES:
         raise ValueError(f"has type {fields['type']!r}, which agentgit does not write")
-    if fields["type"] == SEALED and data.partition(b"\0")[0] == PICKLE:
+    if fields["type"] == CUSTOM_SERDE and data.partition(b"\0")[0] == PICKLE:
         raise ValueError("is a pickle, which is not imported because reading it can run any code")
     found = leaf(fields["type"], data)
     if found.hash != fields["id"]:
@@ -136,14 +136,14 @@ def require_readable(value: Leaf) -> None:
         if value.type in RUNS and type(shown) is not list:
             raise ValueError("is not a list")
         if value.type in MESSAGES:
-            stored_message(structure(value.data) if value.type == MESSAGE_MSGPACK else shown)
+            stored_message(read_plain_msgpack(value.data) if value.type == MESSAGE_MSGPACK else shown)
     except Exception as error:  # untrusted bytes may cause any exception
         raise ValueError(f"of type {value.type} cannot be read ({_why(error)})") from error
 
 
 def is_message(value: Leaf) -> bool:
     """Return whether a value that passed `require_readable` can be an item of a conversation."""
-    if value.type in MESSAGES or value.type == SEALED:
+    if value.type in MESSAGES or value.type == CUSTOM_SERDE:
         return True
     try:
         return value.type == MSGPACK and bool(readable_message(show_message(value)))
@@ -167,7 +167,7 @@ class ImportedRows:
         user_id: The user who owns the new session.
         session_id: The new id of the session.
         ids: For each kind of record, the new id by the old one.
-        seen: The last position in the world log. Every branch is up to date with it.
+        world_log_end: The last position in the world log. Every branch is up to date with it.
         files: The imported snapshot of each tree, by the tree's number; None leaves the files out.
         snapshots: The old id of the snapshot of each checkpoint with files, by the old id of the checkpoint.
     """
@@ -176,8 +176,8 @@ class ImportedRows:
     user_id: int
     session_id: int
     ids: Mapping[str, Mapping[int, int]]
-    seen: int
-    files: Mapping[int, FilesAt] | None = None
+    world_log_end: int
+    files: Mapping[int, SnapshotRef] | None = None
     snapshots: Mapping[int, int] = field(default_factory=dict)
 
     def _id(self, kind: str, old: int | None) -> int | None:
@@ -211,13 +211,13 @@ class ImportedRows:
             "status": OPEN,
             "owner": None,
             "epoch": 0,
-            "world_seen": self.seen,
+            "world_seen": self.world_log_end,
             "head_id": self._id("checkpoint", record["head"]),
             "parent_id": self._id("branch", record["parent"]),
             "branch_point_id": self._id("checkpoint", record["point"]),
             "inherited": record["inherited"],
             "created_at": record["created_at"],
-            "meta": to_json(json_checks.moved_metadata(json_checks.checked_metadata(record["meta"]), self.ids)),
+            "meta": to_json(json_checks.remap_metadata(json_checks.checked_metadata(record["meta"]), self.ids)),
         }
 
     def state(self, record: Record) -> dict[str, Any]:

@@ -12,50 +12,50 @@ from typing import Any
 from agentgit.sessions.messages import ROLES, from_stored
 from agentgit.sessions.stats import UsedTokens
 from agentgit.store.transfer.fields import (
-    MOST,
+    MAX_COUNT,
     Check,
     digest,
+    exact_object,
     fields,
     ident,
-    many,
-    maybe,
-    named,
+    json_object,
+    json_value,
+    list_of,
+    mapping_of,
+    nullable,
     number,
     one_of,
-    plain,
-    shaped,
     text,
-    thing,
 )
 
 
 def _score(value: Any) -> Any:
     """Check for a number, or the name of a float that JSON cannot express."""
-    if value not in ("inf", "-inf", "nan") and (type(value) not in (int, float) or abs(value) > GREATEST):
+    if value not in ("inf", "-inf", "nan") and (type(value) not in (int, float) or abs(value) > MAX_SCORE):
         raise ValueError("is not a number")
     return value
 
 
-GREATEST = 1e300
+MAX_SCORE = 1e300
 
 _EXPLORED: dict[str, Check] = {
     "name": text,
     "of": ident,
-    "choices": many(number(1)),
-    "said": plain,
+    "choices": list_of(number(1)),
+    "said": json_value,
     "status": text,
-    "end": maybe(ident),
-    "score": maybe(_score),
-    "error": maybe(text),
+    "end": nullable(ident),
+    "score": nullable(_score),
+    "error": nullable(text),
 }
 
 _KNOWN: dict[str, Check] = {
     "turns": number(),
     "exploration": lambda mark: _some(mark, _EXPLORED, ("name", "of", "choices", "end")),
-    "world_note": maybe(text),
-    "world_drift": maybe(named(text)),
-    "imported": shaped(thread_id=text, newest=text, calls=number()),
-    "template": shaped(checkpoint=maybe(ident), reference=text),
+    "world_note": nullable(text),
+    "world_drift": nullable(mapping_of(text)),
+    "imported": exact_object(thread_id=text, newest=text, calls=number()),
+    "template": exact_object(checkpoint=nullable(ident), reference=text),
 }
 
 Ids = Mapping[str, Mapping[int, int]]
@@ -76,7 +76,7 @@ def checked_metadata(meta: Mapping[str, Any]) -> dict[str, Any]:
     return fields(known, {name: _KNOWN[name] for name in known})
 
 
-def moved_metadata(meta: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
+def remap_metadata(meta: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
     """Return a branch's metadata with the new ids.
 
     Args:
@@ -114,7 +114,7 @@ def graph_header(value: Any) -> dict[str, Any]:
     Raises:
         ValueError: A field is missing or invalid.
     """
-    found = thing(value)
+    found = json_object(value)
     given = {name: found[name] for name in found if name in _NEEDED or name in _MORE}
     fields(given, _NEEDED | {name: _MORE[name] for name in given if name in _MORE})
     _require_comparable([found["versions"], *found["seen"].values()])
@@ -131,7 +131,7 @@ def graph_metadata(value: Any) -> dict[str, Any]:
         >>> graph_metadata({"step": 1, "mine": "x"})
         {'step': 1, 'mine': 'x'}
     """
-    found = thing(value)
+    found = json_object(value)
     known = {name: check for name, check in _META.items() if name in found}
     fields({name: found[name] for name in known}, known)
     return found
@@ -148,11 +148,11 @@ def _kind(version: Any) -> str | None:
     """Return the kind of a version: `number`, or `text` for a string that begins with one; None if it is invalid."""
     if type(version) is str:
         return "text" if version.partition(".")[0].isdecimal() and len(version) <= 64 else None
-    return "number" if type(version) in (int, float) and 0 <= version <= MOST else None
+    return "number" if type(version) in (int, float) and 0 <= version <= MAX_COUNT else None
 
 
 def _tokens(value: Any) -> list[int]:
-    found: list[int] = many(number(most=2**62))(value)
+    found: list[int] = list_of(number(most=2**62))(value)
     if len(found) != len(UsedTokens._fields):
         raise ValueError("is not a number of tokens")
     return found
@@ -161,25 +161,25 @@ def _tokens(value: Any) -> list[int]:
 _NEEDED: dict[str, Check] = {
     "v": number(),
     "ts": text,
-    "versions": thing,
-    "seen": named(thing),
-    "counts": named(number()),
-    "updated": maybe(many(text)),
+    "versions": json_object,
+    "seen": mapping_of(json_object),
+    "counts": mapping_of(number()),
+    "updated": nullable(list_of(text)),
 }
 _MORE: dict[str, Check] = {
-    "usage": named(_tokens),
-    "snapshots": many(text),
-    "folded": many(text),
-    "digests": named(digest),
+    "usage": mapping_of(_tokens),
+    "snapshots": list_of(text),
+    "folded": list_of(text),
+    "digests": mapping_of(digest),
 }
 _META: dict[str, Check] = {
     "step": number(-1),
     "source": text,
-    "parents": maybe(named(text)),
-    "counters_since_delta_snapshot": maybe(thing),
+    "parents": nullable(mapping_of(text)),
+    "counters_since_delta_snapshot": nullable(json_object),
 }
 
-DEEPEST = 300
+MAX_DEPTH = 300
 """The maximum depth of a value that is stored as JSON. A deeper value is stored in another form."""
 
 _RESERVED = ("cls", "_fields_set")
@@ -227,18 +227,18 @@ def readable_message(value: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: The message cannot be displayed.
     """
     kind, data = value["type"], value["data"]
-    fields({"type": kind, "name": data.get("name")}, {"type": text, "name": maybe(text)})
+    fields({"type": kind, "name": data.get("name")}, {"type": text, "name": nullable(text)})
     return fields(from_stored(value), {**_SHOWN, **({"usage_metadata": _same} if data.get("usage_metadata") else {})})
 
 
 def require_flat(value: Any) -> None:
-    """Check that a value is not nested deeper than `DEEPEST` levels.
+    """Check that a value is not nested deeper than `MAX_DEPTH` levels.
 
     Raises:
         ValueError: The value is nested deeper.
     """
     level = [value]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         level = [
             below
             for item in level
@@ -247,7 +247,7 @@ def require_flat(value: Any) -> None:
         ]
         if not level:
             return
-    raise ValueError(f"is deeper than {DEEPEST} levels")
+    raise ValueError(f"is deeper than {MAX_DEPTH} levels")
 
 
 def _same(value: Any) -> Any:
@@ -268,7 +268,7 @@ def _object(value: Any) -> Any:
 
 def _call(value: Any) -> Any:
     given = _object(value)
-    checks: dict[str, Check] = {"name": text, "args": _object, "id": maybe(text)}
+    checks: dict[str, Check] = {"name": text, "args": _object, "id": nullable(text)}
     fields({name: given[name] for name in given if name in checks}, checks)
     return value
 
@@ -277,18 +277,18 @@ _FIELDS: dict[str, Check] = {
     "content": _content,
     "additional_kwargs": _object,
     "response_metadata": _object,
-    "name": maybe(text),
-    "id": maybe(text),
+    "name": nullable(text),
+    "id": nullable(text),
 }
 _OF_KIND: dict[str, dict[str, Check]] = {
-    "ai": {"tool_calls": many(_call), "invalid_tool_calls": many(_object), "usage_metadata": maybe(_object)},
+    "ai": {"tool_calls": list_of(_call), "invalid_tool_calls": list_of(_object), "usage_metadata": nullable(_object)},
     "tool": {"tool_call_id": text, "status": one_of("success", "error")},
 }
 _REQUIRED = {"tool": ("tool_call_id",)}
 _SHOWN: dict[str, Check] = {
     "role": text,
     "content": lambda value: value if value is None else _content(value),
-    "id": maybe(text),
-    "tool_calls": many(_call),
-    "tool_call_id": maybe(text),
+    "id": nullable(text),
+    "tool_calls": list_of(_call),
+    "tool_call_id": nullable(text),
 }

@@ -1,7 +1,7 @@
 """The lines of an export: JSON objects, each with a hash over itself and all lines before it.
 
 Because each hash includes the previous one, the first line that was changed, removed, repeated or moved is detected.
-`watched` reports the progress of a read.
+`with_progress` reports the progress of a read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import orjson
 
 from agentgit.errors import Corrupt
 from agentgit.sessions.reports import OnProgress
-from agentgit.values import from_json, write_slowly
+from agentgit.values import dump_without_orjson, from_json
 
 LONGEST = 64 * 2**20
 """The maximum size of a line, in bytes."""
@@ -39,11 +39,11 @@ class LineReader(Protocol):
         """Go to a position in the file."""
 
 
-class Sealer:
+class LineWriter:
     """Encodes records as lines with chained hashes.
 
     Example:
-        >>> Sealer().line({"record": "end"})[:38]
+        >>> LineWriter().line({"record": "end"})[:38]
         b'{"record":"end","hash":"8627715a04ced2'
     """
 
@@ -110,17 +110,19 @@ def read(stream: LineReader) -> Iterator[ExportLine]:
         if number == 1 and not line.lstrip().startswith(_BEGINS):
             return
         if len(line) > LONGEST:
-            raise damaged(number, f"is longer than {LONGEST} bytes")
+            raise damaged_line(number, f"is longer than {LONGEST} bytes")
         if not line.endswith(b"\n"):
-            raise damaged(number, "is truncated")
+            raise damaged_line(number, "is truncated")
         body = line[:-_TAIL]
         chain = sha256(chain + body).digest()
         if line[-_TAIL:] != _tail(chain):
-            raise damaged(number, "does not match its hash: it was changed, or an earlier line is missing or repeated")
+            raise damaged_line(
+                number, "does not match its hash: it was changed, or an earlier line is missing or repeated"
+            )
         yield ExportLine(number, _record(number, body), chain)
 
 
-def damaged(number: int, what: str) -> Corrupt:
+def damaged_line(number: int, what: str) -> Corrupt:
     """Return the exception for a damaged line.
 
     Args:
@@ -145,16 +147,16 @@ def _json(record: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(record)
     except TypeError:  # lone surrogates, huge integers
-        return write_slowly(record)
+        return dump_without_orjson(record)
 
 
 def _record(number: int, body: bytes) -> dict[str, Any]:
     try:
         found = from_json(body + b"}")
     except (ValueError, RecursionError) as error:
-        raise damaged(number, f"is not valid JSON ({error})") from error
+        raise damaged_line(number, f"is not valid JSON ({error})") from error
     if not isinstance(found, dict):
-        raise damaged(number, "is not a JSON object")
+        raise damaged_line(number, "is not a JSON object")
     return found
 
 
@@ -162,7 +164,7 @@ STEP = 2**20
 """The number of bytes that are read between two reports of progress."""
 
 
-class _Watched:
+class _ProgressReader:
     """A file that reports the progress of its reads. Each `seek` begins a new read.
 
     Args:
@@ -192,6 +194,6 @@ class _Watched:
         return line
 
 
-def watched(file: IO[bytes], progress: OnProgress | None, *, times: int) -> LineReader:
+def with_progress(file: IO[bytes], progress: OnProgress | None, *, times: int) -> LineReader:
     """Return a reader that reports the progress of reading a file `times` times; the file itself without `progress`."""
-    return _Watched(file, progress, times) if progress is not None else file
+    return _ProgressReader(file, progress, times) if progress is not None else file

@@ -22,7 +22,7 @@ _COUNTED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Carried:
+class TransferSummary:
     """The contents of an export, or the result of an import.
 
     Args:
@@ -57,14 +57,14 @@ class Carried:
     left_paths: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of_counts(
+    def from_counts(
         cls,
         session: ExternalSession,
         header: Mapping[str, Any],
         counts: Mapping[str, int],
         left: Mapping[str, int],
         paths: Mapping[bytes, str],
-    ) -> Carried:
+    ) -> TransferSummary:
         """Create a summary from the header and the record counts of an export.
 
         Args:

@@ -69,7 +69,7 @@ def _describe(api: FastAPI) -> None:
 
 def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, AgentGitError)  # noqa: S101  # registered for this class only
-    return problems.answer(problems.of_error(error), problems.headers_of(error))
+    return problems.answer(problems.problem_of_error(error), problems.headers_of(error))
 
 
 def _invalid(request: Request, error: Exception) -> Response:

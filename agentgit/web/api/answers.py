@@ -21,7 +21,7 @@ ARGUMENTS = re.compile(r"^Args:\n((?: {4}.*\n?)+)", re.MULTILINE)
 ARGUMENT = re.compile(r"^ {4}(\w+): (.*(?:\n {5}.*)*)", re.MULTILINE)
 
 
-def described(
+def model_of_dataclass(
     name: str, of: type[Any], *, without: tuple[str, ...] = (), but: dict[str, Any] | None = None, **more: Any
 ) -> type[BaseModel]:
     """Create a response model with the fields of a dataclass.
@@ -35,7 +35,7 @@ def described(
 
     Example:
         >>> from agentgit.checkpoints.queries import Tag
-        >>> sorted(described("Tag", Tag).model_json_schema()["required"])[:2]
+        >>> sorted(model_of_dataclass("Tag", Tag).model_json_schema()["required"])[:2]
         ['checkpoint_id', 'created_at']
     """
     hints, said = typing.get_type_hints(of), _arguments(of.__doc__ or "")
@@ -93,14 +93,14 @@ class Me(BaseModel):
     scopes: list[str]
 
 
-Session = described("Session", ExternalSession)
+Session = model_of_dataclass("Session", ExternalSession)
 Sessions = listing("Sessions", Session, "A page of sessions, the most recently updated first.", next=str | None)
-Erased = described("Erased", reports.Erased, but={"left": list[str]})
-Branch = described("Branch", InternalSession, without=InternalSession.CONTENT)
+Erased = model_of_dataclass("Erased", reports.Erased, but={"left": list[str]})
+Branch = model_of_dataclass("Branch", InternalSession, without=InternalSession.CONTENT)
 Branches = listing("Branches", Branch, "The branches of a session, oldest first.")
-Point = described("Point", tree.Point)
-TreeBranch = described("TreeBranch", tree.Branch, without=("children",), but={"points": many(Point)})
-Tree = described("Tree", tree.Tree, without=("roots",), branches=many(TreeBranch))
+Point = model_of_dataclass("Point", tree.Point)
+TreeBranch = model_of_dataclass("TreeBranch", tree.Branch, without=("children",), but={"points": many(Point)})
+Tree = model_of_dataclass("Tree", tree.Tree, without=("roots",), branches=many(TreeBranch))
 
 
 class CheckpointAnswer(BaseModel):
@@ -139,7 +139,7 @@ class MessageAnswer(BaseModel):
     tool_call_id: str | None
 
 
-Call = described("Call", ToolInvocation)
+Call = model_of_dataclass("Call", ToolInvocation)
 PART = {"total": int, "next": int | None}
 """The fields of a part of a long list besides `items`; `next` is the `offset` of the next part, or null."""
 Messages = listing("Messages", MessageAnswer, "A part of a conversation, oldest first.", **PART)
@@ -154,8 +154,8 @@ class StateValue(BaseModel):
 
 
 State = listing("State", StateValue, "A part of a graph's state, without the messages.", **PART)
-FileChange = described("FileChange", files.FileChange)
-FileChanges = described("FileChanges", files.FileChanges, but={"changes": many(FileChange)})
+FileChange = model_of_dataclass("FileChange", files.FileChange)
+FileChanges = model_of_dataclass("FileChanges", files.FileChanges, but={"changes": many(FileChange)})
 
 
 CheckpointFiles = answer(
@@ -171,20 +171,20 @@ CheckpointFiles = answer(
 )
 
 
-Tag = described("Tag", queries.Tag)
+Tag = model_of_dataclass("Tag", queries.Tag)
 Tags = listing("Tags", Tag, "The tags of a session, the newest first.")
-Hit = described("Hit", queries.Hit, but={"marks": list[list[int]]})
+Hit = model_of_dataclass("Hit", queries.Hit, but={"marks": list[list[int]]})
 
 
 HitsPage = answer("HitsPage", "A page of search results.", hits=many(Hit), next=str | None, complete=bool)
 
 
-Event = described("Event", events.Event)
+Event = model_of_dataclass("Event", events.Event)
 Events = listing("Events", Event, "The newest events, oldest first.")
 
-Change = described("Change", diff.Change)
-Tokens = described("Tokens", diff.Tokens)
-Diff = described(
+Change = model_of_dataclass("Change", diff.Change)
+Tokens = model_of_dataclass("Tokens", diff.Tokens)
+Diff = model_of_dataclass(
     "Diff",
     diff.Diff,
     but={
@@ -197,16 +197,16 @@ Diff = described(
         "added_calls": many(Call),
     },
 )
-Comparison = described("Comparison", comparison.Comparison, but={"left": Diff, "right": Diff, "between": Diff})
-Step = described("Step", plan.PlanStep, but={"invocation": Call})
-Plan = described(
+Comparison = model_of_dataclass("Comparison", comparison.Comparison, but={"left": Diff, "right": Diff, "between": Diff})
+Step = model_of_dataclass("Step", plan.PlanStep, but={"invocation": Call})
+Plan = model_of_dataclass(
     "Plan",
     plan.RollbackPlan,
     but={"steps": many(Step), "replayed": many(Call), "files": FileChanges | None},
     is_admissible=bool,
 )
-Item = described("Item", report.ReportItem, but={"invocation": Call})
-Report = described(
+Item = model_of_dataclass("Item", report.ReportItem, but={"invocation": Call})
+Report = model_of_dataclass(
     "Report",
     report.RollbackReport,
     but={**dict.fromkeys(report.GROUPS, many(Item)), "files": FileChanges | None},
@@ -218,5 +218,5 @@ Switched = answer(
 )
 
 
-Operation = described("Operation", operation.Operation)
+Operation = model_of_dataclass("Operation", operation.Operation)
 Operations = listing("Operations", Operation, "The operations of a session, newest first.")

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from agentgit.errors import NotAllowed
 from agentgit.repository import Repository
-from agentgit.web.problems import MEDIA_TYPE, Unknown
+from agentgit.web.problems import MEDIA_TYPE, Unauthenticated
 from agentgit.web.security import SAFE, cookie_name
 from agentgit.web.site import note_user, site_of
 
@@ -23,7 +23,9 @@ LARGEST_ID = 2**53 - 1
 BEARER = HTTPBearer(auto_error=False, description="An API key (`agit_…`) or a JWT.")
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]
 
-HOW_TO_COME_IN = "Send the header Authorization: Bearer agit_… with an API key. agentgit keys create NAME makes one."
+AUTHENTICATION_HELP = (
+    "Send the header Authorization: Bearer agit_… with an API key. agentgit keys create NAME makes one."
+)
 
 Id = Annotated[int, Path(ge=1, le=LARGEST_ID)]
 Limit = Annotated[int, Query(ge=1, le=1_000, description="The maximum number of results.")]
@@ -41,13 +43,13 @@ def bearer_of(request: Request, bearer: Bearer) -> str:
     """Return the credential of a request: from the `Authorization` header or, for safe methods only, from the cookie.
 
     Raises:
-        Unknown: The request has no credential.
+        Unauthenticated: The request has no credential.
     """
     if bearer is not None:
         return bearer.credentials
     cookie = request.cookies.get(cookie_name(request)) if request.method in SAFE else None
     if cookie is None:
-        raise Unknown(f"Not authenticated. {HOW_TO_COME_IN}")
+        raise Unauthenticated(f"Not authenticated. {AUTHENTICATION_HELP}")
     return cookie
 
 
@@ -58,14 +60,14 @@ def caller_of(request: Request, credential: Credential) -> Repository:
     """Return the repository, bound to the user of the credential.
 
     Raises:
-        Unknown: The credential is not valid.
+        Unauthenticated: The credential is not valid.
     """
     try:
         found = site_of(request).entrance.repository(credential)
     except NotAllowed as error:
         if hasattr(error, "retry_after"):
             raise
-        raise Unknown(str(error)) from error
+        raise Unauthenticated(str(error)) from error
     note_user(request, found.user.id)
     return found
 

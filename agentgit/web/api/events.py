@@ -15,7 +15,7 @@ from agentgit.repository import Repository
 from agentgit.web.api import answers
 from agentgit.web.api.answers import Answer
 from agentgit.web.api.asking import LARGEST_ID, Caller, Credential, Limit, failures
-from agentgit.web.event_stream import Full, Looking, feed
+from agentgit.web.event_stream import EventPoller, TooManyFeeds, feed
 from agentgit.web.site import Site, site_of
 
 router = APIRouter(tags=["events"])
@@ -55,7 +55,7 @@ def follow_events(
     """Stream events as they happen. To continue a feed, send the id of the last event in the header `Last-Event-ID`."""
     start = int(last_event_id) if last_event_id else after
     site = site_of(request)
-    return live(site, caller, session, start, lambda: site.is_closing or site.entrance.has_left(caller, credential))
+    return live(site, caller, session, start, lambda: site.is_closing or site.entrance.has_ended(caller, credential))
 
 
 def live(
@@ -69,14 +69,14 @@ def live(
     if session_id is not None:
         repo.session(session_id)
     known = start if start is not None else repo.events.last_id()
-    looking = Looking(repo, session_id, min(known, LARGEST_ID))
+    looking = EventPoller(repo, session_id, min(known, LARGEST_ID))
     try:
-        site.seats.take(repo.user.id)
-    except Full as error:
+        site.seats.acquire(repo.user.id)
+    except TooManyFeeds as error:
         told = f"You have {site.limits.feeds} live feeds open, which is the limit. Close one, and try again."
         raise HTTPException(429, told, {"retry-after": "5"}) from error
 
-    return Feed(feed(looking, is_over), lambda: site.seats.leave(repo.user.id))
+    return Feed(feed(looking, is_over), lambda: site.seats.release(repo.user.id))
 
 
 class Feed(StreamingResponse):

@@ -13,7 +13,7 @@ from agentgit.auth import Member, ShareLink
 from agentgit.render import records
 from agentgit.values import portable
 from agentgit.web.api import answers
-from agentgit.web.api.answers import Answer, described, listing
+from agentgit.web.api.answers import Answer, listing, model_of_dataclass
 from agentgit.web.api.asking import Caller, Id, RequestBody, failures
 
 router = APIRouter(tags=["sharing"])
@@ -23,9 +23,9 @@ Seconds = Annotated[int | None, Field(ge=1, le=LONGEST_SECONDS, description="Sec
 Role = Literal["viewer", "forker", "editor", "owner"]
 
 
-MemberAnswer = described("Member", Member)
+MemberAnswer = model_of_dataclass("Member", Member)
 Members = listing("Members", MemberAnswer, "The users who have a role in a session, besides its owner.")
-LinkAnswer = described("Link", ShareLink)
+LinkAnswer = model_of_dataclass("Link", ShareLink)
 Links = listing("Links", LinkAnswer, "The links of a session, including those that have ended.")
 
 
@@ -50,7 +50,7 @@ class Join(RequestBody):
     token: str = Field(min_length=1, max_length=300)
 
 
-def lasting(seconds: int | None) -> timedelta | None:
+def to_timedelta(seconds: int | None) -> timedelta | None:
     """Convert seconds to a `timedelta`; None means without end."""
     return timedelta(seconds=seconds) if seconds is not None else None
 
@@ -71,7 +71,7 @@ def list_members(caller: Caller, session_id: Id) -> Answer:
 def share(caller: Caller, session_id: Id, wanted: Share) -> Answer:
     """Grant a user a role in the session. It replaces the role that you granted before. Owners only."""
     return Answer(
-        plain(caller.session(session_id).sharing.share(wanted.user, wanted.role, lasting(wanted.expires_in))), 201
+        plain(caller.session(session_id).sharing.share(wanted.user, wanted.role, to_timedelta(wanted.expires_in))), 201
     )
 
 
@@ -91,7 +91,9 @@ def list_links(caller: Caller, session_id: Id) -> Answer:
 @router.post("/sessions/{session_id}/links", status_code=201, response_model=LinkAnswer, responses=failures())
 def make_link(caller: Caller, session_id: Id, wanted: NewLink) -> Answer:
     """Create a link. Each user with its token, which only this answer contains, can join the session. Owners only."""
-    return Answer(plain(caller.session(session_id).sharing.create_link(wanted.role, lasting(wanted.expires_in))), 201)
+    return Answer(
+        plain(caller.session(session_id).sharing.create_link(wanted.role, to_timedelta(wanted.expires_in))), 201
+    )
 
 
 @router.delete("/links/{link_id}", response_model=LinkAnswer, responses=failures())

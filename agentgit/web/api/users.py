@@ -13,12 +13,12 @@ from agentgit.auth import User
 from agentgit.auth.credentials import ApiKey, NewKey
 from agentgit.errors import NotAllowed
 from agentgit.values import portable
-from agentgit.web.api.answers import Answer, Erased, Me, described, listing
+from agentgit.web.api.answers import Answer, Erased, Me, listing, model_of_dataclass
 from agentgit.web.api.asking import Caller, Credential, Id, RequestBody, failures
-from agentgit.web.api.sharing import Seconds, lasting
+from agentgit.web.api.sharing import Seconds, to_timedelta
 from agentgit.web.authentication import Accounts
-from agentgit.web.problems import Unknown, status_of
-from agentgit.web.security import closed_line, log_in
+from agentgit.web.problems import Unauthenticated, status_of
+from agentgit.web.security import log_in, require_secure_connection
 from agentgit.web.site import site_of
 
 account_router = APIRouter(tags=["account"])
@@ -46,7 +46,11 @@ def me(caller: Caller) -> Answer:
 
 
 @account_router.post(
-    "/login", status_code=201, response_model=LoggedIn, responses=failures(429), dependencies=[Depends(closed_line)]
+    "/login",
+    status_code=201,
+    response_model=LoggedIn,
+    responses=failures(429),
+    dependencies=[Depends(require_secure_connection)],
 )
 def login(request: Request, wanted: Login) -> Answer:
     """Log in with a name and a password. Returns a key for further requests."""
@@ -56,14 +60,14 @@ def login(request: Request, wanted: Login) -> Answer:
     try:
         key = log_in(request, entrance, wanted.name, wanted.password).key
     except NotAllowed as error:
-        raise Unknown(str(error)) if status_of(error) == 403 else error from error
+        raise Unauthenticated(str(error)) if status_of(error) == 403 else error from error
     return Answer({"key": key}, 201)
 
 
 @account_router.post("/logout", status_code=204, response_class=Response, responses=failures())
 def logout(request: Request, caller: Caller, credential: Credential) -> Response:
     """Log out: revoke the key that this request is sent with."""
-    site_of(request).entrance.leave(credential)
+    site_of(request).entrance.revoke(credential)
     return Response(status_code=204)
 
 
@@ -72,11 +76,11 @@ router = APIRouter(tags=["people"])
 Scope = Literal["read", "fork", "write", "admin"]
 
 
-UserAnswer = described("User", User)
+UserAnswer = model_of_dataclass("User", User)
 UserList = listing("Users", UserAnswer, "The users of the tenant, by name.")
-Key = described("Key", ApiKey, but={"scopes": list[str]})
+Key = model_of_dataclass("Key", ApiKey, but={"scopes": list[str]})
 KeyList = listing("Keys", Key, "API keys.")
-MadeKey = described("MadeKey", NewKey, but={"key": Key})
+MadeKey = model_of_dataclass("MadeKey", NewKey, but={"key": Key})
 
 
 class NewUser(RequestBody):
@@ -157,7 +161,7 @@ def list_keys(
 @router.post("/keys", status_code=201, response_model=MadeKey, responses=failures())
 def make_key(caller: Caller, wanted: WantedKey) -> Answer:
     """Create an API key for yourself. It cannot have more rights than the key that you use."""
-    made = caller.keys.create(wanted.name, scopes=wanted.scopes, expires_in=lasting(wanted.expires_in))
+    made = caller.keys.create(wanted.name, scopes=wanted.scopes, expires_in=to_timedelta(wanted.expires_in))
     return Answer({"key": plain(made.key), "secret": made.secret}, 201)
 
 

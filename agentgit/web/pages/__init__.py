@@ -11,8 +11,8 @@ from starlette.responses import Response
 from agentgit.errors import AgentGitError, RollbackBlocked
 from agentgit.web import problems
 from agentgit.web.pages import sessions, sharing, users, world
-from agentgit.web.pages.drawing import draw
-from agentgit.web.pages.visiting import to_the_door, visitor_of
+from agentgit.web.pages.drawing import render_page
+from agentgit.web.pages.visiting import redirect_to_login, visitor_of
 
 
 def add_to(app: FastAPI) -> None:
@@ -26,10 +26,10 @@ def add_to(app: FastAPI) -> None:
 
 def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, AgentGitError)  # noqa: S101  # registered for this class only
-    if isinstance(error, problems.Unknown):
-        return to_the_door(request)
+    if isinstance(error, problems.Unauthenticated):
+        return redirect_to_login(request)
     plan = error.plan if isinstance(error, RollbackBlocked) else None
-    return _page(request, problems.of_error(error), problems.headers_of(error), plan)
+    return _page(request, problems.problem_of_error(error), problems.headers_of(error), plan)
 
 
 def _invalid(request: Request, error: Exception) -> Response:
@@ -58,6 +58,6 @@ def _page(
     except AgentGitError:
         visitor = None
     status = int(str(details["status"]))
-    page = draw(request, "problem", {"problem": details, "plan": plan, "visitor": visitor}, status=status)
+    page = render_page(request, "problem", {"problem": details, "plan": plan, "visitor": visitor}, status=status)
     page.headers.update(headers or {})
     return page

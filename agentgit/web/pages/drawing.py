@@ -20,17 +20,17 @@ from starlette.responses import HTMLResponse
 
 import agentgit
 from agentgit.auth.principal import widest
-from agentgit.render.text import Line, clean, clock, count, visible
+from agentgit.render.text import Line, clean, count, format_time, visible
 from agentgit.render.views.conversation import arguments
 from agentgit.sessions.messages import text_of
 from agentgit.values import portable
-from agentgit.web.security import mark_of
+from agentgit.web.security import csrf_token
 
 LONGEST = 20_000
 """The maximum number of characters of one text on a page."""
 
 
-def harmless(value: Any) -> Any:
+def escape_output(value: Any) -> Any:
     """Escape control and direction characters in the output of a template, except in markup. None becomes empty."""
     if value is None:
         return ""
@@ -64,27 +64,32 @@ def when(moment: datetime | str | None) -> Markup:
     if moment is None:
         return Markup("")
     at = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
-    return Markup('<time datetime="{}">{}</time>').format(at.astimezone(UTC).isoformat(), f"{clock(at)} UTC")
+    return Markup('<time datetime="{}">{}</time>').format(at.astimezone(UTC).isoformat(), f"{format_time(at)} UTC")
 
 
 def spans(lines: list[Line]) -> Markup:
     """Render lines of styled spans, each span with the CSS class of its style."""
     return Markup("\n").join(
         Markup("").join(
-            Markup('<span class="s-{}">{}</span>').format(span.style, harmless(span.text)) if span.style else span.text
+            Markup('<span class="s-{}">{}</span>').format(span.style, escape_output(span.text))
+            if span.style
+            else span.text
             for span in line
         )
         for line in lines
     )
 
 
-def marked(text: str, marks: Any) -> Markup:
+def highlight_matches(text: str, marks: Any) -> Markup:
     """Render a search snippet with its matches highlighted."""
     parts, at = list[str](), 0
     for start, end in marks:
-        parts += [escape(harmless(text[at:start])), Markup("<mark>{}</mark>").format(harmless(text[start:end]))]
+        parts += [
+            escape(escape_output(text[at:start])),
+            Markup("<mark>{}</mark>").format(escape_output(text[start:end])),
+        ]
         at = end
-    return Markup("").join([*parts, harmless(text[at:])])
+    return Markup("").join([*parts, escape_output(text[at:])])
 
 
 def query(**values: Any) -> str:
@@ -99,7 +104,7 @@ def templates() -> Environment:
         loader=PackageLoader("agentgit.web"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=harmless,
+        finalize=escape_output,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -108,7 +113,7 @@ def templates() -> Environment:
         "arguments": arguments,
         "brief": brief,
         "cut": cut,
-        "marked": marked,
+        "marked": highlight_matches,
         "pretty": pretty,
         "said": text_of,
         "spans": spans,
@@ -118,7 +123,7 @@ def templates() -> Environment:
     return found
 
 
-def draw(
+def render_page(
     request: Request, name: str, context: Mapping[str, Any], *, status: int = 200, fresh: str | None = None
 ) -> HTMLResponse:
     """Render a page.
@@ -130,6 +135,6 @@ def draw(
         status: The HTTP status.
         fresh: A new value of the form cookie, for a visitor who is not logged in.
     """
-    shared = {"root": request.scope.get("root_path", ""), "path": request.url.path, "csrf": mark_of(request, fresh)}
+    shared = {"root": request.scope.get("root_path", ""), "path": request.url.path, "csrf": csrf_token(request, fresh)}
     text = templates().get_template(f"{name}.html").render({"visitor": None, **shared, **context})
     return HTMLResponse(text, status)

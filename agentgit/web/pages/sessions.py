@@ -16,8 +16,8 @@ from agentgit.sessions.tree import Point
 from agentgit.web.api.asking import LARGEST_ID, After, BranchName, Id, Offset
 from agentgit.web.api.sessions import before_of, download, files_of, page_of
 from agentgit.web.pages.drawing import LONGEST
-from agentgit.web.pages.visiting import Visit, place_of
-from agentgit.web.security import same_site
+from agentgit.web.pages.visiting import Visit, parse_checkpoint_ref
+from agentgit.web.security import require_same_site
 
 router = APIRouter()
 
@@ -104,14 +104,14 @@ def export(visit: Visit, session_id: Id, branch: BranchName = None, files: bool 
     return download(visit.repo, session_id, branch, files=files)
 
 
-@router.post("/sessions", dependencies=[Depends(same_site)])
+@router.post("/sessions", dependencies=[Depends(require_same_site)])
 def begin(visit: Visit, name: Text, template: Text = "") -> Response:
     """Create a session, optionally from a checkpoint of another one."""
-    made = visit.repo.session(name, create=True, template=place_of(template) if template else None)
+    made = visit.repo.session(name, create=True, template=parse_checkpoint_ref(template) if template else None)
     return visit.go(f"/sessions/{made.id}")
 
 
-@router.post("/sessions/{session_id}/delete", dependencies=[Depends(same_site)])
+@router.post("/sessions/{session_id}/delete", dependencies=[Depends(require_same_site)])
 def delete(visit: Visit, session_id: Id, name: Text = "") -> Response:
     """Permanently delete a session if its name was typed, and show what was deleted."""
     found = visit.repo.session(session_id)
@@ -196,7 +196,7 @@ def files(visit: Visit, session_id: Id, checkpoint_id: Id) -> Response:
 def diff(visit: Visit, session_id: Id, a: Ref = "", b: Ref = "") -> Response:
     """Compare two checkpoints."""
     session = visit.repo.session(session_id)
-    found = session.diff(place_of(a), place_of(b)) if a and b else None
+    found = session.diff(parse_checkpoint_ref(a), parse_checkpoint_ref(b)) if a and b else None
     content = found.diff_content if found is not None else ""
     return visit.page(
         "diff",
@@ -210,14 +210,14 @@ def diff(visit: Visit, session_id: Id, a: Ref = "", b: Ref = "") -> Response:
     )
 
 
-@checkpoint_router.post("/tags", dependencies=[Depends(same_site)])
+@checkpoint_router.post("/tags", dependencies=[Depends(require_same_site)])
 def tag(visit: Visit, session_id: Id, ref: Text, name: Text, description: Text = "") -> Response:
     """Tag a checkpoint."""
-    made = visit.repo.session(session_id).tag(place_of(ref), name.strip(), description=description or None)
+    made = visit.repo.session(session_id).tag(parse_checkpoint_ref(ref), name.strip(), description=description or None)
     return visit.go(f"/sessions/{session_id}/checkpoints/{made.checkpoint_id}")
 
 
-@checkpoint_router.post("/tags/delete", dependencies=[Depends(same_site)])
+@checkpoint_router.post("/tags/delete", dependencies=[Depends(require_same_site)])
 def untag(visit: Visit, session_id: Id, name: Text) -> Response:
     """Remove a tag."""
     gone = visit.repo.session(session_id).untag(name)

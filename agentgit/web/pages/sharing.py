@@ -9,9 +9,9 @@ from starlette.responses import Response
 
 from agentgit.auth.principal import OWNER, allows
 from agentgit.web.api.asking import LARGEST_ID, Id
-from agentgit.web.api.sharing import lasting
+from agentgit.web.api.sharing import to_timedelta
 from agentgit.web.pages.visiting import Visit, Visitor
-from agentgit.web.security import same_site
+from agentgit.web.security import require_same_site
 
 router = APIRouter()
 
@@ -41,14 +41,14 @@ def _page(visit: Visitor, session_id: int, token: str | None = None) -> Response
     )
 
 
-@router.post("/sessions/{session_id}/members", dependencies=[Depends(same_site)])
+@router.post("/sessions/{session_id}/members", dependencies=[Depends(require_same_site)])
 def share(visit: Visit, session_id: Id, user: Text, role: Role = "viewer", days: Days = None) -> Response:
     """Grant a user a role."""
-    visit.repo.session(session_id).sharing.share(user.strip(), role, lasting(days * 86_400 if days else None))
+    visit.repo.session(session_id).sharing.share(user.strip(), role, to_timedelta(days * 86_400 if days else None))
     return visit.go(f"/sessions/{session_id}/sharing")
 
 
-@router.post("/sessions/{session_id}/members/delete", dependencies=[Depends(same_site)])
+@router.post("/sessions/{session_id}/members/delete", dependencies=[Depends(require_same_site)])
 def unshare(visit: Visit, session_id: Id, user: Text) -> Response:
     """Revoke the roles of a user, or leave the session."""
     visit.repo.session(session_id).sharing.unshare(user)
@@ -56,14 +56,14 @@ def unshare(visit: Visit, session_id: Id, user: Text) -> Response:
     return visit.go("/sessions" if has_left else f"/sessions/{session_id}/sharing")
 
 
-@router.post("/sessions/{session_id}/links", dependencies=[Depends(same_site)])
+@router.post("/sessions/{session_id}/links", dependencies=[Depends(require_same_site)])
 def make_link(visit: Visit, session_id: Id, role: Role = "viewer", days: Days = 7) -> Response:
     """Create a link, and show its token once."""
-    made = visit.repo.session(session_id).sharing.create_link(role, lasting(days * 86_400 if days else None))
+    made = visit.repo.session(session_id).sharing.create_link(role, to_timedelta(days * 86_400 if days else None))
     return _page(visit, session_id, made.token)
 
 
-@router.post("/sessions/{session_id}/links/revoke", dependencies=[Depends(same_site)])
+@router.post("/sessions/{session_id}/links/revoke", dependencies=[Depends(require_same_site)])
 def revoke_link(visit: Visit, session_id: Id, link: Annotated[int, Form(ge=1, le=LARGEST_ID)]) -> Response:
     """Revoke a link."""
     visit.repo.revoke_link(link)
@@ -76,7 +76,7 @@ def join_page(visit: Visit, token: str = "") -> Response:
     return visit.page("join", token=token[:300])
 
 
-@router.post("/join", dependencies=[Depends(same_site)])
+@router.post("/join", dependencies=[Depends(require_same_site)])
 def join(visit: Visit, token: Text) -> Response:
     """Join a session."""
     return visit.go(f"/sessions/{visit.repo.accept(token.strip()).id}")

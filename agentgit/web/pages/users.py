@@ -8,25 +8,25 @@ from fastapi import APIRouter, Depends, Form, Query
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from agentgit.auth.credentials import LASTS
+from agentgit.auth.credentials import DEVICE_TOKEN_LIFETIME
 from agentgit.errors import InvalidInput, NotAllowed
 from agentgit.web.api.asking import LARGEST_ID
-from agentgit.web.api.sharing import lasting
+from agentgit.web.api.sharing import to_timedelta
 from agentgit.web.authentication import Accounts, OwnerLink
-from agentgit.web.pages.drawing import draw
-from agentgit.web.pages.visiting import LONGEST, Visit, Visitor, inside
-from agentgit.web.problems import Unknown, headers_of, status_of
+from agentgit.web.pages.drawing import render_page
+from agentgit.web.pages.visiting import LONGEST, Visit, Visitor, local_path_or_home
+from agentgit.web.problems import Unauthenticated, headers_of, status_of
 from agentgit.web.security import (
     FORM_COOKIE,
-    closed_line,
     cookie_name,
     device_cookie,
     forget_credential,
-    keep,
-    let_in,
     log_in,
-    new_mark,
-    same_site,
+    new_form_cookie,
+    require_same_site,
+    require_secure_connection,
+    set_cookie,
+    set_login_cookie,
 )
 from agentgit.web.site import site_of
 
@@ -35,39 +35,39 @@ router = APIRouter()
 Next = Annotated[str, Query(max_length=LONGEST)]
 
 
-@router.get("/enter", dependencies=[Depends(closed_line)])
+@router.get("/enter", dependencies=[Depends(require_secure_connection)])
 def enter(request: Request, token: Annotated[str, Query(max_length=200)]) -> Response:
     """Log in with the link that `agentgit serve` printed."""
     entrance = site_of(request).entrance
     if not isinstance(entrance, OwnerLink):
         raise NotAllowed("Log in with a name and a password.")
     root = request.scope.get("root_path", "")
-    return let_in(request, RedirectResponse(f"{root}/", 303), entrance.enter(token))
+    return set_login_cookie(request, RedirectResponse(f"{root}/", 303), entrance.log_in(token))
 
 
-@router.get("/login", dependencies=[Depends(closed_line)])
+@router.get("/login", dependencies=[Depends(require_secure_connection)])
 def login_page(request: Request, next: Next = "/") -> Response:
     """Show the login form, or where to find the login link."""
-    return _door(request, next)
+    return _login_page(request, next)
 
 
-def _door(request: Request, next: str, wrong: NotAllowed | None = None, name: str = "") -> Response:
-    fresh = None if request.cookies.get(FORM_COOKIE) else new_mark()
+def _login_page(request: Request, next: str, wrong: NotAllowed | None = None, name: str = "") -> Response:
+    fresh = None if request.cookies.get(FORM_COOKIE) else new_form_cookie()
     context = {
         "by_password": site_of(request).entrance.by_password,
         "name": name,
         "wrong": wrong,
-        "next": inside(next, request.scope.get("root_path", "")),
+        "next": local_path_or_home(next, request.scope.get("root_path", "")),
     }
-    page = draw(request, "login", context, status=status_of(wrong) if wrong is not None else 200, fresh=fresh)
+    page = render_page(request, "login", context, status=status_of(wrong) if wrong is not None else 200, fresh=fresh)
     if wrong is not None:
         page.headers.update({k: v for k, v in headers_of(wrong).items() if k == "retry-after"})
     if fresh is not None:
-        keep(request, page, FORM_COOKIE, fresh)
+        set_cookie(request, page, FORM_COOKIE, fresh)
     return page
 
 
-@router.post("/login", dependencies=[Depends(closed_line), Depends(same_site)])
+@router.post("/login", dependencies=[Depends(require_secure_connection), Depends(require_same_site)])
 def login(
     request: Request,
     name: Annotated[str, Form(max_length=300)],
@@ -82,16 +82,20 @@ def login(
         device = request.cookies.get(device_cookie(request, name))
         entered = log_in(request, entrance, name, password, device)
     except NotAllowed as error:
-        return _door(request, next, Unknown(str(error)) if status_of(error) == 403 else error, name)
-    answer = let_in(request, RedirectResponse(inside(next, request.scope.get("root_path", "")), 303), entered.key)
-    keep(request, answer, device_cookie(request, name), entered.device, int(LASTS.total_seconds()))
+        return _login_page(request, next, Unauthenticated(str(error)) if status_of(error) == 403 else error, name)
+    answer = set_login_cookie(
+        request, RedirectResponse(local_path_or_home(next, request.scope.get("root_path", "")), 303), entered.key
+    )
+    set_cookie(
+        request, answer, device_cookie(request, name), entered.device, int(DEVICE_TOKEN_LIFETIME.total_seconds())
+    )
     return answer
 
 
-@router.post("/logout", dependencies=[Depends(same_site)])
+@router.post("/logout", dependencies=[Depends(require_same_site)])
 def logout(request: Request, visit: Visit) -> Response:
     """Log out, and revoke the credential of this browser."""
-    site_of(request).entrance.leave(request.cookies[cookie_name(request)])
+    site_of(request).entrance.revoke(request.cookies[cookie_name(request)])
     return forget_credential(request, visit.go("/login"))
 
 
@@ -112,14 +116,14 @@ def users(visit: Visit) -> Response:
     return visit.page("users", users=visit.repo.users.all())
 
 
-@router.post("/users", dependencies=[Depends(same_site)])
+@router.post("/users", dependencies=[Depends(require_same_site)])
 def make_user(visit: Visit, name: Text, password: Password = "", is_admin: Annotated[bool, Form()] = False) -> Response:
     """Create a user."""
     visit.repo.users.add(name.strip(), password or None, is_admin=is_admin)
     return visit.go("/users")
 
 
-@router.post("/users/change", dependencies=[Depends(same_site)])
+@router.post("/users/change", dependencies=[Depends(require_same_site)])
 def change_user(
     visit: Visit, user: Of, what: Annotated[Literal["disable", "enable", "password"], Form()], password: Password = ""
 ) -> Response:
@@ -131,7 +135,7 @@ def change_user(
     return visit.go("/users")
 
 
-@router.post("/users/delete", dependencies=[Depends(same_site)])
+@router.post("/users/delete", dependencies=[Depends(require_same_site)])
 def delete_user(visit: Visit, user: Of, name: Text = "") -> Response:
     """Permanently delete a user with all their sessions if the name was typed, and show what was deleted."""
     found = visit.repo.users.find(user)
@@ -150,7 +154,7 @@ def _keys(visit: Visitor, secret: str | None = None) -> Response:
     return visit.page("keys", keys=visit.repo.keys.all(), secret=secret)
 
 
-@router.post("/keys", dependencies=[Depends(same_site)])
+@router.post("/keys", dependencies=[Depends(require_same_site)])
 def make_key(
     visit: Visit,
     name: Text,
@@ -158,18 +162,20 @@ def make_key(
     days: Annotated[int, Form(ge=0, le=36_500)] = 90,
 ) -> Response:
     """Create an API key, and show its secret once."""
-    made = visit.repo.keys.create(name.strip(), scopes=(scope,), expires_in=lasting(days * 86_400 if days else None))
+    made = visit.repo.keys.create(
+        name.strip(), scopes=(scope,), expires_in=to_timedelta(days * 86_400 if days else None)
+    )
     return _keys(visit, made.secret)
 
 
-@router.post("/keys/revoke", dependencies=[Depends(same_site)])
+@router.post("/keys/revoke", dependencies=[Depends(require_same_site)])
 def revoke_key(visit: Visit, key: Of) -> Response:
     """Revoke an API key."""
     visit.repo.keys.revoke(key)
     return visit.go("/keys")
 
 
-@router.post("/account/password", dependencies=[Depends(same_site)])
+@router.post("/account/password", dependencies=[Depends(require_same_site)])
 def own_password(visit: Visit, password: Password, current: Password = "") -> Response:
     """Change the user's own password."""
     visit.repo.users.set_password(visit.repo.user.id, password, current=current)

@@ -12,8 +12,8 @@ from starlette.responses import HTMLResponse, RedirectResponse
 
 from agentgit.errors import NotAllowed
 from agentgit.repository import Repository
-from agentgit.web.pages.drawing import draw
-from agentgit.web.problems import Unknown
+from agentgit.web.pages.drawing import render_page
+from agentgit.web.problems import Unauthenticated
 from agentgit.web.security import SAFE, cookie_name
 from agentgit.web.site import note_user, site_of
 
@@ -37,7 +37,7 @@ class Visitor:
 
     def page(self, template: str, /, *, status: int = 200, **context: Any) -> HTMLResponse:
         """Render a page for this user."""
-        return draw(self.request, template, {**context, "visitor": self}, status=status)
+        return render_page(self.request, template, {**context, "visitor": self}, status=status)
 
     def go(self, path: str) -> RedirectResponse:
         """Redirect to another page, with status 303 so that a form is not sent again."""
@@ -48,15 +48,15 @@ def visitor_of(request: Request) -> Visitor:
     """Return the user who requests a page.
 
     Raises:
-        Unknown: The browser is not logged in.
+        Unauthenticated: The browser is not logged in.
     """
     entrance, credential = site_of(request).entrance, request.cookies.get(cookie_name(request))
     if credential is None:
-        raise Unknown("Not logged in.")
+        raise Unauthenticated("Not logged in.")
     try:
         repo = entrance.repository(credential)
     except NotAllowed as error:
-        raise Unknown(str(error)) from error
+        raise Unauthenticated(str(error)) from error
     note_user(request, repo.user.id)
     return Visitor(request, repo, entrance.by_password)
 
@@ -64,14 +64,14 @@ def visitor_of(request: Request) -> Visitor:
 Visit = Annotated[Visitor, Depends(visitor_of)]
 
 
-def to_the_door(request: Request) -> RedirectResponse:
+def redirect_to_login(request: Request) -> RedirectResponse:
     """Redirect to the login page, with the requested URL to return to."""
     wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     back = f"?next={quote(wanted)}" if request.method in SAFE and wanted != "/" and len(wanted) <= LONGEST else ""
     return RedirectResponse(f"{request.scope.get('root_path', '')}/login{back}", 303)
 
 
-def inside(path: str, root: str = "") -> str:
+def local_path_or_home(path: str, root: str = "") -> str:
     """Return a path to go to after a login; the home page if the path leads to another site.
 
     Args:
@@ -79,13 +79,13 @@ def inside(path: str, root: str = "") -> str:
         root: The path at which the application is mounted.
 
     Example:
-        >>> inside("/sessions?name=a"), inside("//evil.example"), inside("https://evil.example")
+        >>> local_path_or_home("/sessions?name=a"), local_path_or_home("//evil.example"), local_path_or_home("https://evil.example")
         ('/sessions?name=a', '/', '/')
     """
     is_ours = path.startswith(f"{root}/") and path[1:2] not in ("/", "\\") and path.isprintable() and path.isascii()
     return path if is_ours else f"{root}/"
 
 
-def place_of(text: str) -> str | int:
+def parse_checkpoint_ref(text: str) -> str | int:
     """Parse a reference to a checkpoint: a number is always an id, even if something has it as its name."""
     return int(text) if text.isascii() and text.isdigit() else text

@@ -15,8 +15,8 @@ from agentgit.effects import RollbackPlan
 from agentgit.errors import Conflict, InvalidInput, RollbackIncomplete
 from agentgit.values import to_json
 from agentgit.web.api.asking import BranchName, Id
-from agentgit.web.pages.visiting import LONGEST, Visit, inside, place_of
-from agentgit.web.security import same_site
+from agentgit.web.pages.visiting import LONGEST, Visit, local_path_or_home, parse_checkpoint_ref
+from agentgit.web.security import require_same_site
 
 router = APIRouter()
 
@@ -36,7 +36,7 @@ def plan(
 ) -> Response:
     """Show what a rollback would do, without doing it."""
     session = visit.repo.session(session_id)
-    found = session.plan_rollback(place_of(to), branch=branch, tools=_tools(tools, scope), **_parts(scope))
+    found = session.plan_rollback(parse_checkpoint_ref(to), branch=branch, tools=_tools(tools, scope), **_parts(scope))
     return visit.page(
         "plan",
         session=session.info,
@@ -45,7 +45,7 @@ def plan(
         branch=branch,
         tools=tools,
         scope=scope,
-        seen=_seen(found),
+        seen=_plan_hash(found),
         request_id=f"web-{uuid4().hex}",
     )
 
@@ -57,7 +57,7 @@ class _Parts(TypedDict):
     files: bool
 
 
-class _How(_Parts):
+class _RollbackOptions(_Parts):
     """The options that the plan of a rollback and the rollback itself share."""
 
     branch: str | None
@@ -68,19 +68,19 @@ def _parts(scope: str) -> _Parts:
     return {"conversation": scope != "files", "files": scope != "conversation"}
 
 
-def _seen(plan: RollbackPlan) -> str:
+def _plan_hash(plan: RollbackPlan) -> str:
     """Return a hash of a plan's effects. Two plans with the same hash would do the same."""
     files = plan.files.to_dict() if plan.files is not None else None
     return sha256(to_json([plan.kind, plan.checkpoint_id, plan.as_request(), files])).hexdigest()
 
 
-def _require_seen(seen: str, plan: RollbackPlan) -> None:
+def _require_plan_unchanged(seen: str, plan: RollbackPlan) -> None:
     """Check that the plan is still the one that the user has seen.
 
     Raises:
         Conflict: The plan has changed since.
     """
-    if seen != _seen(plan):
+    if seen != _plan_hash(plan):
         raise Conflict(
             "Nothing was changed: the plan is different now, because something happened in the meantime. Go back, "
             "reload, and check the plan."
@@ -91,7 +91,7 @@ def _tools(tools: str, scope: str) -> str:
     return "keep" if scope == "files" else tools
 
 
-@router.post("/sessions/{session_id}/rollback", dependencies=[Depends(same_site)])
+@router.post("/sessions/{session_id}/rollback", dependencies=[Depends(require_same_site)])
 def roll_back(
     visit: Visit,
     session_id: Id,
@@ -106,11 +106,11 @@ def roll_back(
     go_on: Tick = False,
 ) -> Response:
     """Roll back as planned, and show the report. A form that is sent twice runs once."""
-    repo, place = visit.repo, place_of(to)
-    how: _How = {"branch": branch or None, "tools": _tools(tools, scope), **_parts(scope)}
+    repo, place = visit.repo, parse_checkpoint_ref(to)
+    how: _RollbackOptions = {"branch": branch or None, "tools": _tools(tools, scope), **_parts(scope)}
     session = repo.session(session_id)
     if not any(one.request_id == request_id for one in session.operations()):
-        _require_seen(seen, session.plan_rollback(place, **how))
+        _require_plan_unchanged(seen, session.plan_rollback(place, **how))
     try:
         report = session.rollback(
             place,
@@ -130,10 +130,10 @@ def plan_switch(visit: Visit, session_id: Id, branch: Annotated[str, Query(max_l
     """Show what a switch that also changes the world would do, without doing it."""
     session = visit.repo.session(session_id)
     found = session.plan_switch(branch)
-    return visit.page("switch", session=session.info, plan=found, branch=branch, seen=_seen(found))
+    return visit.page("switch", session=session.info, plan=found, branch=branch, seen=_plan_hash(found))
 
 
-@router.post("/sessions/{session_id}/switch", dependencies=[Depends(same_site)])
+@router.post("/sessions/{session_id}/switch", dependencies=[Depends(require_same_site)])
 def switch(
     visit: Visit,
     session_id: Id,
@@ -145,7 +145,7 @@ def switch(
     """Continue the session on another branch. The world is changed only as planned."""
     session = visit.repo.session(session_id)
     if sync == "world":
-        _require_seen(seen, session.plan_switch(branch))
+        _require_plan_unchanged(seen, session.plan_switch(branch))
     try:
         report = session.switch(branch, sync=sync or None, force=force)
     except RollbackIncomplete as error:
@@ -183,7 +183,7 @@ def operation(visit: Visit, operation_id: Id) -> Response:
     )
 
 
-@router.post("/operations/{operation_id}/resume", dependencies=[Depends(same_site)])
+@router.post("/operations/{operation_id}/resume", dependencies=[Depends(require_same_site)])
 def resume(visit: Visit, operation_id: Id, force: Tick = False) -> Response:
     """Finish an interrupted operation."""
     with suppress(RollbackIncomplete):  # the operation's page shows the report so far
@@ -191,7 +191,7 @@ def resume(visit: Visit, operation_id: Id, force: Tick = False) -> Response:
     return visit.go(f"/operations/{operation_id}")
 
 
-@router.post("/invocations/{invocation_id}/resolve", dependencies=[Depends(same_site)])
+@router.post("/invocations/{invocation_id}/resolve", dependencies=[Depends(require_same_site)])
 def resolve(
     visit: Visit,
     invocation_id: Id,
@@ -201,7 +201,7 @@ def resolve(
 ) -> Response:
     """Record the real outcome of a call, and return to the previous page."""
     visit.repo.resolve(invocation_id, outcome, result=_json(result) if outcome == "happened" else None)
-    return visit.go(inside(back, ""))
+    return visit.go(local_path_or_home(back, ""))
 
 
 def _json(text: str) -> Any:

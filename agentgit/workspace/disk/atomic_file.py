@@ -19,7 +19,7 @@ from hashlib import sha256
 from typing import BinaryIO
 
 from agentgit.errors import InvalidInput, Unavailable
-from agentgit.values import shown
+from agentgit.values import escape_path
 
 IN_MEMORY = 8 << 20
 """The maximum size of contents that are held in memory, in bytes. Git is configured to stream larger files, too."""
@@ -63,7 +63,7 @@ def parts(data: Data) -> Iterable[bytes]:
     return (data,) if isinstance(data, bytes) else data
 
 
-def gather(read: Callable[[int], bytes], size: int, folder: str | bytes) -> Data:
+def read_contents(read: Callable[[int], bytes], size: int, folder: str | bytes) -> Data:
     """Read contents up to a size, into memory or, if they may be large, into an anonymous temporary file.
 
     Args:
@@ -190,7 +190,7 @@ TO_DO = {errno.ENOSPC: FREE, errno.EDQUOT: FREE, errno.EACCES: PERMIT, errno.EPE
 
 
 @contextmanager
-def told(path: bytes) -> Iterator[None]:
+def converting_errors(path: bytes) -> Iterator[None]:
     """Convert an operating-system error into one that names the file.
 
     Raises:
@@ -203,11 +203,11 @@ def told(path: bytes) -> Iterator[None]:
         if error.errno == errno.ENAMETOOLONG:
             raise InvalidInput(f"{os.fsdecode(path)!r} is too long for the name of a file.") from error
         what = TO_DO.get(error.errno or 0, "Fix the cause")
-        raise Unavailable(f"{shown(path)}: {error.strerror or error}. {what}, then try again.") from error
+        raise Unavailable(f"{escape_path(path)}: {error.strerror or error}. {what}, then try again.") from error
 
 
 @contextmanager
-def regular(parent: int, name: bytes) -> Iterator[tuple[BinaryIO, os.stat_result] | None]:
+def open_regular(parent: int, name: bytes) -> Iterator[tuple[BinaryIO, os.stat_result] | None]:
     """Open a file for reading; yield it with its status, or None if it is not a regular file."""
     with open(os.open(name, READ, dir_fd=parent), "rb") as file:
         found = os.fstat(file.fileno())
@@ -219,7 +219,7 @@ def written_name(name: bytes) -> bytes:
     return PRIVATE + sha256(name).hexdigest()[:16].encode()
 
 
-def taken_name(name: bytes) -> bytes:
+def backup_name(name: bytes) -> bytes:
     """Return the temporary name under which a replaced item is kept until it is checked."""
     return name if name.startswith(PRIVATE) and name.endswith(OLD) else written_name(name) + OLD
 

@@ -13,9 +13,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from agentgit.workspace.disk.atomic_file import CHUNK, FOLDER, Data, parts, regular, remove_empty, set_mode, told, write
+from agentgit.workspace.disk.atomic_file import (
+    CHUNK,
+    FOLDER,
+    Data,
+    converting_errors,
+    open_regular,
+    parts,
+    remove_empty,
+    set_mode,
+    write,
+)
 from agentgit.workspace.disk.move_aside import Aside
-from agentgit.workspace.disk.permissions import READABLE, SEARCHABLE, WRITABLE, Permits
+from agentgit.workspace.disk.permissions import READABLE, SEARCHABLE, WRITABLE, TemporaryPermissions
 from agentgit.workspace.disk.single_file import DirectoryEntry
 from agentgit.workspace.scan.index import PLAIN_DIRECTORY
 from agentgit.workspace.trees import TreeEntry, digest, digest_of
@@ -30,13 +40,13 @@ class Disk:
         permits: Grants permissions temporarily, so that the owner can read and change files whose modes deny it.
     """
 
-    def __init__(self, root: bytes, aside: bytes, permits: Permits) -> None:
+    def __init__(self, root: bytes, aside: bytes, permits: TemporaryPermissions) -> None:
         self._root, self._aside, self._permits = root, Aside(aside), permits
         self.created: list[bytes] = []
 
-    def look(self, path: bytes) -> TreeEntry | None:
+    def read_entry(self, path: bytes) -> TreeEntry | None:
         """Return the entry at a path; None if there is none. Only readable files and links have an `oid`."""
-        with told(path), self._parent(path) as parent:
+        with converting_errors(path), self._parent(path) as parent:
             folder, name = os.path.split(path)
             return None if parent is None else self._look(folder, parent, name)
 
@@ -47,14 +57,14 @@ class Disk:
             path: The path, relative to the workspace.
             most: The maximum size of a file, in bytes.
         """
-        with told(path), self._parent(path) as parent, suppress(FileNotFoundError, NotADirectoryError):
+        with converting_errors(path), self._parent(path) as parent, suppress(FileNotFoundError, NotADirectoryError):
             name = os.path.basename(path)
             if parent is None:
                 return b""
             found = os.lstat(name, dir_fd=parent)
             if stat.S_ISLNK(found.st_mode):
                 return os.readlink(name, dir_fd=parent)
-            with self._permits.lent(path, READABLE), regular(parent, name) as opened:
+            with self._permits.grant_temporarily(path, READABLE), open_regular(parent, name) as opened:
                 if opened is None:
                     return b""
                 return opened[0].read() if opened[1].st_size <= most else None
@@ -73,7 +83,7 @@ class Disk:
             False if something else is at the path by now; it is kept.
         """
         self.make_folder(os.path.dirname(path))
-        with told(path), self._place(path, must=True) as place:
+        with converting_errors(path), self._place(path, must=True) as place:
             assert place is not None  # noqa: S101 - created above
             if entry.is_link:
                 return place.put(partial(os.symlink, b"".join(parts(data)), dir_fd=place.parent), entry, seen)
@@ -82,24 +92,24 @@ class Disk:
 
     def set_folder_mode(self, path: bytes, mode: int) -> None:
         """Set the permission bits of a directory, without following a link."""
-        with told(path), self._parent(path, must=True) as parent:
+        with converting_errors(path), self._parent(path, must=True) as parent:
             assert parent is not None  # noqa: S101 - `must` guarantees it
             set_mode(parent, os.path.basename(path), mode)
             self._permits.forget(path)
 
     def unlink(self, path: bytes, seen: TreeEntry) -> bool:
         """Remove the file or link that was seen at a path; return False if something else is there by now."""
-        with told(path), self._place(path) as place:
-            return place is None or place.take_away(seen)
+        with converting_errors(path), self._place(path) as place:
+            return place is None or place.remove(seen)
 
     def recover(self, path: bytes, *known: TreeEntry) -> bytes | None:
         """Clean up after a process that was killed while it changed a path; see `DirectoryEntry.recover`."""
-        with told(path), self._place(path) as place:
+        with converting_errors(path), self._place(path) as place:
             return None if place is None else place.recover(*known)
 
     def remove_folder(self, path: bytes) -> bool:
         """Remove a directory if it is empty; return whether it was removed."""
-        with told(path), self._parent(path, change=True) as parent:
+        with converting_errors(path), self._parent(path, change=True) as parent:
             return parent is not None and remove_empty(parent, os.path.basename(path))
 
     def make_folder(self, path: bytes) -> None:
@@ -107,7 +117,7 @@ class Disk:
         names = path.split(b"/") if path else []
         for end in range(1, len(names) + 1):
             at = b"/".join(names[:end])
-            with told(at), self._parent(at, must=True, change=True) as parent:
+            with converting_errors(at), self._parent(at, must=True, change=True) as parent:
                 name = names[end - 1]
                 assert parent is not None  # noqa: S101 - created before
                 try:
@@ -123,11 +133,11 @@ class Disk:
 
     def move_aside(self, path: bytes) -> None:
         """Move the item at a path, with everything in it, out of the workspace."""
-        with told(path), self._place(path, must=True) as place:
+        with converting_errors(path), self._place(path, must=True) as place:
             assert place is not None  # noqa: S101 - `must` guarantees it
             found = os.lstat(place.name, dir_fd=place.parent)
             # A directory without write permission cannot be moved. Its mode is restored after the move.
-            given = stat.S_ISDIR(found.st_mode) and self._permits.give(path, WRITABLE)
+            given = stat.S_ISDIR(found.st_mode) and self._permits.grant(path, WRITABLE)
             to = place.move_aside()
             if given:
                 os.chmod(to, stat.S_IMODE(found.st_mode))
@@ -163,7 +173,7 @@ class Disk:
 
     def _hashed(self, path: bytes, parent: int, before: os.stat_result) -> TreeEntry:
         bits = 0 if before.st_mode & READABLE else READABLE
-        with self._permits.lent(path, bits), regular(parent, os.path.basename(path)) as opened:
+        with self._permits.grant_temporarily(path, bits), open_regular(parent, os.path.basename(path)) as opened:
             if opened is None:
                 return TreeEntry(stat.S_IFIFO)
             file, found = opened
@@ -201,7 +211,7 @@ class Disk:
                 at = below
             else:
                 if change and os.fstat(at).st_mode & WRITABLE != WRITABLE:
-                    self._permits.give(way, WRITABLE)
+                    self._permits.grant(way, WRITABLE)
                 yield at
                 return
             yield None
@@ -213,11 +223,11 @@ class Disk:
         try:
             below = os.open(name, FOLDER, dir_fd=at)
         except PermissionError:
-            if not self._permits.give(path, SEARCHABLE):
+            if not self._permits.grant(path, SEARCHABLE):
                 raise
             below = os.open(name, FOLDER, dir_fd=at)
         if os.fstat(below).st_mode & SEARCHABLE != SEARCHABLE:  # it can be listed, but its entries cannot be accessed
-            self._permits.give(path, SEARCHABLE)
+            self._permits.grant(path, SEARCHABLE)
         return below
 
 

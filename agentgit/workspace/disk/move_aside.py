@@ -9,7 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from agentgit.workspace.disk.atomic_file import CHUNK, CREATE, FOLDER, regular, rename_to_free, taken_name, told
+from agentgit.workspace.disk.atomic_file import (
+    CHUNK,
+    CREATE,
+    FOLDER,
+    backup_name,
+    converting_errors,
+    open_regular,
+    rename_to_free,
+)
 from agentgit.workspace.disk.permissions import O_PATH, READABLE, SEARCHABLE
 
 IMMOVABLE = {stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
@@ -38,7 +46,7 @@ class Aside:
             Unavailable: The item cannot be moved and is still in its place. The error names the path that failed.
         """
         to = self._free(path)
-        with told(path):
+        with converting_errors(path):
             os.makedirs(os.path.dirname(to), mode=0o700, exist_ok=True)
             try:
                 os.rename(name, to, src_dir_fd=parent)
@@ -74,7 +82,7 @@ def _carry(parent: int, name: bytes, path: bytes, to: bytes) -> None:
 
     The item is renamed first, so that other processes do not write to it while it is copied.
     """
-    hidden = taken_name(name)
+    hidden = backup_name(name)
     if name != hidden:
         os.rename(name, hidden, src_dir_fd=parent, dst_dir_fd=parent)
     try:
@@ -94,7 +102,7 @@ def _copy(parent: int, name: bytes, path: bytes, to: bytes) -> None:
     Raises:
         Unavailable: An item cannot be copied. The error names its path.
     """
-    with told(path):
+    with converting_errors(path):
         found = os.lstat(name, dir_fd=parent)
         kind = stat.S_IFMT(found.st_mode)
         if kind in IMMOVABLE:
@@ -104,10 +112,10 @@ def _copy(parent: int, name: bytes, path: bytes, to: bytes) -> None:
         elif kind == stat.S_IFIFO:
             os.mkfifo(to, stat.S_IMODE(found.st_mode))
         elif kind == stat.S_IFDIR:
-            with _lent(parent, name, found, SEARCHABLE):
+            with _with_permission(parent, name, found, SEARCHABLE):
                 _copy_folder(parent, name, path, to, stat.S_IMODE(found.st_mode))
         else:
-            with _lent(parent, name, found, READABLE):
+            with _with_permission(parent, name, found, READABLE):
                 _copy_file(parent, name, to, stat.S_IMODE(found.st_mode))
 
 
@@ -124,7 +132,7 @@ def _copy_folder(parent: int, name: bytes, path: bytes, to: bytes, mode: int) ->
 
 
 def _copy_file(parent: int, name: bytes, to: bytes, mode: int) -> None:
-    with regular(parent, name) as opened:
+    with open_regular(parent, name) as opened:
         if opened is None:
             raise OSError(errno.EAGAIN, "it changed while it was being moved")
         file, found = opened
@@ -141,7 +149,7 @@ def _remove(parent: int | None, name: bytes) -> None:
     if not stat.S_ISDIR(found.st_mode):
         os.unlink(name, dir_fd=parent)
         return
-    with _lent(parent, name, found, stat.S_IRWXU):
+    with _with_permission(parent, name, found, stat.S_IRWXU):
         below = os.open(name, FOLDER, dir_fd=parent)
         try:
             for one in os.listdir(below):
@@ -152,7 +160,7 @@ def _remove(parent: int | None, name: bytes) -> None:
 
 
 @contextmanager
-def _lent(parent: int | None, name: bytes, found: os.stat_result, bits: int) -> Iterator[None]:
+def _with_permission(parent: int | None, name: bytes, found: os.stat_result, bits: int) -> Iterator[None]:
     """Add permission bits until the block ends, if this user owns the item and a file has no other hard links."""
     lacks = found.st_mode & bits != bits and found.st_uid == os.geteuid() != 0
     if not lacks or O_PATH is None or (found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode)):

@@ -20,7 +20,7 @@ O_PATH: int | None = getattr(os, "O_PATH", None)
 """The flag that opens a path without read permission. On a system without it, no permission bits are added."""
 
 
-class Permits:
+class TemporaryPermissions:
     """The temporary permission bits of one workspace. A context manager that restores all modes at the end.
 
     Args:
@@ -38,7 +38,7 @@ class Permits:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def give(self, path: bytes, bits: int) -> bool:
+    def grant(self, path: bytes, bits: int) -> bool:
         """Add permission bits to a path, if this user may change its mode; return whether they were added.
 
         Args:
@@ -48,7 +48,7 @@ class Permits:
         if os.geteuid() == 0:  # permission bits do not restrict root
             return False
         try:
-            with _held(self._root, path) as (at, found):
+            with _opened_path(self._root, path) as (at, found):
                 if found.st_mode & bits == bits or not _is_own(found):
                     return False
                 if path not in self._held:
@@ -64,9 +64,9 @@ class Permits:
         return self._held.get(path)
 
     @contextmanager
-    def lent(self, path: bytes, bits: int) -> Iterator[bool]:
+    def grant_temporarily(self, path: bytes, bits: int) -> Iterator[bool]:
         """Add permission bits until the block ends; yield whether they were added."""
-        given = path not in self._held and self.give(path, bits)
+        given = path not in self._held and self.grant(path, bits)
         try:
             yield given
         finally:
@@ -101,7 +101,7 @@ def _depth(path: bytes) -> int:
 
 def _put_back(root: bytes, path: bytes, mode: int, inode: int) -> None:
     """Restore a mode, if the path still has the same inode and its other bits are unchanged."""
-    with suppress(OSError), _held(root, path) as (at, found):
+    with suppress(OSError), _opened_path(root, path) as (at, found):
         if found.st_ino == inode and found.st_mode & ~stat.S_IRWXU == mode & ~stat.S_IRWXU:
             os.chmod(at, stat.S_IMODE(mode))
 
@@ -117,7 +117,7 @@ def _is_own(found: os.stat_result) -> bool:
 
 
 @contextmanager
-def _held(root: bytes, path: bytes) -> Iterator[tuple[str, os.stat_result]]:
+def _opened_path(root: bytes, path: bytes) -> Iterator[tuple[str, os.stat_result]]:
     """Yield a `/proc` path that sets the mode of a path without following links, and the status of the path."""
     if O_PATH is None:
         raise PermissionError("this system cannot set a mode without following links")

@@ -21,17 +21,17 @@ from hashlib import sha256
 from typing import Generic, TypeVar
 
 from agentgit.errors import InvalidInput, Unavailable
-from agentgit.values import shown
+from agentgit.values import escape_path
 from agentgit.workspace.disk.atomic_file import (
     CHUNK,
     FOLDER,
+    backup_name,
+    converting_errors,
     exchange,
-    regular,
+    open_regular,
     remove_empty,
     remove_file,
     rename_to_free,
-    taken_name,
-    told,
     write,
     written_name,
 )
@@ -52,7 +52,7 @@ class DirectoryEntry(Generic[Look]):
         name: The name in it.
         path: The path in the workspace, for error messages.
         look: The function that returns the state of a name in the directory.
-        nothing: The result of `look` for a name that does not exist.
+        absent_state: The result of `look` for a name that does not exist.
         aside: The directory for items that can be neither kept in place nor put back.
     """
 
@@ -60,7 +60,7 @@ class DirectoryEntry(Generic[Look]):
     name: bytes
     path: bytes
     look: Callable[[int, bytes], Look]
-    nothing: Look
+    absent_state: Look
     aside: Aside
 
     def put(self, make: Callable[[bytes], None], new: Look, seen: Look) -> bool:
@@ -77,7 +77,7 @@ class DirectoryEntry(Generic[Look]):
         Raises:
             OSError: A system call failed; the old item is kept.
         """
-        written, taken = written_name(self.name), taken_name(self.name)
+        written, taken = written_name(self.name), backup_name(self.name)
         remove_file(self.parent, written)
         try:
             make(written)
@@ -92,16 +92,16 @@ class DirectoryEntry(Generic[Look]):
                 remove_file(self.parent, taken)
             raise
 
-    def take_away(self, seen: Look) -> bool:
+    def remove(self, seen: Look) -> bool:
         """Remove the file or link that was seen here; return False, and keep the item, if it is no longer the same."""
         try:
             self._hide(self.name)
         except FileNotFoundError:
             return False
-        if self._look(taken_name(self.name)) == seen:
-            remove_file(self.parent, taken_name(self.name))
+        if self._look(backup_name(self.name)) == seen:
+            remove_file(self.parent, backup_name(self.name))
             return True
-        self._give_back()
+        self._put_item_back()
         return False
 
     def move_aside(self) -> bytes:
@@ -126,17 +126,17 @@ class DirectoryEntry(Generic[Look]):
             Unavailable: The item cannot be moved.
         """
         remove_file(self.parent, written_name(self.name))
-        left = self._look(taken_name(self.name))
-        if left == self.nothing:
+        left = self._look(backup_name(self.name))
+        if left == self.absent_state:
             return None
         if left in known:
-            remove_file(self.parent, taken_name(self.name))
+            remove_file(self.parent, backup_name(self.name))
             return None
-        return self._give_back()
+        return self._put_item_back()
 
     def _swap(self, taken: bytes, new: Look, seen: Look) -> bool:
         """Exchange the new item with the one that was seen; if a different item comes out, put it back."""
-        if seen == self.nothing:
+        if seen == self.absent_state:
             if rename_to_free(self.parent, taken, self.name):
                 return True
         elif (swapped := self._exchange(taken)) is None:
@@ -165,7 +165,7 @@ class DirectoryEntry(Generic[Look]):
                 break
             put, coming = coming, out
         else:  # another process deleted the item: the one under `taken` is the newest
-            self._give_back()
+            self._put_item_back()
             return
         if out == new:
             remove_file(self.parent, taken)
@@ -179,9 +179,9 @@ class DirectoryEntry(Generic[Look]):
         except FileNotFoundError:
             return False
 
-    def _give_back(self) -> bytes | None:
+    def _put_item_back(self) -> bytes | None:
         """Put the removed item back; if the name is in use again, move the item to the storage."""
-        taken = taken_name(self.name)
+        taken = backup_name(self.name)
         if rename_to_free(self.parent, taken, self.name):
             return None
         return self.aside.take(self.parent, taken, self.path)
@@ -195,9 +195,9 @@ class DirectoryEntry(Generic[Look]):
 
     def _hide(self, name: bytes) -> None:
         """Rename an item to the temporary name. An item that a failure left under that name is put back first."""
-        if not rename_to_free(self.parent, name, taken_name(self.name)):
-            self._give_back()
-            self._rename(name, taken_name(self.name))
+        if not rename_to_free(self.parent, name, backup_name(self.name)):
+            self._put_item_back()
+            self._rename(name, backup_name(self.name))
 
     def _rename(self, name: bytes, new: bytes) -> None:
         os.rename(name, new, src_dir_fd=self.parent, dst_dir_fd=self.parent)
@@ -208,7 +208,7 @@ MOST_LINKS = 40
 
 ABSENT, FILE, LINK, OTHER = "absent", "file", "link", "other"
 
-Keep = Callable[[bytes, bytes], None]
+StorePart = Callable[[bytes, bytes], None]
 """A function that stores a part of a file: the SHA-256 of the part, and its bytes."""
 
 
@@ -243,7 +243,7 @@ class SingleFiles:
         self.root = os.fsencode(os.path.realpath(root))
         self._aside = Aside(os.fsencode(aside))
 
-    def named(self, path: str | bytes | os.PathLike[str]) -> list[bytes]:
+    def resolve_paths(self, path: str | bytes | os.PathLike[str]) -> list[bytes]:
         """Return the path of a file and, if it is a symbolic link, the paths that it leads to.
 
         Args:
@@ -273,7 +273,7 @@ class SingleFiles:
         parents = [path[:end] for end, byte in enumerate(path) if byte == ord("/")]
         return [parent for parent in parents if not os.path.lexists(os.path.join(self.root, parent))]
 
-    def look(self, path: bytes, keep: Keep | None = None) -> FileState:
+    def look(self, path: bytes, keep: StorePart | None = None) -> FileState:
         """Return the state of a path.
 
         Args:
@@ -283,7 +283,7 @@ class SingleFiles:
         Raises:
             Unavailable: The path cannot be read.
         """
-        with told(path), self._parent(path) as parent:
+        with converting_errors(path), self._parent(path) as parent:
             if parent is None:
                 return FileState(ABSENT)
             if parent < 0:
@@ -305,14 +305,14 @@ class SingleFiles:
         Raises:
             Unavailable: The path cannot be written.
         """
-        with told(path), self._parent(path, make=state.kind != ABSENT) as parent:
+        with converting_errors(path), self._parent(path, make=state.kind != ABSENT) as parent:
             if parent is None:
                 return True
             if parent < 0:
-                raise Unavailable(f"{shown(path)} cannot be written: a link or a file is in its way.")
+                raise Unavailable(f"{escape_path(path)} cannot be written: a link or a file is in its way.")
             place = self._place(parent, path)
             if state.kind == ABSENT:
-                return place.take_away(seen)
+                return place.remove(seen)
             if state.kind == LINK:
                 return place.put(partial(os.symlink, state.target, dir_fd=parent), state, seen)
             parts = map(read, state.parts)
@@ -320,7 +320,7 @@ class SingleFiles:
 
     def recover(self, path: bytes, *known: FileState) -> bytes | None:
         """Clean up after a process that was killed while it changed a path; see `DirectoryEntry.recover`."""
-        with told(path), self._parent(path) as parent:
+        with converting_errors(path), self._parent(path) as parent:
             return None if parent is None or parent < 0 else self._place(parent, path).recover(*known)
 
     def _place(self, parent: int, path: bytes) -> DirectoryEntry[FileState]:
@@ -334,7 +334,7 @@ class SingleFiles:
         """
         gone = []
         for path in sorted(paths, key=len, reverse=True):
-            with told(path), self._parent(path) as parent:
+            with converting_errors(path), self._parent(path) as parent:
                 if parent is not None and parent >= 0 and remove_empty(parent, os.path.basename(path)):
                     gone.append(path)
         return gone
@@ -374,7 +374,7 @@ def _open_folder(parent: int, name: bytes, *, make: bool) -> int | None:
         raise
 
 
-def _look(parent: int, name: bytes, keep: Keep | None = None) -> FileState:
+def _look(parent: int, name: bytes, keep: StorePart | None = None) -> FileState:
     try:
         found = os.lstat(name, dir_fd=parent)
     except FileNotFoundError:
@@ -384,7 +384,7 @@ def _look(parent: int, name: bytes, keep: Keep | None = None) -> FileState:
     if not stat.S_ISREG(found.st_mode):
         return FileState(OTHER)
     parts = []
-    with regular(parent, name) as opened:
+    with open_regular(parent, name) as opened:
         if opened is None:
             return FileState(OTHER)
         file, found = opened

@@ -84,7 +84,7 @@ class ContainerEnvironment:
             NotFound: There is no such container.
             Unavailable: The engine does not respond, or reports an error, which the message quotes.
         """
-        with self._alone():
+        with self._locked():
             return self._commit(self._container(self.container), "manual", message)
 
     def restore(self, id: str) -> ContainerRestored:
@@ -100,8 +100,8 @@ class ContainerEnvironment:
             NotFound: There is no such snapshot.
             Unavailable: The engine does not respond, or reports an error, which the message quotes.
         """
-        with self._alone():
-            target = self._known(id)
+        with self._locked():
+            target = self._require_snapshot(id)
             old = self._inspect(self.container)
             settings = options(old) if old else list(target.settings)
             running = old["State"]["Running"] if old else target.running
@@ -121,7 +121,7 @@ class ContainerEnvironment:
         found = self._run("images", "--quiet", "--no-trunc", f"--filter=label={OWNER}={self.container}").split()
         if not found:
             return ()
-        images = json.loads(self._run("image", "inspect", *dict.fromkeys(found)))
+        images = self._inspected(self._run("image", "inspect", *dict.fromkeys(found)))
         snapshots = (self._snapshot(image, tag) for image in images for tag in image["RepoTags"] or ())
         return tuple(sorted((one for one in snapshots if one), key=lambda one: one.id, reverse=True))
 
@@ -143,7 +143,7 @@ class ContainerEnvironment:
             NotFound: There is no such snapshot.
             Conflict: A container uses its image.
         """
-        snapshot = self._known(id)
+        snapshot = self._require_snapshot(id)
         try:
             self._run("rmi", snapshot.image)
         except Unavailable as error:
@@ -180,7 +180,7 @@ class ContainerEnvironment:
             if running:
                 self._run("start", self.container)
         except Unavailable:
-            self._go_back(old, safety)
+            self._revert(old, safety)
             raise
         self._remove(BEFORE)
         return safety
@@ -196,7 +196,7 @@ class ContainerEnvironment:
         self._run("rename", self.container, self.container + BEFORE)
         return safety
 
-    def _go_back(self, old: Inspected | None, safety: str | None) -> None:
+    def _revert(self, old: Inspected | None, safety: str | None) -> None:
         """Put the old container back. If it was removed when it stopped, create it from the safety snapshot."""
         self._remove(NEXT)
         if old and safety:
@@ -209,17 +209,17 @@ class ContainerEnvironment:
             self._run("start", self.container)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """Lock the container, and complete or revert a replacement whose process was killed."""
         name = (
             f"agentgit-{os.getuid()}-{hashlib.sha256(repr((self._engine, self.container)).encode()).hexdigest()[:16]}"
         )
         lock = os.path.join(tempfile.gettempdir(), f"{name}.lock")
         with exclusive(lock, patience=self._timeout, what=f"the container {self.container}"):
-            self._settle()
+            self._recover()
             yield
 
-    def _settle(self) -> None:
+    def _recover(self) -> None:
         """Complete an interrupted replacement if the new container already had its name; otherwise revert it."""
         names = self._run("ps", "--all", "--format={{.Names}}").split()
         aside = [self.container + suffix for suffix in (BEFORE, NEXT) if self.container + suffix in names]
@@ -283,7 +283,7 @@ class ContainerEnvironment:
             not_included=tuple(record["not_included"]),
         )
 
-    def _known(self, id: str) -> ContainerSnapshot:
+    def _require_snapshot(self, id: str) -> ContainerSnapshot:
         if (found := self.get(id)) is None:
             raise NotFound(f"The container {self.container} has no snapshot {id}. List its snapshots with list().")
         return found
@@ -299,11 +299,20 @@ class ContainerEnvironment:
     def _inspect(self, name: str) -> Inspected | None:
         done = self._call(self._engine, "container", "inspect", name)
         if done.returncode == 0:
-            found: Inspected = json.loads(done.stdout)[0]
-            return found
+            return self._inspected(done.stdout)[0]
         if "no such" in done.stderr.lower():
             return None
         raise self._failed("inspect", done.stderr)
+
+    def _inspected(self, said: str) -> Sequence[Inspected]:
+        """Parse the answer of an `inspect` that succeeded: at least one JSON object."""
+        try:
+            found = json.loads(said)
+        except ValueError:
+            found = None
+        if not isinstance(found, list) or not found or not all(isinstance(one, dict) for one in found):
+            raise self._failed("inspect", "the answer of the engine is not a list of JSON objects")
+        return found
 
     def _find_engine(self) -> tuple[str, ...]:
         answers = {name: self._call((name,), "ps", "--quiet") for name in ENGINES if shutil.which(name)}
@@ -332,6 +341,8 @@ class ContainerEnvironment:
             raise Unavailable(
                 f"The container engine {engine[0]} is not on PATH. Install it, or pass its path."
             ) from error
+        except OSError as error:
+            raise Unavailable(f"The container engine {engine[0]} cannot be run: {error.strerror}.") from error
         except subprocess.TimeoutExpired as error:
             raise Unavailable(
                 f"{engine[0]} {words[0]} took longer than {self._timeout:g} s. Pass a longer timeout=."

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from agentgit.values import shown
+from agentgit.values import escape_path
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class ContainerRestored:
     def __str__(self) -> str:
         lines = [f"restored {self.snapshot}"]
         lines += [f"{self.safety} holds the previous state"] if self.safety else []
-        lines += [f"missing: {shown(path)} was {why}" for path, why in self.missing]
-        lines += [f"unchanged: {shown(path)} is {why}" for path, why in self.left]
+        lines += [f"missing: {escape_path(path)} was {why}" for path, why in self.missing]
+        lines += [f"unchanged: {escape_path(path)} is {why}" for path, why in self.left]
         return "\n".join(lines + [f"setting changed: {name}" for name in self.not_kept])
 
     def to_dict(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from agentgit.workspace.values import Environment, FileCheckpoint, Restored, Res
 Paths = Iterable[bytes] | None
 
 
-class Own:
+class CustomEngine:
     """Snapshots that a custom environment takes and restores. Their contents are opaque to agentgit.
 
     Args:
@@ -36,32 +36,32 @@ class Own:
         paths: Paths = None,
         progress: Progress | None = None,
         *,
-        anew: bool = True,
+        always_new: bool = True,
     ) -> FileCheckpoint:
-        """Take a snapshot; see `Files.snapshot`. It is always a new one, because snapshots cannot be compared."""
+        """Take a snapshot; see `FileEngine.snapshot`. It is always a new one, because snapshots cannot be compared."""
         if paths is not None:
             self._refuse("paths")
-        with self._asking("checkpoint"):
+        with self._converting_errors("checkpoint"):
             tree = str(self._environment.checkpoint())
         return self._entered(tree, made)
 
     def _entered(self, tree: str, made: Callable[[int], FileCheckpoint]) -> FileCheckpoint:
-        known = self._catalog.known(None)
+        known = self._catalog.load_index(None)
         known.key = tree
         snapshot = made(0)
-        self._catalog.enter(snapshot, known)
+        self._catalog.store_snapshot(snapshot, known)
         return snapshot
 
     def restore(self, target: Target, safety: Callable[[int], FileCheckpoint], progress: Progress | None) -> Restored:
-        """Restore a snapshot; see `Files.restore`."""
+        """Restore a snapshot; see `FileEngine.restore`."""
         if target.paths is not None or target.expected is not None:
             self._refuse("paths" if target.paths is not None else "expect")
         if not getattr(self._environment, "takes_safety", False):
             taken = self.snapshot(safety)
-            with self._asking("restore"):
+            with self._converting_errors("restore"):
                 self._environment.restore(target.row.tree)
             return Restored(target.row.snapshot.id, taken.id, everything=True)
-        with self._asking("restore"):
+        with self._converting_errors("restore"):
             done = self._environment.restore(target.row.tree)
         kept = self._entered(done.safety, safety).id if done.safety else None
         said = {name: tuple(getattr(done, name, ())) for name in ("missing", "left")}
@@ -98,20 +98,20 @@ class Own:
             return 0
         for tree in self._catalog.waste():
             try:
-                with self._asking("delete"):
+                with self._converting_errors("delete"):
                     delete(tree)
             except NotFound:
                 pass  # already deleted
             except AgentGitError as error:  # still delete the others
                 failures.append(error)
                 continue  # it stays listed as waste, so that the next call tries again
-            self._catalog.gone([tree])
+            self._catalog.forget_trees([tree])
         if failures:
             raise failures[0]
         return 0
 
     @contextmanager
-    def _asking(self, what: str) -> Iterator[None]:
+    def _converting_errors(self, what: str) -> Iterator[None]:
         """Convert an exception of the custom environment into `Unavailable`; pass `AgentGitError` through."""
         try:
             yield

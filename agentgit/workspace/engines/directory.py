@@ -13,9 +13,9 @@ from pathlib import Path
 import orjson
 
 from agentgit.errors import Corrupt, NotFound, Unavailable
-from agentgit.values import shown
+from agentgit.values import escape_path
 from agentgit.workspace.disk.atomic_file import IN_MEMORY, Data, Large, flush, parts
-from agentgit.workspace.trees import TreeChange, TreeEntry, WrittenTree, digest_of
+from agentgit.workspace.trees import TreeChange, TreeEntry, TreeWrite, digest_of
 
 FILES, INDEX = b"files", "tree.json"
 """The contents of a snapshot's directory: the copies, and an index with the mode and hash of each path."""
@@ -30,7 +30,7 @@ NO_LINKS = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOS
 """The errors of a file system that does not support hard links, or allows no more of them for a file."""
 
 
-class Copies:
+class DirectoryTrees:
     """A store of snapshots that keeps each one as a directory of copies.
 
     A copy is never a hard link to a file of the workspace.
@@ -44,19 +44,19 @@ class Copies:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = Path(folder)
-        with _told(self._folder):
+        with _converting_errors(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def write(self, key: str, base: str | None, changes: Iterable[WrittenTree]) -> None:
+    def write(self, key: str, base: str | None, changes: Iterable[TreeWrite]) -> None:
         """Write a snapshot as another one with changes; see `Trees.write`."""
         known = self.tree(base) if base is not None else {}
         new = self._folder / f"{UNFINISHED}{key}"
-        with _told(new):
+        with _converting_errors(new):
             shutil.rmtree(new, ignore_errors=True)
             try:
                 (new / os.fsdecode(FILES)).mkdir(parents=True, mode=0o700)
                 old = self._files(base) if base is not None else None
-                writing = _Writing(os.fsencode(new) + b"/" + FILES, old, known)
+                writing = _SnapshotWriter(os.fsencode(new) + b"/" + FILES, old, known)
                 _write(os.fsencode(new / INDEX), _packed(writing.write(changes)))
                 flush(*writing.folders, new)
                 new.rename(self._folder / key)
@@ -115,15 +115,15 @@ class Copies:
             try:
                 data = os.readlink(at) if entry.is_link else _read(at)
             except OSError as error:
-                raise Corrupt(f"{shown(at)} is missing: {error.strerror}.", row=key) from error
+                raise Corrupt(f"{escape_path(at)} is missing: {error.strerror}.", row=key) from error
             if digest_of(parts(data), len(data)) != entry.oid:
-                raise Corrupt(f"{shown(at)} was modified after it was written.", row=key)
+                raise Corrupt(f"{escape_path(at)} was modified after it was written.", row=key)
             yield path, entry, data
 
     def collect(self, keep: Collection[str]) -> int:
         """Remove all snapshots except `keep`, and remains of killed processes; return the number of bytes freed."""
         freed = 0
-        with _told(self._folder):
+        with _converting_errors(self._folder):
             for folder in self._folder.iterdir():
                 if folder.name not in keep:
                     freed += _last_links(folder)
@@ -136,7 +136,7 @@ class Copies:
         return os.fsencode(self._folder / key) + b"/" + FILES
 
 
-class _Writing:
+class _SnapshotWriter:
     """The writer of one snapshot.
 
     Args:
@@ -156,7 +156,7 @@ class _Writing:
         """The directories that were created, including the one that contains all copies."""
         return [os.path.join(self._new, path) for path in self._made]
 
-    def write(self, changes: Iterable[WrittenTree]) -> dict[bytes, TreeEntry]:
+    def write(self, changes: Iterable[TreeWrite]) -> dict[bytes, TreeEntry]:
         """Write the base snapshot with changes, and return the entries of the new snapshot."""
         for path, entry in self._index.items():
             self._place(path, entry)
@@ -243,10 +243,10 @@ def _unpacked(data: bytes) -> dict[bytes, TreeEntry]:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _converting_errors(path: Path) -> Iterator[None]:
     """Convert an operating-system error into one that names the path."""
     try:
         yield
     except OSError as error:
-        where = shown(error.filename if error.filename else str(path))
+        where = escape_path(error.filename if error.filename else str(path))
         raise Unavailable(f"{where}: {error.strerror}. Free some space or grant the permission.") from error

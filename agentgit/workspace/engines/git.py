@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import IO
 
 from agentgit.errors import Corrupt, NotFound, Unavailable
-from agentgit.values import shown
-from agentgit.workspace.disk.atomic_file import IN_MEMORY, Data, flush, gather, parts
-from agentgit.workspace.trees import PLAIN_MODES, TreeChange, TreeEntry, WrittenTree, digest_of
+from agentgit.values import escape_path
+from agentgit.workspace.disk.atomic_file import IN_MEMORY, Data, flush, parts, read_contents
+from agentgit.workspace.trees import PLAIN_MODES, TreeChange, TreeEntry, TreeWrite, digest_of
 
 REFS = "refs/agentgit/"
 
@@ -67,15 +67,15 @@ class GitTrees:
         self._odd: OrderedDict[str, dict[bytes, int]] = OrderedDict()
         self._trees: OrderedDict[str, str] = OrderedDict()
         if not all(os.path.exists(os.path.join(folder, name)) for name in ("HEAD", "config", "objects/pack")):
-            with _told(folder):
+            with _converting_errors(folder):
                 os.makedirs(folder, mode=0o700, exist_ok=True)
             self._run("init", "--bare", "--quiet", "--template=", folder)
 
-    def write(self, key: str, base: str | None, changes: Iterable[WrittenTree]) -> None:
+    def write(self, key: str, base: str | None, changes: Iterable[TreeWrite]) -> None:
         """Write a snapshot; see `Trees.write`."""
         odd = dict(self._odd_of(base)) if base else {}
         tree = self._tree_of(base) if base else NOTHING
-        with _told(self._folder):
+        with _converting_errors(self._folder):
             process = subprocess.Popen(  # noqa: S603
                 [*self._git, "fast-import", "--quiet", "--done", "--depth=0", "--date-format=raw"],
                 stdin=subprocess.PIPE,
@@ -96,7 +96,7 @@ class GitTrees:
         if process.returncode:
             self._sweep()
             raise Unavailable(f"The snapshot was not written: {_reason(err)}. Free some space, then try again.")
-        with _told(self._folder):
+        with _converting_errors(self._folder):
             flush(*(os.path.join(self._folder, name) for name in ("objects/pack", REFS)))
         self._remember(key, out.split()[2].decode() if b" tree " in out else NOTHING, odd)
 
@@ -136,7 +136,7 @@ class GitTrees:
         wanted = list(entries)
         if not wanted:
             return
-        with _told(self._folder), tempfile.TemporaryFile() as oids:
+        with _converting_errors(self._folder), tempfile.TemporaryFile() as oids:
             oids.write("".join(f"{entry.oid}\n" for _, entry in wanted).encode())
             oids.seek(0)
             process = subprocess.Popen(  # noqa: S603
@@ -150,7 +150,7 @@ class GitTrees:
         assert process.stdout is not None  # noqa: S101 - a pipe was requested above
         try:
             for path, entry in wanted:
-                with _told(self._folder):
+                with _converting_errors(self._folder):
                     data = _read(process.stdout, key, path, entry, self._folder)
                 yield path, entry, data
         finally:
@@ -241,7 +241,7 @@ class GitTrees:
             self._odd.pop(forgotten, None)
 
     def _run(self, *arguments: str, data: bytes = b"", missing: str | None = None) -> bytes:
-        with _told(self._folder):
+        with _converting_errors(self._folder):
             done = subprocess.run(  # noqa: S603
                 [*self._git, *arguments],
                 input=data,
@@ -258,12 +258,12 @@ class GitTrees:
 
 
 @contextmanager
-def _told(folder: str) -> Iterator[None]:
+def _converting_errors(folder: str) -> Iterator[None]:
     """Convert an operating-system error into one that names the path."""
     try:
         yield
     except OSError as error:
-        where = shown(error.filename if error.filename else folder)
+        where = escape_path(error.filename if error.filename else folder)
         raise Unavailable(f"{where}: {error.strerror}. Grant the permission, or use another storage_dir.") from error
 
 
@@ -285,7 +285,7 @@ def _isolated(folder: str) -> dict[str, str]:
     }
 
 
-def _send(to: IO[bytes], key: str, tree: str, changes: Iterable[WrittenTree], odd: dict[bytes, int]) -> None:
+def _send(to: IO[bytes], key: str, tree: str, changes: Iterable[TreeWrite], odd: dict[bytes, int]) -> None:
     """Send a commit to fast-import: base tree, changes and `odd` modes. Then request the id of the new tree."""
     to.write(f"commit {REFS}{key}\ncommitter agentgit <agentgit> 0 +0000\ndata 0\n".encode())
     if tree != NOTHING:
@@ -336,10 +336,10 @@ def _parts(out: bytes) -> list[bytes]:
 def _read(out: IO[bytes], key: str, path: bytes, entry: TreeEntry, folder: str) -> Data:
     header = out.readline().split()
     size = int(header[2]) if len(header) == 3 else 0
-    data = gather(out.read, size, folder)
+    data = read_contents(out.read, size, folder)
     if len(header) != 3 or digest_of(parts(data), size) != entry.oid:
         raise Corrupt(
-            f"The contents of {shown(path)} in snapshot {key} are damaged. Restore from another snapshot.",
+            f"The contents of {escape_path(path)} in snapshot {key} are damaged. Restore from another snapshot.",
             row=f"{key}:{entry.oid}",
         )
     out.read(1)

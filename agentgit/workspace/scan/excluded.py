@@ -18,7 +18,7 @@ from pathspec import GitIgnoreSpec
 from pathspec.patterns.gitignore import GitIgnorePatternError
 
 from agentgit.errors import InvalidInput
-from agentgit.workspace.scan.index import Skipped, within
+from agentgit.workspace.scan.index import SkippedPath, within
 from agentgit.workspace.trees import TreeChange, TreeEntry
 
 GIT = b".git"
@@ -111,10 +111,10 @@ def _spec_of(data: bytes) -> GitIgnoreSpec:
     """Parse a `.gitignore` file. Like git, ignore invalid lines."""
     text = os.fsdecode(data[:MOST].removeprefix(b"\xef\xbb\xbf"))
     lines = [line.removesuffix("\r") for line in text.split("\n")]
-    return GitIgnoreSpec.from_lines(line for line in lines if _meant(line))
+    return GitIgnoreSpec.from_lines(line for line in lines if _is_valid(line))
 
 
-def _meant(line: str) -> bool:
+def _is_valid(line: str) -> bool:
     try:
         GitIgnoreSpec.from_lines([line])
     except GitIgnorePatternError:
@@ -122,7 +122,7 @@ def _meant(line: str) -> bool:
     return True
 
 
-class ExcludedPaths(NamedTuple):
+class ExcludedPath(NamedTuple):
     """The status of a path that a snapshot leaves out, at the time of the snapshot.
 
     Args:
@@ -138,20 +138,20 @@ class ExcludedPaths(NamedTuple):
     mtime: int
 
     @property
-    def stood_here(self) -> bool:
+    def has_status(self) -> bool:
         """True unless the record was imported: an import does not include the status of the path."""
         return self.mode != 0
 
-    def is_like(self, other: ExcludedPaths) -> bool:
+    def is_like(self, other: ExcludedPath) -> bool:
         """Return whether two records have the same status or one status is not known; the reason is ignored."""
-        return not (self.stood_here and other.stood_here) or self[1:] == other[1:]
+        return not (self.has_status and other.has_status) or self[1:] == other[1:]
 
 
-Left = Mapping[bytes, ExcludedPaths]
+ExcludedRecord = Mapping[bytes, ExcludedPath]
 """The excluded paths, by path. Paths below an excluded directory are not listed."""
 
 
-def left_of(skipped: Mapping[bytes, Skipped], outside: Container[bytes]) -> dict[bytes, ExcludedPaths]:
+def left_of(skipped: Mapping[bytes, SkippedPath], outside: Container[bytes]) -> dict[bytes, ExcludedPath]:
     """Return the paths that are left out of the workspace.
 
     Args:
@@ -165,7 +165,7 @@ def left_of(skipped: Mapping[bytes, Skipped], outside: Container[bytes]) -> dict
     }
 
 
-def look(root: bytes, path: bytes) -> ExcludedPaths | None:
+def look(root: bytes, path: bytes) -> ExcludedPath | None:
     """Return the current status of a path; None if it does not exist. No link inside the workspace is followed.
 
     Args:
@@ -187,23 +187,23 @@ def look(root: bytes, path: bytes) -> ExcludedPaths | None:
     return _looking("", found.st_mode, found.st_size, found.st_mtime_ns)
 
 
-def _looking(why: str, mode: int, size: int, mtime: int) -> ExcludedPaths:
-    return ExcludedPaths(why, mode, 0, 0) if stat.S_ISDIR(mode) else ExcludedPaths(why, mode, size, mtime)
+def _looking(why: str, mode: int, size: int, mtime: int) -> ExcludedPath:
+    return ExcludedPath(why, mode, 0, 0) if stat.S_ISDIR(mode) else ExcludedPath(why, mode, size, mtime)
 
 
-def packed(left: Left) -> tuple[str, bytes]:
+def packed(left: ExcludedRecord) -> tuple[str, bytes]:
     """Return the key of a record, which is a hash of its contents, and the record as bytes."""
     rows = [(path.decode("latin-1"), *left[path]) for path in sorted(left)]
     plain = json.dumps(rows, separators=(",", ":")).encode()
     return sha256(plain).hexdigest()[:32], zlib.compress(plain, 6)
 
 
-def unpacked(data: bytes) -> dict[bytes, ExcludedPaths]:
+def unpacked(data: bytes) -> dict[bytes, ExcludedPath]:
     """Convert the bytes from `packed` back to the record."""
-    return {path.encode("latin-1"): ExcludedPaths(*values) for path, *values in json.loads(zlib.decompress(data))}
+    return {path.encode("latin-1"): ExcludedPath(*values) for path, *values in json.loads(zlib.decompress(data))}
 
 
-def staying(changes: Mapping[bytes, TreeChange], then: Left) -> dict[bytes, TreeEntry]:
+def staying(changes: Mapping[bytes, TreeChange], then: ExcludedRecord) -> dict[bytes, TreeEntry]:
     """Return the entries that a restore must not remove, because the snapshot left them out.
 
     Args:
@@ -214,7 +214,7 @@ def staying(changes: Mapping[bytes, TreeChange], then: Left) -> dict[bytes, Tree
     return {path: entry for path, entry in gone.items() if within(path, then) is not None}
 
 
-def no_room(changes: Mapping[bytes, TreeChange]) -> Callable[[bytes], bool]:
+def cannot_be_excluded(changes: Mapping[bytes, TreeChange]) -> Callable[[bytes], bool]:
     """Return a predicate for paths at which a snapshot cannot have left out a file.
 
     These are the parents of its entries, its files, and the paths below its files.
@@ -235,7 +235,7 @@ class Difference(NamedTuple):
     new: dict[bytes, str]
 
 
-def compare(then: Left, now: Left, root: bytes | None = None) -> Difference:
+def compare(then: ExcludedRecord, now: ExcludedRecord, root: bytes | None = None) -> Difference:
     """Compare two records of excluded paths.
 
     Without `root`, a path that only the earlier record has counts as missing, even if the later snapshot captured it.
@@ -272,7 +272,7 @@ Pairs = tuple[tuple[str, str], ...]
 """Paths, each with a reason."""
 
 
-class Named(NamedTuple):
+class ExcludedReport(NamedTuple):
     """The paths that a snapshot left out, as a plan or a report names them.
 
     Args:
@@ -284,14 +284,14 @@ class Named(NamedTuple):
     left: Pairs
 
 
-def of_left_out(
-    then: Left,
-    now: Left,
+def report_excluded(
+    then: ExcludedRecord,
+    now: ExcludedRecord,
     root: bytes,
     *,
     has: Collection[bytes],
     among: Callable[[bytes], bool],
-) -> Named:
+) -> ExcludedReport:
     """Compare the paths that a snapshot left out with the workspace.
 
     Args:
@@ -305,10 +305,10 @@ def of_left_out(
     missing = {path: f"left out of the snapshot ({why})" for path, why in found.missing.items() if among(path)}
     left = {path: f"changed since; left out of the snapshot ({why})" for path, why in found.changed.items()}
     left |= {path: f"added since; left out ({why})" for path, why in found.new.items() if not _holds(has, path)}
-    return Named(_pairs(missing), _pairs({path: why for path, why in left.items() if among(path)}))
+    return ExcludedReport(_pairs(missing), _pairs({path: why for path, why in left.items() if among(path)}))
 
 
-def in_the_way(now: Mapping[bytes, ExcludedPaths | Skipped], changes: Mapping[bytes, TreeChange]) -> Iterator[bytes]:
+def in_the_way(now: Mapping[bytes, ExcludedPath | SkippedPath], changes: Mapping[bytes, TreeChange]) -> Iterator[bytes]:
     """Yield the paths that are left out now and that a restore must move aside because it writes there.
 
     Args:
@@ -322,7 +322,7 @@ def in_the_way(now: Mapping[bytes, ExcludedPaths | Skipped], changes: Mapping[by
         while path := os.path.dirname(path):
             folders.add(path)
     for path, one in now.items():
-        mode = one.mode if isinstance(one, ExcludedPaths) else one.stamp[4]
+        mode = one.mode if isinstance(one, ExcludedPath) else one.stamp[4]
         if within(path, files) is not None or (path in folders and not stat.S_ISDIR(mode)):
             yield path
 

@@ -22,7 +22,7 @@ RECENT, RECENT_COARSE = 20_000_000, 2_000_000_000
 PLAIN_DIRECTORY = stat.S_IFDIR | 0o755
 
 
-class SeenFiles(NamedTuple):
+class IndexEntry(NamedTuple):
     """A captured file, link or directory.
 
     Args:
@@ -34,7 +34,7 @@ class SeenFiles(NamedTuple):
     stamp: Stamp | None
 
 
-class Skipped(NamedTuple):
+class SkippedPath(NamedTuple):
     """A path that is left out: the reason, and its stamp."""
 
     why: str
@@ -42,7 +42,7 @@ class Skipped(NamedTuple):
 
 
 @dataclass
-class Known:
+class WorkspaceIndex:
     """The index of a workspace, by path.
 
     Args:
@@ -57,13 +57,13 @@ class Known:
 
     key: str | None = None
     settings: str = ""
-    files: dict[bytes, SeenFiles] = field(default_factory=dict)
-    folders: dict[bytes, SeenFiles] = field(default_factory=dict)
-    skipped: dict[bytes, Skipped] = field(default_factory=dict)
+    files: dict[bytes, IndexEntry] = field(default_factory=dict)
+    folders: dict[bytes, IndexEntry] = field(default_factory=dict)
+    skipped: dict[bytes, SkippedPath] = field(default_factory=dict)
     dirty: set[bytes] = field(default_factory=set)
     generation: str = ""
 
-    def copy(self) -> Known:
+    def copy(self) -> WorkspaceIndex:
         """Return a copy that can be changed independently."""
         return replace(
             self,
@@ -89,7 +89,7 @@ def stamp_of(found: os.stat_result) -> Stamp:
     return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_mode
 
 
-def settled(stamp: Stamp, now: int | None = None) -> Stamp | None:
+def reliable_stamp(stamp: Stamp, now: int | None = None) -> Stamp | None:
     """Return the stamp if any later change of the file is certain to change it, else None.
 
     Args:

@@ -14,12 +14,21 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 
 from agentgit.errors import Unavailable
-from agentgit.values import shown
-from agentgit.workspace.disk.atomic_file import CHUNK, IN_MEMORY, Data, gather, parts
-from agentgit.workspace.disk.permissions import READABLE, SEARCHABLE, Permits
+from agentgit.values import escape_path
+from agentgit.workspace.disk.atomic_file import CHUNK, IN_MEMORY, Data, parts, read_contents
+from agentgit.workspace.disk.permissions import READABLE, SEARCHABLE, TemporaryPermissions
 from agentgit.workspace.scan.excluded import NAME, IgnoreRules
-from agentgit.workspace.scan.index import Known, SeenFiles, Skipped, Stamp, mode_of, settled, stamp_of, within
-from agentgit.workspace.trees import TreeEntry, WrittenTree, digest, digest_of
+from agentgit.workspace.scan.index import (
+    IndexEntry,
+    SkippedPath,
+    Stamp,
+    WorkspaceIndex,
+    mode_of,
+    reliable_stamp,
+    stamp_of,
+    within,
+)
+from agentgit.workspace.trees import TreeEntry, TreeWrite, digest, digest_of
 
 EXCLUDED, UNREADABLE = "excluded", "cannot be read"
 
@@ -62,8 +71,8 @@ class Scan:
     def __init__(
         self,
         root: bytes,
-        known: Known,
-        permits: Permits,
+        known: WorkspaceIndex,
+        permits: TemporaryPermissions,
         spool: bytes,
         rules: IgnoreRules,
         max_file_size: int,
@@ -87,21 +96,21 @@ class Scan:
         """The number of files that `changes` reads."""
         return len(self._changed)
 
-    def changes(self) -> Iterator[WrittenTree]:
+    def changes(self) -> Iterator[TreeWrite]:
         """Yield the changes: first removed paths, then new and changed files, then directories."""
         if not (self._moved or self._changed or self._gone):
             return
         named = self._name()
         away = [path for path in self._gone if path not in self._changed]
         self.files_changed += len(away)
-        yield from (WrittenTree(path, None) for path in away)
+        yield from (TreeWrite(path, None) for path in away)
         folders = self._known.folders
-        yield from (WrittenTree(p, None) for p in named if p not in folders and p not in self._changed)
+        yield from (TreeWrite(p, None) for p in named if p not in folders and p not in self._changed)
         for path in sorted(self._changed):
-            yield from self._looked_at(path)
+            yield from self._update_file(path)
         now = self._known.directories()
-        yield from (WrittenTree(path, None) for path in named.keys() - now.keys() if path in folders)
-        yield from (WrittenTree(path, now[path]) for path in sorted(now) if now[path] != named.get(path))
+        yield from (TreeWrite(path, None) for path in named.keys() - now.keys() if path in folders)
+        yield from (TreeWrite(path, now[path]) for path in sorted(now) if now[path] != named.get(path))
 
     def _name(self) -> dict[bytes, TreeEntry]:
         """Return the directories that had an entry before this scan. Call it before any change to the index."""
@@ -114,7 +123,7 @@ class Scan:
         known = self._known
         self._look_at_folders()
         self._look_at_files()
-        self._let_go()
+        self._drop_outside()
         self._look_at_skipped()
         new = self._list(self._moved)
         rules = any(path.rpartition(b"/")[2] == NAME for path in (*self._changed, *self._gone, *new))
@@ -133,7 +142,9 @@ class Scan:
             stamp = self._stamp(path)
             if stamp is None or not stat.S_ISDIR(stamp[4]):
                 if not path:
-                    raise Unavailable(f"The workspace {shown(self._at)} does not exist. Create it, then try again.")
+                    raise Unavailable(
+                        f"The workspace {escape_path(self._at)} does not exist. Create it, then try again."
+                    )
                 lost.add(path)
                 continue
             self._enter(path, stamp)
@@ -171,7 +182,7 @@ class Scan:
         for path in away:
             self._forget(path)
 
-    def _let_go(self) -> None:
+    def _drop_outside(self) -> None:
         """Remove paths from the index that were captured and later declared as outside."""
         for path in [one.removeprefix(self._at) for one in self._outside]:
             self._changed.pop(path, None)
@@ -191,7 +202,7 @@ class Scan:
             if stamp is None or skipped.why != EXCLUDED or name == NAME:
                 self._moved |= self._known.folders.keys() if name == NAME else {folder}
             else:
-                self._known.skipped[path] = Skipped(skipped.why, stamp)
+                self._known.skipped[path] = SkippedPath(skipped.why, stamp)
                 self._known.dirty.add(path)
 
     def _settle_skipped(self) -> None:
@@ -206,7 +217,7 @@ class Scan:
     def _enter(self, folder: bytes, stamp: Stamp) -> None:
         """Add permission bits to a directory that its owner cannot list or search."""
         if stamp[4] & SEARCHABLE != SEARCHABLE:
-            self._permits.give(folder, SEARCHABLE)
+            self._permits.grant(folder, SEARCHABLE)
 
     def _forget(self, path: bytes) -> None:
         self._name()
@@ -232,7 +243,7 @@ class Scan:
                 continue
             self._enter(folder, stamp)
             whole = self._within(folder)
-            known.folders[folder] = SeenFiles(TreeEntry(stamp[4]), settled(stamp) if whole else None)
+            known.folders[folder] = IndexEntry(TreeEntry(stamp[4]), reliable_stamp(stamp) if whole else None)
             known.dirty.add(folder)
             for path, found in self._names(folder):
                 if path in known.files or path in known.folders or path in self._changed:
@@ -255,7 +266,7 @@ class Scan:
         except OSError as error:
             if not folder:
                 raise Unavailable(
-                    f"The workspace {shown(self._at)} cannot be read: {error.strerror}. Grant the permission."
+                    f"The workspace {escape_path(self._at)} cannot be read: {error.strerror}. Grant the permission."
                 ) from error
             del self._known.folders[folder]
             self._skip(folder, _why(error), self._stamp(folder) or NO_STAMP)
@@ -281,10 +292,10 @@ class Scan:
         return f"larger than {self._most:,} bytes"
 
     def _skip(self, path: bytes, why: str, stamp: Stamp) -> None:
-        self._known.skipped[path] = Skipped(why, stamp)
+        self._known.skipped[path] = SkippedPath(why, stamp)
         self._known.dirty.add(path)
 
-    def _looked_at(self, path: bytes) -> Iterator[WrittenTree]:
+    def _update_file(self, path: bytes) -> Iterator[TreeWrite]:
         """Read one file or link, update the index, and yield the change, if any."""
         known = self._known.files.get(path)
         now = time.time_ns()
@@ -293,13 +304,13 @@ class Scan:
         if stamp is None:
             if self._known.files.pop(path, None) or path in self._gone:
                 self.files_changed += 1
-                yield WrittenTree(path, None)
+                yield TreeWrite(path, None)
             return
         entry = TreeEntry(mode_of(stamp), oid)
-        self._known.files[path] = SeenFiles(entry, settled(stamp, now))
+        self._known.files[path] = IndexEntry(entry, reliable_stamp(stamp, now))
         if known is None or known.entry != entry:
             self.files_changed += 1
-            yield WrittenTree(path, entry, data)
+            yield TreeWrite(path, entry, data)
 
     def _read(self, path: bytes, known: str) -> Contents:
         """Read one file or link, and record it as left out if it cannot be read."""
@@ -310,7 +321,7 @@ class Scan:
             return NOTHING
         except PermissionError:
             stamp = self._stamp(path) or NO_STAMP
-            with self._permits.lent(path, READABLE) as lent:
+            with self._permits.grant_temporarily(path, READABLE) as lent:
                 if lent:
                     _, oid, data = read(at, self._spool, known)
             if lent and (now := self._stamp(path)) and (now[0], now[2:]) == (stamp[0], stamp[2:]):
@@ -374,5 +385,5 @@ def read(at: bytes, spool: bytes, known: str = "") -> Contents:
         if size > IN_MEMORY and known and known == digest_of(iter(partial(file.read, CHUNK), b""), size):
             return stamp, known, b""
         file.seek(0)
-        data = gather(file.read, size, spool)
+        data = read_contents(file.read, size, spool)
         return stamp, digest_of(parts(data), len(data)), data

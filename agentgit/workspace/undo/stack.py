@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentgit.errors import InvalidInput, NotFound, Unavailable, WorkspaceChanged
-from agentgit.values import shown
+from agentgit.values import escape_path
 from agentgit.workspace.disk.single_file import ABSENT, FILE, LINK, OTHER, FileState, SingleFiles
 from agentgit.workspace.undo.storage import REDO, SAFETY, UNDO, StoredEntry, UndoStorage
 from agentgit.workspace.values import Undone
@@ -20,7 +20,7 @@ from agentgit.workspace.values import Undone
 CHANGED = "it was changed during the undo"
 
 
-class Whole(Protocol):
+class WholeWorkspaceSnapshots(Protocol):
     """An object that can take and restore snapshots of the whole workspace."""
 
     def checkpoint(self) -> str:
@@ -94,7 +94,7 @@ class UndoStack:
         storage_dir: str | os.PathLike[str],
         *,
         max_snapshots: int = 50,
-        whole: Whole | None = None,
+        whole: WholeWorkspaceSnapshots | None = None,
     ) -> None:
         if max_snapshots < 1:
             raise InvalidInput(f"max_snapshots must be 1 or more, not {max_snapshots}.")
@@ -118,13 +118,13 @@ class UndoStack:
                 take snapshots of the whole workspace.
             Unavailable: A file cannot be read, or the storage cannot be written.
         """
-        with self._alone():
+        with self._locked():
             self._finish()
             with self._rows.writing():
                 if paths is None:
-                    entry = self._rows.add(UNDO, label, {}, whole=self._needed().checkpoint())
+                    entry = self._rows.add(UNDO, label, {}, whole=self._require_whole().checkpoint())
                 else:
-                    named = [name for path in _several(paths) for name in self._files.named(path)]
+                    named = [name for path in _several(paths) for name in self._files.resolve_paths(path)]
                     entry = self._take(UNDO, label, named)
                 self._rows.retire_redo()
                 wholes = self._rows.evict(self._max_snapshots)
@@ -133,20 +133,20 @@ class UndoStack:
 
     def peek(self) -> UndoEntry | None:
         """Return the newest entry, which `undo` uses next; None if there is none."""
-        with self._alone():
+        with self._locked():
             newest = self._rows.newest(UNDO)
             return _value(newest) if newest else None
 
     @property
     def depth(self) -> int:
         """The number of entries that can be undone."""
-        with self._alone():
+        with self._locked():
             return len(self._rows.ids(UNDO))
 
     @property
     def history(self) -> tuple[UndoEntry, ...]:
         """The entries, oldest first."""
-        with self._alone():
+        with self._locked():
             return tuple(map(_value, self._rows.list(UNDO)))
 
     @property
@@ -157,12 +157,12 @@ class UndoStack:
     @property
     def safety(self) -> tuple[UndoEntry, ...]:
         """The entries with the files as they were before each undo, oldest first. `redo(id)` restores one."""
-        with self._alone():
+        with self._locked():
             return tuple(map(_value, self._rows.list(REDO, SAFETY)))
 
     def clear(self) -> None:
         """Delete all entries, and free their disk space."""
-        with self._alone():
+        with self._locked():
             self._release(self._rows.clear())
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class UndoStack:
         if n < 1:
             raise InvalidInput(f"undo() takes the number of entries to undo, 1 or more, not {n}.")
         done = Undone()
-        with self._alone():
+        with self._locked():
             done += self._finish(UNDO)
             for _ in range(n - len(done.labels)):
                 newest = self._rows.newest(UNDO)
@@ -206,7 +206,7 @@ class UndoStack:
             NotFound: There is no such entry.
             Unavailable: A file cannot be written. The next use of the stack continues the redo.
         """
-        with self._alone():
+        with self._locked():
             pending = self._rows.pending()
             done = self._finish(REDO, SAFETY)
             if done and pending and id in (None, pending[0].id):
@@ -220,19 +220,19 @@ class UndoStack:
         """Save the current files of an entry on the other stack, then restore the entry."""
         with self._rows.writing():
             if entry.whole is not None:
-                id = self._rows.add(onto, entry.label, {}, whole=self._needed().checkpoint())
+                id = self._rows.add(onto, entry.label, {}, whole=self._require_whole().checkpoint())
             else:
                 id = self._take(onto, entry.label, entry.states, any_kind=True)
             self._rows.begin(entry.id, id)
         kept = self._rows.get(id)
-        return self._go_on(entry, kept) if kept else Undone()
+        return self._apply(entry, kept) if kept else Undone()
 
     def _finish(self, *stacks: str) -> Undone:
         """Complete an interrupted undo; return its result if its entry is of one of these stacks, else an empty one."""
         if pending := self._rows.pending():
             counts = pending[0].id in self._rows.ids(*stacks)
             try:
-                done = self._recover(*pending) + self._go_on(*pending)
+                done = self._recover(*pending) + self._apply(*pending)
             except WorkspaceChanged:  # somebody changed files since: keep the entry for the next undo
                 self._rows.cancel(pending[0].id)
             else:
@@ -248,7 +248,7 @@ class UndoStack:
                 left.append((os.fsdecode(path), f"{CHANGED}; that version is now at {os.fsdecode(to)}"))
         return Undone(left=tuple(left))
 
-    def _go_on(self, entry: StoredEntry, kept: StoredEntry) -> Undone:
+    def _apply(self, entry: StoredEntry, kept: StoredEntry) -> Undone:
         """Restore the files of an entry that are not restored yet, and remove the entry from its stack.
 
         Raises:
@@ -273,7 +273,7 @@ class UndoStack:
 
     def _put_whole(self, id: str) -> Undone:
         try:
-            done = self._needed().restore(id)
+            done = self._require_whole().restore(id)
         except NotFound as error:  # the snapshot was deleted, so that the entry is useless
             return Undone(left=(("the workspace", str(error)),))
         left = [pair for name in ("conflicts", "missing", "left") for pair in getattr(done, name, ())]
@@ -297,21 +297,21 @@ class UndoStack:
             states = {path: self._files.look(path, self._rows.keep) for path in dict.fromkeys(paths)}
             for path, state in states.items():
                 if state.kind == OTHER and not any_kind:
-                    raise InvalidInput(f"{shown(path)} is not a file; the undo stack keeps files only.")
+                    raise InvalidInput(f"{escape_path(path)} is not a file; the undo stack keeps files only.")
             missing = dict.fromkeys(folder for path in states for folder in self._files.missing_folders(path))
             return self._rows.add(stack, label, states, list(missing))
 
     def _release(self, wholes: Iterable[str]) -> None:
         for id in wholes:
-            self._needed().release(id)
+            self._require_whole().release(id)
 
-    def _needed(self) -> Whole:
+    def _require_whole(self) -> WholeWorkspaceSnapshots:
         if self._whole is None:
             raise InvalidInput("Name the paths: this stack cannot take snapshots of the whole workspace.")
         return self._whole
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """Lock the stack against other threads and processes. The lock of a killed process is released.
 
         The lock is reentrant in a thread, because a workspace callback for a snapshot may read the stack.

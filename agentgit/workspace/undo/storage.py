@@ -87,7 +87,7 @@ class UndoStorage:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._depth = 0
-        with _told(path):
+        with _converting_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._db = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
@@ -113,7 +113,7 @@ class UndoStorage:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Run a block in a transaction; a nested block joins the outer one."""
-        with _told(self._path):
+        with _converting_errors(self._path):
             if self._depth:
                 yield
                 return
@@ -277,16 +277,16 @@ class UndoStorage:
         return StoredEntry(id, label, created_at, whole, states, folders)
 
     def _all(self, query: str, *values: Any) -> Sequence[Any]:
-        with _told(self._path):
+        with _converting_errors(self._path):
             return self._db.execute(query, values).fetchall()
 
     def _run(self, statement: str, *values: Any) -> None:
-        with _told(self._path):
+        with _converting_errors(self._path):
             self._db.execute(statement, values).fetchall()
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _converting_errors(path: Path) -> Iterator[None]:
     """Convert an error of SQLite or the operating system into one that names the file."""
     try:
         yield

@@ -40,7 +40,7 @@ from sqlalchemy.types import TypeDecorator
 from agentgit.errors import Corrupt, KeyMissing
 from agentgit.store.sql.columns import Payload, SafeText, SealedText
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.encryption import InClear
+from agentgit.store.sql.encryption import UnencryptedValue
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}")
 """The format in which SQLAlchemy writes a time on SQLite."""
@@ -84,14 +84,14 @@ class Read(NamedTuple):
 
     Args:
         row: The values, by the names of the columns.
-        wrong: The problems of its cells, as sentences.
+        problems: The problems of its cells, as sentences.
         has_key: True if all cells of the key can be read.
         cells: The reader of the cells.
         raw: The values that the driver returned.
     """
 
     row: Any
-    wrong: Sequence[str]
+    problems: Sequence[str]
     has_key: bool
     cells: Cells
     raw: Sequence[Any]
@@ -122,7 +122,7 @@ class Cells:
         keys = [column.name for column in getattr(self._table, "primary_key", ()) if column.name != "tenant_id"]
         self._key = [names.index(name) for name in keys if name in names]
         self._make = _maker(names)
-        self._closer = [n for n, cell in enumerate(self._columns) if cell.is_closer]
+        self._closer = [n for n, cell in enumerate(self._columns) if cell.needs_value_check]
         self._sound: set[tuple[type, ...]] = set()
 
     def pages(self) -> Iterator[list[Read]]:
@@ -169,7 +169,7 @@ class _Cell(NamedTuple):
     convert: Callable[[Any], Any] | None
     is_plain: bool
     """True if ASCII text without backslashes needs neither checks nor conversion."""
-    is_closer: bool
+    needs_value_check: bool
     """True if the type of a value is not enough to validate or convert it."""
 
     @classmethod
@@ -184,7 +184,7 @@ class _Cell(NamedTuple):
             is_sqlite=dialect.name == "sqlite",
             convert=column.type.dialect_impl(dialect).result_processor(dialect, None),
             is_plain=isinstance(plain, String) and not isinstance(column.type, SealedText),
-            is_closer=isinstance(column.type, Payload) or isinstance(plain, Boolean | String | DateTime),
+            needs_value_check=isinstance(column.type, Payload) or isinstance(plain, Boolean | String | DateTime),
         )
 
     @property
@@ -206,7 +206,7 @@ class _Cell(NamedTuple):
             raise ValueError(f"its {self.name} is {shown(value)}, which is not {kind.what}")
         try:
             return self.convert(value) if self.convert is not None else value
-        except InClear as error:
+        except UnencryptedValue as error:
             raise ValueError(f"its {self.name} is not encrypted, although this database is") from error
         except (KeyMissing, Corrupt) as error:
             raise ValueError(f"its {self.name} cannot be decrypted with its key") from error

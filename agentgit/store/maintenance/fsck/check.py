@@ -47,9 +47,9 @@ def fsck(store: Store, level: int, progress: OnProgress | None = None) -> Checke
     """
     began = time.perf_counter()
     fresh = Store(store.database, store.tenant_id, store.compression)  # so that no cache is used
-    report = _Counting(progress)
+    report = _FsckProgress(progress)
     try:
-        with store.database.reading(one_moment=True) as connection, any_text(connection):
+        with store.database.reading(repeatable_read=True) as connection, any_text(connection):
             _check(connection, fresh, level, report)
     except Corrupt as error:  # the database itself cannot read its file
         report.add(error.row or "the database", str(error).split(". ")[0], RESTORE)
@@ -62,7 +62,7 @@ def fsck(store: Store, level: int, progress: OnProgress | None = None) -> Checke
     )
 
 
-def _check(connection: Connection, store: Store, level: int, report: _Counting) -> None:
+def _check(connection: Connection, store: Store, level: int, report: _FsckProgress) -> None:
     report.total = _count(connection, store.tenant_id)
     if level >= HASHES and store.database.is_sqlite:
         for (said,) in connection.execute(text("PRAGMA quick_check(20)")):
@@ -86,7 +86,7 @@ def _check_cells(connection: Connection, store: Store, report: FsckReport) -> No
         query = suspicious(table, is_sqlite=store.database.is_sqlite)
         for page in Cells(connection, query, {"tenant": store.tenant_id}).pages():
             for one in page:
-                for what in one.wrong:
+                for what in one.problems:
                     report.add(one.name, what, RESTORE)
 
 
@@ -98,7 +98,7 @@ def _check_macs(connection: Connection, store: Store, report: FsckReport) -> Non
     for table in row_codes.tables():
         for page in Cells(connection, select(table).where(table.c.tenant_id == store.tenant_id)).pages():
             for one in page:
-                if not one.wrong and not row_codes.is_authentic(seal, table, one.row):
+                if not one.problems and not row_codes.is_authentic(seal, table, one.row):
                     report.add(one.name, "it was modified without the key", RESTORE)
 
 
@@ -130,7 +130,7 @@ def verify_trail(store: Store, known: Collection[Tip] = (), progress: OnProgress
         known: The ends of the trails that an earlier check returned.
         progress: The function to call with the number of rows done and their total.
     """
-    report = _Counting(progress)
+    report = _FsckProgress(progress)
     with store.database.reading() as connection, any_text(connection):
         report.total = _count(connection, store.tenant_id, [AUDIT_EVENT, ERASURE])
         ends = check_trail(connection, store.tenant_id, report, known, hashes=True)
@@ -143,12 +143,12 @@ def _count(connection: Connection, tenant_id: int, tables: Sequence[Table] = TAB
     return sum(int(connection.execute(query).scalar_one()) for query in counts)
 
 
-class _Counting(FsckReport):
+class _FsckProgress(FsckReport):
     """Collects findings and reports progress."""
 
     def __init__(self, progress: OnProgress | None) -> None:
         self.findings: list[Finding] = []
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         self.more = 0
         self.objects = 0
         self.total = 0
@@ -156,15 +156,15 @@ class _Counting(FsckReport):
         self._of_callback: Exception | None = None
 
     def add(self, row: str, what: str, todo: str) -> None:
-        if (row, what) in self._told:  # two levels may check the same cell
+        if (row, what) in self._reported:  # two levels may check the same cell
             return
         if len(self.findings) < MOST:
-            self._told.add((row, what))
+            self._reported.add((row, what))
             self.findings.append(Finding(row=_printable(row), what=_printable(what), todo=todo))
         else:
             self.more += 1
 
-    def did(self, count: int) -> None:
+    def advance(self, count: int) -> None:
         self.objects += count
         if self._progress is not None:
             try:

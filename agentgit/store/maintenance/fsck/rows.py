@@ -12,7 +12,7 @@ from agentgit.effects.invocation import REDO
 from agentgit.sessions.session import OPEN, PARTIAL, REPLAYING, RUNNING
 from agentgit.store.maintenance.erasure import erased_users
 from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, rows
-from agentgit.store.records.session_access import BY_NAME
+from agentgit.store.records.session_access import NO_LINK
 from agentgit.store.search.index import CALL, MESSAGE, NAMED
 from agentgit.store.sql.columns import UTCDateTime
 from agentgit.store.sql.compiled_statement import CompiledStatement
@@ -42,7 +42,7 @@ CHECKPOINT_KINDS = ("before", "after", "tools", "branch", "named")
 TEXT_KINDS = (MESSAGE, CALL, NAMED)
 
 
-class Owner(NamedTuple):
+class BranchTrack(NamedTuple):
     """The session of a branch, the number of calls that its track inherits, and the length of its track."""
 
     session_id: int
@@ -50,7 +50,7 @@ class Owner(NamedTuple):
     calls: int
 
 
-class Spot(NamedTuple):
+class CheckpointPosition(NamedTuple):
     """The branch of a checkpoint and its position on the tool track."""
 
     branch_id: int
@@ -74,9 +74,9 @@ class RowCheck:
         """The ids of all users that rows may name as author, including erased users."""
         self.current: dict[int, int | None] = {}
         """The current branch of each session, by id."""
-        self.of_branch: dict[int, Owner] = {}
+        self.of_branch: dict[int, BranchTrack] = {}
         columns = (CHECKPOINT.c.id, CHECKPOINT.c.internal_session_id, CHECKPOINT.c.position)
-        self.of_checkpoint = {id: Spot(*rest) for id, *rest in self._columns(*columns)}
+        self.of_checkpoint = {id: CheckpointPosition(*rest) for id, *rest in self._columns(*columns)}
         self.call_ids = self.ids(TOOL_INVOCATION)
         self.operation_ids = self.ids(OPERATION)
         self.snapshot_ids = self.ids(WORKSPACE_SNAPSHOT)
@@ -103,14 +103,14 @@ class RowCheck:
         if value not in known:
             self.report.add(row, f"its {column} is {value!r}, which is unknown", RESTORE)
 
-    def refers(self, row: str, what: str, id: int | None, known: Collection[int], todo: str = LOST) -> None:
+    def require_existing(self, row: str, what: str, id: int | None, known: Collection[int], todo: str = LOST) -> None:
         """Check that the row with the given id exists, if there is an id."""
         if id is not None and id not in known:
             self.report.add(row, f"its {what} {id} is missing", todo)
 
     def same_session(self, row: str, what: str, branch_id: int | None, session_id: int) -> None:
         """Check that a branch to which a row refers exists and belongs to the same session."""
-        self.refers(row, what, branch_id, self.of_branch)
+        self.require_existing(row, what, branch_id, self.of_branch)
         owner = self.of_branch.get(branch_id or 0)
         if owner is not None and owner.session_id != session_id:
             self.report.add(row, f"its session {session_id} is not the session of its {what}", RESTORE)
@@ -141,7 +141,7 @@ class RowCheck:
         """Check the owner of each session. `branches` checks its current branch."""
         for row in self.read(SESSION.c.id, SESSION.c.user_id, SESSION.c.current_branch_id, SESSION.c.meta):
             self.current[row.id] = row.current_branch_id
-            self.refers(f"external_session {row.id}", "user", row.user_id, self.users)
+            self.require_existing(f"external_session {row.id}", "user", row.user_id, self.users)
             self.json(f"external_session {row.id}", meta=row.meta)
 
     def branches(self) -> None:
@@ -162,15 +162,16 @@ class RowCheck:
         )
         found_ = list(self.read(*(BRANCH.c[name] for name in columns)))
         self.of_branch = {
-            row.id: Owner(row.external_session_id, row.inherited, row.inherited + made.get(row.id, 0)) for row in found_
+            row.id: BranchTrack(row.external_session_id, row.inherited, row.inherited + made.get(row.id, 0))
+            for row in found_
         }
         parents = {row.id: row.parent_id for row in found_}
-        circles = in_circles(parents)
+        circles = find_cycles(parents)
         for row in found_:
             name = f"internal_session {row.id}"
-            self.refers(name, "session", row.external_session_id, self.current)
+            self.require_existing(name, "session", row.external_session_id, self.current)
             self.one_of(name, "status", row.status, BRANCH_STATUSES)
-            self.refers(name, "parent", row.parent_id, parents)
+            self.require_existing(name, "parent", row.parent_id, parents)
             if row.id in circles:
                 self.report.add(name, "it is its own ancestor", RESTORE)
             self._point(name, "head", row.head_id, row.id)
@@ -192,7 +193,7 @@ class RowCheck:
                 self.report.add(f"external_session {session_id}", f"its branch {branch_id} is missing", todo)
 
     def _point(self, name: str, what: str, checkpoint_id: int | None, branch_id: int | None) -> None:
-        self.refers(name, what, checkpoint_id, self.of_checkpoint)
+        self.require_existing(name, what, checkpoint_id, self.of_checkpoint)
         found = self.of_checkpoint.get(checkpoint_id or 0)
         if branch_id is not None and found is not None and found.branch_id != branch_id:
             self.report.add(name, f"its {what} {checkpoint_id} is a checkpoint of another branch", RESTORE)
@@ -202,7 +203,7 @@ class RowCheck:
         c = WORKSPACE_SNAPSHOT.c
         for row in self.read(c.id, c.external_session_id, c.internal_session_id, c.settings):
             name = f"workspace_snapshot {row.id}"
-            self.refers(name, "session", row.external_session_id, self.current)
+            self.require_existing(name, "session", row.external_session_id, self.current)
             self.same_session(name, "branch", row.internal_session_id, row.external_session_id)
             self.json(name, settings=row.settings)
 
@@ -210,11 +211,11 @@ class RowCheck:
         """Check the checkpoints: their branch, snapshot of files, position and graph checkpoint."""
         for row in rows(self.connection, _with_state(self.store.tenant_id), self.report):
             name = f"checkpoint {row.id}"
-            self.refers(name, "branch", row.internal_session_id, self.of_branch)
+            self.require_existing(name, "branch", row.internal_session_id, self.of_branch)
             self.one_of(name, "kind", row.kind, CHECKPOINT_KINDS)
             todo = "Its files cannot be restored. Roll back with files=False to restore only its conversation."
-            self.refers(name, "snapshot of files", row.workspace_snapshot_id, self.snapshot_ids, todo)
-            self.refers(name, "user", row.user_id, self.authors)
+            self.require_existing(name, "snapshot of files", row.workspace_snapshot_id, self.snapshot_ids, todo)
+            self.require_existing(name, "user", row.user_id, self.authors)
             if bool(row.is_auto) is (row.kind == "named"):
                 self.report.add(name, f"its kind is {row.kind}, but its is_auto is {bool(row.is_auto)}", RESTORE)
             branch = self.of_branch.get(row.internal_session_id)
@@ -235,9 +236,11 @@ class RowCheck:
         """Check the tags: their session, user and checkpoint."""
         for row in self.read(TAG.c.name, TAG.c.external_session_id, TAG.c.checkpoint_id, TAG.c.user_id):
             name = f"tag {row.name!r}"
-            self.refers(name, "session", row.external_session_id, self.current)
-            self.refers(name, "user", row.user_id, self.authors)
-            self.refers(name, "checkpoint", row.checkpoint_id, self.of_checkpoint, "Remove it: session.untag(name).")
+            self.require_existing(name, "session", row.external_session_id, self.current)
+            self.require_existing(name, "user", row.user_id, self.authors)
+            self.require_existing(
+                name, "checkpoint", row.checkpoint_id, self.of_checkpoint, "Remove it: session.untag(name)."
+            )
             spot = self.of_checkpoint.get(row.checkpoint_id)
             if spot is not None and row.external_session_id in self.current:
                 self.same_session(name, "checkpoint's branch", spot.branch_id, row.external_session_id)
@@ -248,10 +251,10 @@ class RowCheck:
             SEARCH_TEXT.c.id, SEARCH_TEXT.c.internal_session_id, SEARCH_TEXT.c.kind, SEARCH_TEXT.c.row_id
         ):
             name = f"search_text {row.id}"
-            self.refers(name, "branch", row.internal_session_id, self.of_branch)
+            self.require_existing(name, "branch", row.internal_session_id, self.of_branch)
             self.one_of(name, "kind", row.kind, TEXT_KINDS)
             if row.kind == CALL:
-                self.refers(name, "call", row.row_id, self.call_ids)
+                self.require_existing(name, "call", row.row_id, self.call_ids)
 
     def times(self) -> None:
         """Check on SQLite, which stores times as text, that every time can be parsed."""
@@ -294,11 +297,11 @@ def _with_state(tenant_id: int) -> Any:
     return select(*columns).select_from(joined).where(c.tenant_id == tenant_id)
 
 
-def in_circles(parents: Mapping[int, int | None]) -> set[int]:
+def find_cycles(parents: Mapping[int, int | None]) -> set[int]:
     """Return the ids of branches that are their own ancestors.
 
     Example:
-        >>> sorted(in_circles({1: None, 2: 1, 3: 4, 4: 3, 5: 3}))
+        >>> sorted(find_cycles({1: None, 2: 1, 3: 4, 4: 3, 5: 3}))
         [3, 4]
     """
     known: set[int] = set()
@@ -322,31 +325,31 @@ REVOKE = "It grants no access. Delete the row."
 def check_rights(check: RowCheck) -> None:
     """Check the API keys, the webhooks, and the members and links of sessions."""
     for row in check.read(API_KEY.c.id, API_KEY.c.user_id, API_KEY.c.scope):
-        check.refers(f"api_key {row.id}", "user", row.user_id, check.users, REVOKE)
+        check.require_existing(f"api_key {row.id}", "user", row.user_id, check.users, REVOKE)
         check.one_of(f"api_key {row.id}", "scope", row.scope, SCOPES)
     _sharing(check)
     # `check_outbox` counts the rows of webhooks.
     hooks = select(WEBHOOK.c.id, WEBHOOK.c.user_id, WEBHOOK.c.external_session_id)
     mine = hooks.where(WEBHOOK.c.tenant_id == check.store.tenant_id)
     for row in rows(check.connection, mine, check.report, counted=False):
-        check.refers(f"webhook {row.id}", "user", row.user_id, check.users)
-        check.refers(f"webhook {row.id}", "session", row.external_session_id, check.current)
+        check.require_existing(f"webhook {row.id}", "user", row.user_id, check.users)
+        check.require_existing(f"webhook {row.id}", "session", row.external_session_id, check.current)
 
 
 def _sharing(check: RowCheck) -> None:
     """Check the links of sessions, and that each member was added by name or by a link of the same session."""
-    links = {BY_NAME: 0}
+    links = {NO_LINK: 0}
     for row in check.read(SESSION_LINK.c.id, SESSION_LINK.c.external_session_id, SESSION_LINK.c.role):
         links[row.id] = row.external_session_id
-        check.refers(f"session_link {row.id}", "session", row.external_session_id, check.current, REVOKE)
+        check.require_existing(f"session_link {row.id}", "session", row.external_session_id, check.current, REVOKE)
         check.one_of(f"session_link {row.id}", "role", row.role, ROLES[:-1])
     for row in check.read(
         SESSION_MEMBER.c.external_session_id, SESSION_MEMBER.c.user_id, SESSION_MEMBER.c.link_id, SESSION_MEMBER.c.role
     ):
         name = f"session_member {row.external_session_id}/{row.user_id}/{row.link_id}"
-        check.refers(name, "session", row.external_session_id, check.current, REVOKE)
-        check.refers(name, "user", row.user_id, check.users, REVOKE)
-        check.refers(name, "link", row.link_id, links, REVOKE)
+        check.require_existing(name, "session", row.external_session_id, check.current, REVOKE)
+        check.require_existing(name, "user", row.user_id, check.users, REVOKE)
+        check.require_existing(name, "link", row.link_id, links, REVOKE)
         check.one_of(name, "role", row.role, ROLES)
         if links.get(row.link_id, 0) not in (0, row.external_session_id):
             check.report.add(name, "its link is for another session", REVOKE)

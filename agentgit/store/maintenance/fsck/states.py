@@ -20,12 +20,12 @@ from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, missing_
 from agentgit.store.objects.blobs import RECORD, Leaf, leaf, list_hash, pack, unpack
 from agentgit.store.objects.content import Body, Part
 from agentgit.store.objects.packing import HASH_BYTES, split_hashes
-from agentgit.store.records.sessions import Found
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
 from agentgit.store.threads.graph_rows import KEY, conversation, hash_state, is_shown
-from agentgit.store.threads.graph_rows import Found as At
+from agentgit.store.threads.graph_rows import GraphCheckpoint as At
 from agentgit.values import from_json
 
 
@@ -38,7 +38,7 @@ def check_heads(connection: Connection, store: Store, report: FsckReport) -> Non
         report.attempt(f"internal_session {branch.id}", partial(_check, connection, store, branch, report))
 
 
-def _check(connection: Connection, store: Store, branch: Found, report: FsckReport) -> None:
+def _check(connection: Connection, store: Store, branch: StoredRow, report: FsckReport) -> None:
     name = f"internal_session {branch.id}"
     newest = store.graphs.newest(connection, branch.thread_id)
     heads = store.checkpoints.find(connection, CHECKPOINT.c.id == branch.head_id) if branch.head_id is not None else []
@@ -98,24 +98,24 @@ def _shape(names_json: bytes) -> Shape:
 
 
 def check_states(
-    connection: Connection, tenant_id: int, there: set[bytes], report: FsckReport, *, hashes: bool
+    connection: Connection, tenant_id: int, stored: set[bytes], report: FsckReport, *, hashes: bool
 ) -> None:
     """Check the graph checkpoints and the pending writes.
 
     Args:
         connection: Any open connection.
         tenant_id: The tenant.
-        there: The hashes of the values that are stored.
+        stored: The hashes of the values that are stored.
         report: The report that receives the findings.
         hashes: True to also compare the hash of each state.
     """
-    check = _States(there, report)
+    check = _States(stored, report)
     c, w = GRAPH_CHECKPOINT.c, GRAPH_WRITE.c
     light = (c.thread_id, c.ns, c.checkpoint_id, c.channels)
     query = select(*light, *((c.message_count, c.state_hash, c.header, c.meta) if hashes else ()))
     for place, ns, id, channels, *said in rows(connection, query.where(c.tenant_id == tenant_id), report):
         check.state((place, ns, id), channels, said)
-    _check_ways(connection, tenant_id, report)
+    _check_ancestry(connection, tenant_id, report)
     query = select(w.thread_id, w.ns, w.checkpoint_id, w.task_id, w.idx, w.value).where(w.tenant_id == tenant_id)
     for *key, value in raw_rows(connection, query, report):
         check.write(key, value)
@@ -156,13 +156,13 @@ class _States:
         self.there = there
         self.report = report
 
-    def state(self, place: Sequence[str], channels: bytes, said: Sequence[Any]) -> None:
+    def state(self, place: Sequence[str], channels: bytes, recorded: Sequence[Any]) -> None:
         """Check that the values of a graph checkpoint are stored and match its hash.
 
         Args:
             place: The thread, namespace and id, as stored.
             channels: The column `channels`, as stored.
-            said: The recorded number of messages, hash, header and metadata; empty to check only the values.
+            recorded: The recorded number of messages, hash, header and metadata; empty to check only the values.
         """
         try:
             end = _COUNT.size + _COUNT.unpack_from(channels)[0] * HASH_BYTES
@@ -174,9 +174,9 @@ class _States:
         except (ValueError, TypeError, struct.error):
             self._wrong(place, "its channels cannot be read")
             return
-        if said:
+        if recorded:
             try:
-                self._hashed(place, channels, shape, *said)
+                self._hashed(place, channels, shape, *recorded)
             except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
                 self._wrong(place, "its channels, header or metadata cannot be read")
 
@@ -219,7 +219,7 @@ class _States:
         self.report.add(f"graph_checkpoint {'/'.join(place)}", what, RESTORE)
 
 
-def _check_ways(connection: Connection, tenant_id: int, report: FsckReport) -> None:
+def _check_ancestry(connection: Connection, tenant_id: int, report: FsckReport) -> None:
     """Report graph checkpoints that are their own ancestors.
 
     Later graph checkpoints have a greater `seq`, so a cycle needs a parent whose `seq` is not smaller.
@@ -232,12 +232,12 @@ def _check_ways(connection: Connection, tenant_id: int, report: FsckReport) -> N
         .where(GRAPH_CHECKPOINT.c.tenant_id == tenant_id, parent.c.seq >= GRAPH_CHECKPOINT.c.seq)
     )
     for thread, ns, id in connection.execute(odd).all():
-        if _returns(connection, tenant_id, thread, ns, id):
+        if _is_own_ancestor(connection, tenant_id, thread, ns, id):
             said = "it is its own ancestor"
             report.add(f"graph_checkpoint {thread}/{ns}/{id}", said, RESTORE)
 
 
-def _returns(connection: Connection, tenant_id: int, thread: str, ns: str, start: str) -> bool:
+def _is_own_ancestor(connection: Connection, tenant_id: int, thread: str, ns: str, start: str) -> bool:
     """Return whether a graph checkpoint is its own ancestor."""
     c = GRAPH_CHECKPOINT.c
     here = select(c.checkpoint_id, c.parent_id).where(c.tenant_id == tenant_id, c.thread_id == thread, c.ns == ns)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Table, select
 
-from agentgit.sessions.events import NOWHERE, Tip, hash_of
+from agentgit.sessions.events import NO_SESSION, Tip, hash_of
 from agentgit.store.maintenance.fsck.cells import Cells, Read, readable
 from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, rows
 from agentgit.store.objects.packing import HASH_BYTES
@@ -51,12 +51,12 @@ def check_trail(
     )
     for page in Cells(connection, query).pages():
         for one in page:
-            report.attempt(one.name, partial(chains.take, one))
-        report.did(len(page))
-    erased = {session_id: end for session_id, end in gone.items() if end in chains.told}
+            report.attempt(one.name, partial(chains.check_event, one))
+        report.advance(len(page))
+    erased = {session_id: end for session_id, end in gone.items() if end in chains.recorded_erasures}
     _check_erased(connection, tenant_id, gone, erased, report)
-    chains.met.update({(end.session_id, end.number): end.hash for end in erased.values()})
-    _check_known(known, chains.met, erased, report)
+    chains.found_hashes.update({(end.session_id, end.number): end.hash for end in erased.values()})
+    _check_known(known, chains.found_hashes, erased, report)
     return Ends(list(chains.tips.values()), sorted(erased))
 
 
@@ -74,20 +74,20 @@ class _Chains:
         self, report: FsckReport, erased: Collection[int], *, hashes: bool, wanted: Collection[tuple[int, int]]
     ) -> None:
         self.report, self.erased, self.hashes, self.wanted = report, erased, hashes, wanted
-        self.told: set[Tip] = set()
+        self.recorded_erasures: set[Tip] = set()
         """The ends of the trails of erased sessions, as recorded in the trail that belongs to no session."""
         self.tips: dict[int, Tip] = {}
         """The end of each chain."""
-        self.met: dict[tuple[int, int], str] = {}
+        self.found_hashes: dict[tuple[int, int], str] = {}
         """The hashes of the wanted events that exist, by session id and event number."""
         self._last_ids: dict[int, int] = {}
         self._unsure: set[int] = set()
         """The chains whose last row has no valid hash, so that the next row cannot be checked against it."""
 
-    def take(self, one: Read) -> None:
+    def check_event(self, one: Read) -> None:
         """Check a row against the previous row of its chain, and make it the end of the chain."""
         row, session_id = one.row, one.row.external_session_id
-        for what in one.wrong:
+        for what in one.problems:
             self._wrong(one, what)
         if not one.has_key:
             return  # its chain is unknown
@@ -100,7 +100,7 @@ class _Chains:
             self._wrong(one, "its id is not greater than the id of the previous event")
         if session_id in self.erased:
             self._wrong(one, "its session was erased, with its trail")
-        if row.kind == "session.erased" and session_id == NOWHERE and is_whole:
+        if row.kind == "session.erased" and session_id == NO_SESSION and is_whole:
             self._take_erasure(one)
         if is_whole:
             self._last_ids[session_id] = row.id
@@ -109,16 +109,16 @@ class _Chains:
             self._unsure.add(session_id)
         tip = self.tips[session_id] = Tip(session_id=session_id, number=row.seq, hash=bytes(row.hash).hex())
         if (session_id, row.seq) in self.wanted:
-            self.met[session_id, row.seq] = tip.hash
+            self.found_hashes[session_id, row.seq] = tip.hash
 
     def _is_whole(self, one: Read, before: Tip) -> bool:
         """Return whether a row is unmodified, as far as this can be checked. Report what is wrong with it."""
         row = one.row
         if row.seq != before.number + 1:
             self._wrong(one, f"the events from {before.number + 1} to {row.seq - 1} before it are missing")
-            return not one.wrong
-        if one.wrong or not self.hashes or row.external_session_id in self._unsure:
-            return not one.wrong
+            return not one.problems
+        if one.problems or not self.hashes or row.external_session_id in self._unsure:
+            return not one.problems
         if hash_of(bytes.fromhex(before.hash), row._asdict()) != row.hash:
             self._wrong(one, "its hash does not match its contents and the previous event")
             return False
@@ -128,7 +128,9 @@ class _Chains:
         """Store the end of an erased session's trail, as the trail records it."""
         try:
             said = as_object(one.row.detail)
-            self.told.add(Tip(session_id=int(said["erased"]), number=int(said["events"]), hash=str(said["hash"])))
+            self.recorded_erasures.add(
+                Tip(session_id=int(said["erased"]), number=int(said["events"]), hash=str(said["hash"]))
+            )
         except (ValueError, TypeError, LookupError, AttributeError):
             self._wrong(one, "its detail cannot be read")
 

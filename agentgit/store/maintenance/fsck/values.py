@@ -13,10 +13,10 @@ from sqlalchemy import ColumnElement, Connection, case, func, or_, select
 from agentgit.errors import AgentGitError, Corrupt, KeyMissing
 from agentgit.store.maintenance.fsck.cells import Cells, shown
 from agentgit.store.objects.blobs import FULL, RECORD, continued, link_of, unpack
-from agentgit.store.objects.content import walk
+from agentgit.store.objects.content import verify_lists
 from agentgit.store.objects.packing import CHUNK, CHUNKED, HASH_BYTES, RAW, ZLIB, ZSTD, split_hashes, unpacked
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.encryption import as_given, seal_of
+from agentgit.store.sql.encryption import decode_value, seal_of
 from agentgit.store.sql.tables import BLOB, LIST
 from agentgit.store.store import Store
 
@@ -29,10 +29,10 @@ class FsckReport(Protocol):
     def add(self, row: str, what: str, todo: str) -> None:
         """Add a finding; see `Finding` for the arguments."""
 
-    def did(self, count: int) -> None:
+    def advance(self, count: int) -> None:
         """Record that `count` more rows were checked."""
 
-    def attempt(self, row: str, look: Callable[[], None]) -> None:
+    def attempt(self, row: str, check: Callable[[], None]) -> None:
         """Run a check, and report what it raises as a finding."""
 
 
@@ -40,18 +40,18 @@ def rows(connection: Connection, query: Any, report: FsckReport, *, counted: boo
     """Yield the rows of a query, a page at a time, report their invalid cells, and count them. See `Cells`."""
     for page in Cells(connection, query).pages():
         for one in page:
-            for what in one.wrong:
+            for what in one.problems:
                 report.add(one.name, what, RESTORE)
             if one.has_key:
                 yield one.row
-        report.did(len(page) if counted else 0)
+        report.advance(len(page) if counted else 0)
 
 
 def raw_rows(connection: Connection, query: Any, report: FsckReport) -> Iterator[Any]:
     """Yield the rows of a query as the driver returns them, and count them. See `CompiledStatement.pages`."""
     for page in CompiledStatement(query).pages(connection, raw=True):
         yield from page
-        report.did(len(page))
+        report.advance(len(page))
 
 
 def check_values(connection: Connection, store: Store, report: FsckReport, *, hashes: bool) -> set[bytes]:
@@ -80,7 +80,7 @@ def check_values(connection: Connection, store: Store, report: FsckReport, *, ha
             report.add(f"blob {shown(key)}", "its columns hold values of the wrong type", RESTORE)
             continue
         with check.opening(key):
-            check.value(key, type_, codec, size, stored if type_ == LIST else as_given(seal, "blob.data", stored))
+            check.value(key, type_, codec, size, stored if type_ == LIST else decode_value(seal, "blob.data", stored))
     if hashes:
         check.lists()
     return there
@@ -92,7 +92,7 @@ class _ValueCheck:
     def __init__(
         self, connection: Connection, store: Store, there: set[bytes], report: FsckReport, *, hashes: bool
     ) -> None:
-        self.connection, self.there, self.report, self.hashes = connection, there, report, hashes
+        self.connection, self.stored, self.report, self.hashes = connection, there, report, hashes
         self.blobs = store.graphs.content.blobs
         self._lists: dict[bytes, bytes] = {}
         """The stored lists, by hash. `lists` compares their hashes after all rows were read."""
@@ -158,13 +158,13 @@ class _ValueCheck:
             self._wrong(key, f"its recorded size is {size} items, but it has {count}")
         if self.hashes:
             self._lists[key] = data
-        if link is not None and link.base not in self.there:
+        if link is not None and link.base not in self.stored:
             self._wrong(key, f"the list {link.base.hex()} that it continues is missing")
         self._refers(key, split_hashes(own), "its item")
 
     def _refers(self, key: bytes, others: Collection[bytes], what: str) -> None:
-        if not self.there.issuperset(others):
-            missing = [other for other in others if other not in self.there]
+        if not self.stored.issuperset(others):
+            missing = [other for other in others if other not in self.stored]
             self._wrong(key, f"{what} {missing[0].hex()} is missing" + _and_others(len(missing) - 1))
 
     def _wrong(self, key: bytes, what: str, todo: str = RESTORE) -> None:
@@ -172,9 +172,9 @@ class _ValueCheck:
 
     def lists(self) -> None:
         """Check the hash of each list."""
-        for found in walk(self.connection, self.blobs, self._lists):
+        for found in verify_lists(self.connection, self.blobs, self._lists):
             base = continued(self._lists[found.key]) if found.wrong else None
-            if found.wrong and (base is None or base in self.there):  # otherwise already reported
+            if found.wrong and (base is None or base in self.stored):  # otherwise already reported
                 self._wrong(found.key, found.wrong)
 
 

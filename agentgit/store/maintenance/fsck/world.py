@@ -8,7 +8,7 @@ from sqlalchemy import and_, func, select
 
 from agentgit.effects import invocation
 from agentgit.effects.effects import KINDS, UNDECLARED
-from agentgit.effects.invocation import FAILED, MOVES, PAUSED, REVERSED
+from agentgit.effects.invocation import FAILED, PAUSED, REVERSED, TRANSITIONS
 from agentgit.effects.plan import ROLLBACK, SWITCH
 from agentgit.sessions import operation
 from agentgit.store.maintenance.fsck.rows import RowCheck
@@ -17,7 +17,7 @@ from agentgit.store.records.journal import LAST_LOGGED, LOGGED
 from agentgit.store.sql.tables import BRANCH, OPERATION, TOOL_INVOCATION, WORLD_LOG
 from agentgit.values import from_json
 
-CALL_STATUSES = frozenset({*MOVES, FAILED, PAUSED, REVERSED})
+CALL_STATUSES = frozenset({*TRANSITIONS, FAILED, PAUSED, REVERSED})
 CALL_KINDS = (invocation.CALL, invocation.REPLAY, invocation.REDO)
 OPERATION_KINDS = (ROLLBACK, SWITCH, "fork")
 OPERATION_STATUSES = (operation.RUNNING, operation.DONE, operation.PARTIAL)
@@ -28,8 +28,8 @@ def check_world(check: RowCheck) -> None:
     _calls(check)
     _operations(check)
     _log(check)
-    _told_last(check)
-    _seen(check)
+    _check_last_logged(check)
+    _check_world_seen(check)
 
 
 def _calls(check: RowCheck) -> None:
@@ -39,7 +39,7 @@ def _calls(check: RowCheck) -> None:
     for row in check.read(*(TOOL_INVOCATION.c[name] for name in (*columns, *content))):
         name = f"tool_invocation {row.id}"
         check.same_session(name, "branch", row.internal_session_id, row.external_session_id)
-        check.refers(name, "earlier call", row.replay_of, check.call_ids)
+        check.require_existing(name, "earlier call", row.replay_of, check.call_ids)
         check.one_of(name, "status", row.status, CALL_STATUSES)
         check.one_of(name, "effect", row.effect, (*KINDS, UNDECLARED))
         check.one_of(name, "kind", row.kind, CALL_KINDS)
@@ -52,17 +52,17 @@ def _operations(check: RowCheck) -> None:
     columns = ("id", "external_session_id", "user_id", "kind", "status", "source_id", "target_id", "request", "report")
     for row in check.read(*(OPERATION.c[name] for name in columns), OPERATION.c.internal_session_id):
         name = f"operation {row.id}"
-        check.refers(name, "session", row.external_session_id, check.current)
-        check.refers(name, "user", row.user_id, check.authors)
+        check.require_existing(name, "session", row.external_session_id, check.current)
+        check.require_existing(name, "user", row.user_id, check.authors)
         if row.external_session_id in check.current:
             check.same_session(name, "source", row.source_id, row.external_session_id)
             check.same_session(name, "branch", row.internal_session_id, row.external_session_id)
-        check.refers(name, "checkpoint", row.target_id or None, check.of_checkpoint)
+        check.require_existing(name, "checkpoint", row.target_id or None, check.of_checkpoint)
         check.one_of(name, "kind", row.kind, OPERATION_KINDS)
         check.one_of(name, "status", row.status, OPERATION_STATUSES)
         check.json(name, request=row.request, report=row.report)
         for step in _steps(row.request) if check.hashes else ():
-            check.refers(name, "call", step, check.call_ids)
+            check.require_existing(name, "call", step, check.call_ids)
 
 
 def _steps(request: bytes) -> list[int]:
@@ -78,13 +78,13 @@ def _log(check: RowCheck) -> None:
     columns = ("external_session_id", "seq", "invocation_id", "action", "operation_id")
     for row in check.read(*(WORLD_LOG.c[name] for name in columns)):
         name = f"world_log {row.external_session_id}/{row.seq}"
-        check.refers(name, "session", row.external_session_id, check.current)
-        check.refers(name, "call", row.invocation_id, check.call_ids)
-        check.refers(name, "operation", row.operation_id, check.operation_ids)
+        check.require_existing(name, "session", row.external_session_id, check.current)
+        check.require_existing(name, "call", row.invocation_id, check.call_ids)
+        check.require_existing(name, "operation", row.operation_id, check.operation_ids)
         check.one_of(name, "action", row.action, LOGGED)
 
 
-def _told_last(check: RowCheck) -> None:
+def _check_last_logged(check: RowCheck) -> None:
     """Compare the status of each call with its last entry in the world log. Both are written in one transaction."""
     key = (WORLD_LOG.c.tenant_id, WORLD_LOG.c.external_session_id, WORLD_LOG.c.invocation_id)
     mine = WORLD_LOG.c.tenant_id == check.store.tenant_id
@@ -104,7 +104,7 @@ def _told_last(check: RowCheck) -> None:
             check.report.add(f"tool_invocation {id}", said, RESTORE)
 
 
-def _seen(check: RowCheck) -> None:
+def _check_world_seen(check: RowCheck) -> None:
     """Check that no branch has seen more entries of the world log than exist."""
     last = select(func.max(WORLD_LOG.c.seq)).where(
         WORLD_LOG.c.tenant_id == BRANCH.c.tenant_id, WORLD_LOG.c.external_session_id == BRANCH.c.external_session_id
