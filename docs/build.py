@@ -117,9 +117,9 @@ def _linked(section: str) -> str:
 
 def slash_commands() -> str:
     """Return the commands of `agentgit chat`, as Markdown."""
-    from agentgit.cli import slash
+    from agentgit.cli import slash_commands
 
-    return "".join(f"* `{form.usage}`: {form.help}\n" for form in slash.COMMANDS)
+    return "".join(f"* `{form.usage}`: {form.help}\n" for form in slash_commands.COMMANDS)
 
 
 # -- the picture of the rooms

@@ -9,14 +9,14 @@ import uuid
 from collections import defaultdict
 from contextlib import ExitStack, closing
 
+import cached_databases
 import faults
-import lives
 import points
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
+from notebook_shells import ipython, shown  # noqa: F401  # fixtures
 from receivers import Receiver
-from shells import ipython, shown  # noqa: F401  # fixtures
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 
@@ -26,10 +26,10 @@ from agentgit.store.schema import migrations, schema
 from agentgit.store.sql.tables import METADATA
 
 LITTLE = 4 * 2**20
-"""So many bytes of tables, indexes and dead rows are emptied row by row."""
+"""The largest size in bytes of tables, indexes and dead rows that `_empty` deletes row by row."""
 
 QUIET_SECONDS = 60
-"""How long the end of a test waits for what others do in its database."""
+"""How long the end of a test waits for other connections that are active in its database."""
 
 AT_WORK = """
 SELECT pg_stat_clear_snapshot(), pid, query FROM pg_stat_activity
@@ -40,28 +40,28 @@ LEFT_OUT = "left out on PostgreSQL"
 
 POSTGRES = make_url(os.environ.get("AGENTGIT_TEST_POSTGRES_URL", "postgresql+psycopg://postgres@127.0.0.1:5432/test"))
 
-# The same examples each time, so that what fails fails again; with AGENTGIT_EXPLORE=1 new ones are looked for.
-# No example has a deadline: how long one takes depends on what else the machine does.
+# The examples are the same each time, so that a failure is repeatable; AGENTGIT_EXPLORE=1 searches for new ones.
+# No example has a deadline: its duration depends on the load of the machine.
 EXPLORING = bool(os.environ.get("AGENTGIT_EXPLORE"))
 settings.register_profile("same", settings.get_profile("ci"))
 settings.register_profile("exploring", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("exploring" if EXPLORING else "same")
 if not EXPLORING:
-    # Hypothesis tries constants out of all modules that are imported by then: examples would depend on what ran before,
-    # and on each line of agentgit. It has no option for that; test_hypothesis_determinism.py holds it.
+    # Hypothesis tries constants from all imported modules, so examples would depend on the tests that ran before and on
+    # each line of agentgit. Hypothesis has no option for this; test_hypothesis_determinism.py tests the patch.
     providers._get_local_constants = providers.Constants
 
 
 MOST_VARIANTS = 3
-"""How many variants of a parametrized test `make test` runs; `make test-all` runs the others as well."""
+"""How many variants of a parametrized test `make test` runs; `make test-all` runs all variants."""
 
 ONE_DATABASE = {"agents", "faces", "crash"}
-"""Rooms whose tests `make test` runs on SQLite alone; those of the store run on both databases."""
+"""Test folders that `make test` runs on SQLite only; the tests of the store run on both databases."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark as long what `make test` leaves out of tests with many variants."""
+    """Mark the variants that `make test` skips with `long`."""
     variants = defaultdict(list)
     for item in items:
         if isinstance(item, pytest.Function):
@@ -78,14 +78,14 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """Let no collection of garbage look at what stays: thousands of tests and modules took a fifth of the time."""
+    """Exclude the collected tests and modules from garbage collection, which took a fifth of the time."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter):
-    """Say in one line, after all others, how much was not tested for want of a server."""
+    """Print, as the last line, how many tests were skipped because no server answers."""
     yield
     skipped = [report for report in terminalreporter.stats.get("skipped", ()) if LEFT_OUT in str(report.longrepr)]
     if skipped:
@@ -97,7 +97,7 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(scope="session")
 def sqlite_template(tmp_path_factory):
-    """A SQLite file with its tables, to be copied; making one takes longer than most tests."""
+    """Create a SQLite file with all tables for tests to copy; creating one takes longer than most tests."""
     path = tmp_path_factory.mktemp("template") / "agentgit.db"
     with closing(Database(path)) as database:
         schema.prepare(database)
@@ -106,9 +106,9 @@ def sqlite_template(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def postgres_made():
-    """The place of a fresh PostgreSQL database with its tables, dropped at the end.
+    """Create a PostgreSQL database with all tables, yield its URL, and drop it at the end.
 
-    Where no server answers the test is skipped, and the summary says so; with $AGENTGIT_REQUIRE_POSTGRES it fails.
+    If no server answers, the test is skipped and the summary reports it; with $AGENTGIT_REQUIRE_POSTGRES it fails.
     """
     missing = pytest.fail if os.environ.get("AGENTGIT_REQUIRE_POSTGRES") else pytest.skip
     server = create_engine(POSTGRES, isolation_level="AUTOCOMMIT", connect_args={"connect_timeout": 30})
@@ -116,7 +116,7 @@ def postgres_made():
     try:
         with server.connect() as connection:
             connection.execute(text(f'CREATE DATABASE "{name}"'))
-            # What is killed in the tests are processes, not the server: no commit need wait for its disk.
+            # The tests kill processes, not the server, so commits need not wait for the disk.
             connection.execute(text(f'ALTER DATABASE "{name}" SET synchronous_commit = off'))
     except OperationalError:
         server.dispose()
@@ -132,7 +132,7 @@ def postgres_made():
 
 @pytest.fixture
 def postgres_url(postgres_made):
-    """The place of a PostgreSQL database with empty tables, which are emptied again at the end."""
+    """Yield the URL of a PostgreSQL database with empty tables, and empty them at the end."""
     yield postgres_made
     with closing(Database(postgres_made)) as database:
         database.write(_empty)
@@ -140,7 +140,7 @@ def postgres_url(postgres_made):
 
 @pytest.fixture
 def empty_server(postgres_made):
-    """A PostgreSQL database without tables, dropped at the end."""
+    """Create a PostgreSQL database without tables, yield its URL, and drop it at the end."""
     server = create_engine(POSTGRES, isolation_level="AUTOCOMMIT")
     name = f"agentgit_test_{uuid.uuid4().hex}"
     with server.connect() as connection:
@@ -153,7 +153,7 @@ def empty_server(postgres_made):
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def empty(request, tmp_path):
-    """The place of a database without tables, of each kind."""
+    """Return the URL or path of a database without tables, once per kind of database."""
     return tmp_path / "empty.db" if request.param == "sqlite" else request.getfixturevalue("empty_server")
 
 
@@ -178,7 +178,7 @@ def downgrade():
 
 @pytest.fixture
 def second(tmp_path, monkeypatch):
-    """Let the library have a second schema, which gives each session a color; what that is called."""
+    """Add a newer schema, which gives each session a color, and return its revision."""
     folder = tmp_path / "migrations"
     shutil.copytree(migrations.folder(), folder)
     (folder / "versions" / "9000_colors.py").write_text(SECOND.replace("{now}", schema.REVISION))
@@ -189,7 +189,7 @@ def second(tmp_path, monkeypatch):
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request, tmp_path):
-    """A ready, empty database of each kind."""
+    """Open an empty database with all tables, once per kind of database."""
     if request.param == "sqlite":
         path = tmp_path / "agentgit.db"
         shutil.copy(request.getfixturevalue("sqlite_template"), path)
@@ -202,12 +202,13 @@ def database(request, tmp_path):
 
 
 def _empty(connection):
-    """Empty the tables: row by row where there is little, which takes a tenth of the time of a TRUNCATE.
+    """Empty the tables.
 
-    Dead rows stay behind, and would fool tests of sizes; so a database that has grown is truncated.
+    A small database is deleted row by row, which takes a tenth of the time of a TRUNCATE. A larger database is
+    truncated, because the remaining dead rows would distort tests of sizes.
     """
     _until_quiet(connection)
-    connection.exec_driver_sql("SET LOCAL session_replication_role = replica")  # no trigger and no foreign key is asked
+    connection.exec_driver_sql("SET LOCAL session_replication_role = replica")  # disables triggers and foreign keys
     sizes = 'pg_total_relation_size(\'"{0}"\'), EXISTS (SELECT FROM "{0}")'
     names = [table.name for table in METADATA.sorted_tables]
     found = iter(connection.exec_driver_sql("SELECT " + ", ".join(map(sizes.format, names))).one())
@@ -220,9 +221,9 @@ def _empty(connection):
 
 
 def _until_quiet(connection):
-    """Wait until nobody else is in a transaction.
+    """Wait until no other connection is in a transaction.
 
-    The server may still be at the last commit of a process that was killed: its rows would be the next test's.
+    The server may still be running the last commit of a killed process, whose rows would appear in the next test.
     """
     until = time.monotonic() + QUIET_SECONDS
     while found := connection.exec_driver_sql(AT_WORK).all():
@@ -232,28 +233,31 @@ def _until_quiet(connection):
 
 @pytest.fixture
 def repo(database):
-    """A repository on a ready, empty database of each kind."""
+    """Open a repository on an empty database with all tables, once per kind of database."""
     with agentgit.open(database.url) as repo:
         yield repo
 
 
 LIVED = {}
-"""What was lived already in this process: per kind of database what it holds after that."""
+"""The database contents after each function that has run in this process, per kind of database."""
 
 
 @pytest.fixture
 def lived_through(database):
-    """Opens a repository where a function has lived: it lives once in this process, then its rows are copied."""
+    """Return a function that runs a setup function and opens the repository.
+
+    Each setup function runs once in this process; later tests get a copy of its rows.
+    """
     with ExitStack() as open_till_the_end:
 
         def opened(live):
             kept = LIVED.setdefault((live, database.is_sqlite), {})
             if kept:
-                lives.put(database, kept)
+                cached_databases.put(database, kept)
             else:
                 with agentgit.open(database.url) as repo:
                     live(repo)
-                kept |= lives.taken(database)
+                kept |= cached_databases.taken(database)
             return open_till_the_end.enter_context(agentgit.open(database.url))
 
         yield opened
@@ -261,7 +265,7 @@ def lived_through(database):
 
 @pytest.fixture
 def receiver():
-    """A server that receives webhooks."""
+    """Start a server that receives webhooks."""
     with Receiver() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -272,19 +276,19 @@ def receiver():
 
 @pytest.fixture
 def long_webhook_pauses():
-    """Let a webhook that failed wait until a test says otherwise, however slow the machine is."""
+    """Make a failed webhook wait longer than any test takes, however slow the machine is."""
     with faults.long_webhook_pauses():
         yield
 
 
 @pytest.fixture
 def long_login_pauses():
-    """Let who guessed wrong too often wait longer than the test takes."""
+    """Make the pause after too many wrong passwords longer than any test."""
     with faults.long_login_pauses():
         yield
 
 
 @pytest.fixture
 def webhooks_allowed(monkeypatch):
-    """Allow webhooks to this machine, as an operator does, before a test opens anything."""
+    """Allow webhooks to this machine, as an operator does, before a test opens a repository."""
     monkeypatch.setenv("AGENTGIT_WEBHOOK_ALLOW", "127.0.0.1")

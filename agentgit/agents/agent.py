@@ -318,7 +318,7 @@ class RollbackAgent(BranchReader):
 
         If only one of the branches changed a value, its value is taken. The new messages of the other branch are
         appended to those of this branch; tool calls only together with their results. No tool runs and no file
-        changes, so the world stays the same. Merging again adds only what is new.
+        changes, so the world stays the same. Merger again adds only what is new.
 
         Args:
             source: The branch, or any reference that `rollback` accepts; a branch means its newest checkpoint.

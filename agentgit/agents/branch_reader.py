@@ -9,7 +9,7 @@ from langchain_core.messages import BaseMessage
 from agentgit.agents.branch_context import Graph, TurnSettings
 from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.merge.cherry_pick import CherryPickSelection
-from agentgit.agents.merge.merging import Merging
+from agentgit.agents.merge.merger import Merger
 from agentgit.async_api import async_twin
 from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.comparison import Comparison
@@ -44,7 +44,7 @@ class BranchReader(BranchRunner):
         self.session = Session(context, self._branch.session_id)
         """The session: every operation that needs no graph, on any branch."""
         self._rollbacks = Rollbacks(context, self.session.id)
-        self._merging = Merging(self._branch)
+        self._merging = Merger(self._branch)
 
     @property
     def branch(self) -> InternalSession:

@@ -20,7 +20,7 @@ from agentgit.agents.inputs import pairs
 from agentgit.agents.instrumentation import instrumented_copy
 from agentgit.agents.isolation import detached, detached_config, require_not_nested
 from agentgit.agents.node_caches import BranchCache, hidden_cache
-from agentgit.agents.turn.checkpoint_buffer import SaveBarrier
+from agentgit.agents.turn.checkpoint_tracker import SaveBarrier
 from agentgit.agents.turn.turn import ThreadedTurn, Turn
 from agentgit.async_api import LOOP, async_twin
 from agentgit.errors import AgentGitError, BranchMoved, InvalidInput

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentgit.cli import orders
+from agentgit.cli import slash_handlers
 from agentgit.cli.conversation import Chat
 from agentgit.cli.options import DatabaseOption, import_from_here, repository
 from agentgit.errors import NotFound
@@ -58,7 +58,7 @@ def chat(
     import_from_here()
     with repository(db, create=True, trust=None) as repo:
         agent = wrapped(repo, graph, session, branch=branch, effects=effects, workspace=workspace, template=template)
-        with Chat(repo, agent, orders.run_command, yes=yes) as talk:
+        with Chat(repo, agent, slash_handlers.run_command, yes=yes) as talk:
             failed = talk.run()
     raise typer.Exit(failed)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from agentgit.cli import output, slash
+from agentgit.cli import output, slash_commands
 from agentgit.errors import (
     AgentGitError,
     InvalidInput,
@@ -32,7 +32,7 @@ from agentgit.values import portable
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
     from agentgit.agents.chat_turn import Pieces
-    from agentgit.cli.slash import SlashCommand
+    from agentgit.cli.slash_commands import SlashCommand
     from agentgit.effects import RollbackPlan
     from agentgit.repository import Repository
 
@@ -182,19 +182,19 @@ class Chat:
             word: The typed part of the word.
         """
         if not before.startswith("/"):
-            return slash.complete(before, word)
+            return slash_commands.complete(before, word)
         branches = list(self.agent.tree().walk())
         names = [point.name for branch in branches for point in branch.points if point.name is not None]
         places = dict.fromkeys(["HEAD", *(branch.name for branch in branches), *names])
         quoted = {name: shlex.quote(name) for name in places if name.isprintable()}
         fitting = [text for name, text in quoted.items() if name.startswith(word) or text.startswith(word)]
-        return slash.complete(before, word) or fitting
+        return slash_commands.complete(before, word) or fitting
 
     def handle_line(self, line: str) -> bool:
         """Process a line; return whether the chat continues."""
         try:
             if line.startswith("/") and not line.startswith("//"):
-                order = slash.parse(line)
+                order = slash_commands.parse(line)
                 self._carry_out(self, order)
                 return order.form.name != "quit"
             if line.strip():
@@ -275,10 +275,10 @@ class Chat:
         Raises:
             InvalidInput: Confirmation is needed, and there is no terminal to ask at.
         """
-        planned = plan.forced() if slash.FORCE in order.options else plan
+        planned = plan.forced() if slash_commands.FORCE in order.options else plan
         if not planned.is_admissible or not planned.changes_world:
             return True  # the operation itself raises the error for an inadmissible plan
-        if self.yes or slash.YES in order.options:
+        if self.yes or slash_commands.YES in order.options:
             return True
         output.show(rollbacks.lines(planned, width=output.width()))
         if not at_terminal():

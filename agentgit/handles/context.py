@@ -66,7 +66,7 @@ class Context:
         principal: Principal,
         effects: Mapping[str, Effect] | None = None,
         registry: Registry | None = None,
-        entered: dict[int, int] | None = None,
+        moved_to: dict[int, int] | None = None,
     ) -> None:
         self.store = store.of(principal)
         self.principal = principal
@@ -74,7 +74,7 @@ class Context:
         self.views = ReadModels(self.store, self.lookup.admit)
         self.effects = effects or {}
         self.registry = registry or Registry(self.effects)
-        self.moved_to = {} if entered is None else entered
+        self.moved_to = {} if moved_to is None else moved_to
         """The branch to which a rollback or switch in this process has moved each session, by the session's id."""
         self.wrapped: dict[int, Callable[[int], WrappedGraph]] = {}
         """For each session with a graph wrapped here, by its id, a function that returns an agent on a branch."""

@@ -45,13 +45,13 @@ class RerunTrack:
     Args:
         store: The store of the database.
         past: The reader of the calls of a path.
-        worker: The executor, which finds the calls that ran again.
+        executor: The executor, which finds the calls that ran again.
     """
 
-    def __init__(self, store: Store, past: PathCalls, worker: Executor) -> None:
+    def __init__(self, store: Store, past: PathCalls, executor: Executor) -> None:
         self.store = store
         self.past = past
-        self.executor = worker
+        self.executor = executor
 
     def is_of(self, row: StoredRow) -> bool:
         """Return whether an operation creates a branch whose calls run again."""
@@ -115,14 +115,14 @@ class Executor:
         store: The store of the database.
         registry: The functions that this process has for recorded calls.
         settle: A function that waits for an awaitable and returns its result.
-        looks: The verification of calls and reversals that raised.
+        verification: The verification of calls and reversals that raised.
     """
 
-    def __init__(self, store: Store, registry: Registry, settle: Awaiter, looks: Verification) -> None:
+    def __init__(self, store: Store, registry: Registry, settle: Awaiter, verification: Verification) -> None:
         self.store = store
         self.registry = registry
         self.settle = settle
-        self.verification = looks
+        self.verification = verification
 
     def execute(self, row: StoredRow, owner: str) -> bool:
         """Execute the remaining steps of an operation in order; return False if it stopped early.

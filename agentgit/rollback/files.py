@@ -161,11 +161,11 @@ class RollbackFiles:
             keeper.collect()
         return len(gone)
 
-    def repin(self, let_go: Collection[SnapshotRef]) -> None:
+    def repin(self, released: Collection[SnapshotRef]) -> None:
         """Hold released snapshots again that a row still uses: a row added meanwhile, or one of another user."""
         with self.store.all_users_database.reading() as connection:
-            held = self.store.snapshots.in_use(connection, [at.snapshot for at in let_go])
-        for at in let_go:
+            held = self.store.snapshots.in_use(connection, [at.snapshot for at in released])
+        for at in released:
             if at.snapshot in held:
                 reopen(at.settings).hold(at)
 

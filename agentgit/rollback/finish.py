@@ -29,19 +29,19 @@ class Finisher:
     Args:
         store: The store of the database.
         reports: The reader of the outcome of each step.
-        stopped: The reader of operations.
+        resumption: The reader of operations.
         files: The planner and restorer of workspace files.
         rerun_track: Puts calls that ran again on the track of their branch.
     """
 
     def __init__(
-        self, store: Store, reports: Reports, stopped: Resumption, files: RollbackFiles, executed: RerunTrack
+        self, store: Store, reports: Reports, resumption: Resumption, files: RollbackFiles, rerun_track: RerunTrack
     ) -> None:
         self.store = store
         self.reports = reports
-        self.resumption = stopped
+        self.resumption = resumption
         self.files = files
-        self.rerun_track = executed
+        self.rerun_track = rerun_track
 
     def end(self, connection: Connection, operation_id: int, owner: str, files: FileChanges | None) -> str:
         """Publish the branch if all steps are done, record the report in any case, and return the status.

@@ -32,13 +32,13 @@ class Reports:
     Args:
         store: The store of the database.
         registry: The functions that this process has for recorded calls.
-        worker: The executor, which finds the calls that ran again.
+        executor: The executor, which finds the calls that ran again.
     """
 
-    def __init__(self, store: Store, registry: Registry, worker: Executor) -> None:
+    def __init__(self, store: Store, registry: Registry, executor: Executor) -> None:
         self.store = store
         self.registry = registry
-        self.executor = worker
+        self.executor = executor
 
     def outcome(self, connection: Connection, row: StoredRow) -> dict[str, list[ReportItem]]:
         """Return the outcome of each step, by group, read from the journal."""

@@ -26,15 +26,15 @@ class Resumption:
     Args:
         store: The store of the database.
         planner: The planner that plans them again.
-        worker: The executor, which finds the calls that ran again.
+        executor: The executor, which finds the calls that ran again.
         admit: A function that refuses users without permission.
     """
 
-    def __init__(self, store: Store, planner: Planner, worker: Executor, admit: Authorize) -> None:
+    def __init__(self, store: Store, planner: Planner, executor: Executor, admit: Authorize) -> None:
         self.admit = admit
         self.store = store
         self.planner = planner
-        self.executor = worker
+        self.executor = executor
 
     def find(self, connection: Connection, operation_id: int) -> StoredRow:
         """Read the row of an operation.

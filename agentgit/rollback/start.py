@@ -48,7 +48,12 @@ class Starter:
         self.files = files
 
     def rollback(
-        self, connection: Connection, request: Request, owner: str, said: dict[int, str], files: SnapshotRef | None
+        self,
+        connection: Connection,
+        request: Request,
+        owner: str,
+        precheck_answers: dict[int, str],
+        files: SnapshotRef | None,
     ) -> tuple[int, bool]:
         """Record a rollback and its branch, which is not published yet.
 
@@ -65,9 +70,9 @@ class Starter:
                 return self._same(earlier, request, files), False
         require_idle(self.store, connection, session_id)
         self.require_checkpoint_exists(connection, target, request.label)
-        plan = self.planner.plan_request(connection, request, refusals(said))
-        self._require_asked(plan, said)
-        plan = self._admitted(connection, plan, request, refusals(said))
+        plan = self.planner.plan_request(connection, request, refusals(precheck_answers))
+        self._require_asked(plan, precheck_answers)
+        plan = self._admitted(connection, plan, request, refusals(precheck_answers))
         if request.conversation:
             branch_id = self.branch(connection, target, request.name, request.source_id)
         else:
@@ -101,7 +106,7 @@ class Starter:
         connection: Connection,
         request: SwitchRequest,
         owner: str,
-        said: dict[int, str],
+        precheck_answers: dict[int, str],
         files: SnapshotRef | None,
     ) -> int:
         """Record a switch, block its branch until the switch is done, and return the id of the operation."""
@@ -110,11 +115,11 @@ class Starter:
         branch = self.store.sessions.branch(connection, request.branch.id)
         require_idle(self.store, connection, branch.external_session_id)
         require_no_unfinished_rollback(branch)
-        plan = self.planner.switch(connection, branch, refusals(said))
+        plan = self.planner.switch(connection, branch, refusals(precheck_answers))
         notes.store_notes(self.store, connection, branch, notes.at_switch(as_object(branch.meta), plan, request.sync))
         if request.sync == "world":
-            self._require_asked(plan, said)
-            plan = self._admitted(connection, plan, request, refusals(said))
+            self._require_asked(plan, precheck_answers)
+            plan = self._admitted(connection, plan, request, refusals(precheck_answers))
         else:
             plan = replace(plan, steps=[])
         self.store.sessions.set_status(connection, branch.id, REPLAYING)

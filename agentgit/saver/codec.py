@@ -47,12 +47,13 @@ class Codec:
 
     Args:
         serde: The serializer for values that are not plain.
-        learns: True if LangGraph's serializer may also rebuild the data types of this program; see `is_data_type`.
+        allows_program_types: True if LangGraph's serializer may also rebuild the data types of this
+            program; see `is_data_type`.
     """
 
-    def __init__(self, serde: SerializerProtocol, *, learns: bool = False) -> None:
+    def __init__(self, serde: SerializerProtocol, *, allows_program_types: bool = False) -> None:
         self.serde = serde
-        self._reader, self._learns = serde, learns
+        self._reader, self._learns = serde, allows_program_types
         self._learned: set[tuple[str, str]] = set()
         self._known_messages = MessageCache(self.leaf)
 
@@ -220,7 +221,7 @@ def make_codec(serde: SerializerProtocol, *, own: bool) -> Codec:
     if type(serde) is not JsonPlusSerializer:
         return SealedCodec(serde)
     strict = os.environ.get("LANGGRAPH_STRICT_MSGPACK", "").lower() in ("1", "true", "yes")
-    return Codec(serde, learns=own and not strict)
+    return Codec(serde, allows_program_types=own and not strict)
 
 
 def _all_messages(values: list[Any]) -> bool:

@@ -17,7 +17,7 @@ from starlette.types import Scope
 from agentgit.errors import AgentGitError, NotAllowed
 from agentgit.store.schema import schema
 from agentgit.web import api, pages
-from agentgit.web.api.asking import Bearer
+from agentgit.web.api.dependencies import Bearer
 from agentgit.web.authentication import Accounts, OwnerLink
 from agentgit.web.metrics import MEDIA_TYPE
 from agentgit.web.problems import LOG

@@ -272,7 +272,7 @@ class Workspace(Base):
 
         Raises:
             NotFound: There is no such snapshot.
-            WorkspaceChanged: A file that would be changed does not match `require_restorable`; nothing was changed.
+            WorkspaceChanged: A file that would be changed does not match `expect`; nothing was changed.
             Unavailable: A path cannot be written. The changes so far remain, and another restore continues from there.
         """
         with self._locked():

@@ -6,7 +6,7 @@ import backend
 import command_line
 import faults
 import pytest
-from desk import Desk
+from file_tools import Desk
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import MessagesState, StateGraph
 from scripted import World, call, functional_graph, obedient, scripted, tool_node_graph

@@ -8,6 +8,7 @@ import faults
 import points
 import pytest
 from delta_graphs import all_seen, chat, delta, joined, said, seen, total
+from foreign_threads import sqlite_origin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
@@ -16,7 +17,6 @@ from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import Command, Overwrite, interrupt
-from origins import sqlite_origin
 from scripted import World, call, scripted
 
 import agentgit

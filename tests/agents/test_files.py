@@ -14,7 +14,7 @@ import faults
 import points
 import processes
 import pytest
-from desk import Desk, desk, home
+from file_tools import Desk, desk, home
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from scripted import call, calls, scripted, tool_node_graph
@@ -372,7 +372,7 @@ KILLED = """
 import sys
 from pathlib import Path
 import agentgit, faults, points
-from desk import Desk
+from file_tools import Desk
 url, root, point = sys.argv[1:]
 desk = Desk(Path(root))
 agent = agentgit.open(url).wrap(desk.graph(), "s", workspace=root, check_effects=False)

@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
+from foreign_threads import on, postgres_origin, said, shop, sqlite_origin
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
-from origins import on, postgres_origin, said, shop, sqlite_origin
 from scripted import World
 
 from agentgit import Conflict, InvalidInput, NotFound, SQLModelSaver

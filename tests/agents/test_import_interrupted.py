@@ -1,10 +1,10 @@
 """Moving in a thread that waits at a question: the calls of its unfinished batch that were done come along."""
 
 import pytest
+from foreign_threads import AsyncOrigin, postgres_origin, sqlite_origin
 from langchain_core.messages import AIMessage, ToolMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
-from origins import AsyncOrigin, postgres_origin, sqlite_origin
 from scripted import World, agent_graph, call, calls, tool_node_graph
 
 from agentgit.demo import ScriptedModel

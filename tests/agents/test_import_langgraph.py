@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import backend
 import pytest
+from foreign_threads import AsyncOrigin, on, postgres_origin, said, shop, sqlite_origin
 from langgraph.channels import DeltaChannel
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
-from origins import AsyncOrigin, on, postgres_origin, said, shop, sqlite_origin
 from scripted import GRAPHS, World, call, calls, nested_graph, scripted
 
 from agentgit import Conflict

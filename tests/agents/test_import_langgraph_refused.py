@@ -11,10 +11,10 @@ import faults
 import ormsgpack
 import points
 import pytest
+from foreign_threads import on, postgres_origin, said, shop, sqlite_origin
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.sqlite import SqliteSaver
-from origins import on, postgres_origin, said, shop, sqlite_origin
 from scripted import World
 
 import agentgit

@@ -18,7 +18,7 @@ from langgraph.channels import DeltaChannel
 from langgraph.graph import MessagesState, StateGraph
 from langgraph.graph.message import _messages_delta_reducer
 from langgraph.types import Overwrite
-from merging import State, said, state_graph, told, unanswered, values
+from merge_graphs import State, said, state_graph, told, unanswered, values
 from scripted import GRAPHS, World, call, calls, functional_graph, obedient, scripted, tool_node_graph
 
 import agentgit
@@ -714,7 +714,7 @@ def test_w7_rows_left_by_a_killed_merge_are_collected(repo, pair):
 DYING = """
 import sys
 import agentgit, faults, points
-from merging import state_graph
+from merge_graphs import state_graph
 agent = agentgit.open(sys.argv[1]).wrap(state_graph(), "s", branch="main")
 with faults.killed(getattr(points, sys.argv[2])):
     agent.merge("retry")

@@ -9,7 +9,7 @@ from langchain_core.messages import HumanMessage, RemoveMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
-from puts import on
+from saver_checkpoints import on
 
 from agentgit import SQLModelSaver
 

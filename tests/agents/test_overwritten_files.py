@@ -7,7 +7,7 @@ import signal
 import backend
 import processes
 import pytest
-from desk import desk, home
+from file_tools import desk, home
 
 from agentgit import Workspace, WorkspaceChanged
 
@@ -70,7 +70,7 @@ def test_files_a_rollback_that_overwrites_nothing_reports_nothing(agent, desk):
 KILLED = """
 import sys
 import agentgit, faults, points
-from desk import Desk
+from file_tools import Desk
 url, root = sys.argv[1:]
 repo = agentgit.open(url)
 desk = Desk(__import__("pathlib").Path(root))

@@ -15,8 +15,8 @@ from langchain_core.tools import tool
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from mcp_clients import connected
+from notebook_shells import Notebook, magic, restart
 from scripted import call, scripted, tool_node_graph
-from shells import Notebook, magic, restart
 
 import agentgit
 from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete, effect, reversible

@@ -6,9 +6,9 @@ import json
 
 import processes
 import pytest
-from paying import SHAPES
+from payment_graphs import SHAPES
 
-LIVES = "import sys, paying; paying.main(*sys.argv[1:])"
+LIVES = "import sys, payment_graphs; payment_graphs.main(*sys.argv[1:])"
 
 
 def lived(tmp_path, shape, kills):

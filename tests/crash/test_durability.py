@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from langchain_core.messages import BaseMessage
 from langgraph.types import Command
-from puts import on
+from saver_checkpoints import on
 from scripted import World, call, calls, scripted, tool_node_graph
 
 import agentgit

@@ -11,7 +11,7 @@ import points
 import processes
 import pytest
 from dumps import dumped
-from origins import said, shop, sqlite_origin
+from foreign_threads import said, shop, sqlite_origin
 from scripted import World, obedient, tool_node_graph
 
 import agentgit

@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import backend
-import dying
+import killed_process
 import processes
 import pytest
-from dying import POINTS, wrapped
+from killed_process import POINTS, wrapped
 from shop import Shop, wish
 
 import agentgit
@@ -82,7 +82,7 @@ def kill(repo, verify):
     url = backend.address(repo)
 
     def kill(shop, verb, point):
-        process = processes.forking().Process(target=dying.main, args=(url, shop.path, verb, point, verify))
+        process = processes.forking().Process(target=killed_process.main, args=(url, shop.path, verb, point, verify))
         process.start()
         process.join(300)
         assert process.exitcode == -signal.SIGKILL, f"it was not killed {point}"
@@ -230,7 +230,7 @@ def test_t2_an_executed_replay_killed_at_any_point_is_finished_once(point, repo,
         now = [call.result["order"] if call.result else old for call, old in zip(fresh.tool_track(), then, strict=True)]
         assert answers == now
         asked = shop.asked("order")
-        left = repo.wrap(agent.graph, "s", branch="main", effects=dying.shop.imported(verify=verify))
+        left = repo.wrap(agent.graph, "s", branch="main", effects=killed_process.shop.imported(verify=verify))
         assert left.rollback("end", **how).branch.name == "main-2"
         assert shop.asked("order") == asked
         is_true(repo, shop)
@@ -252,9 +252,9 @@ def test_t2_template_calls_killed_at_any_point_are_finished_once(
     repo, _ = reopened(repo, verify)
     with repo:
         with suppress(RollbackIncomplete):
-            dying.begun_afresh(repo, verify=verify)
+            killed_process.begun_afresh(repo, verify=verify)
         told(repo, there)
-        fresh = dying.begun_afresh(repo, verify=verify)
+        fresh = killed_process.begun_afresh(repo, verify=verify)
         assert there.standing == dict.fromkeys("abc", 1)
         assert [call.result for call in fresh.tool_track()] == known(fresh, there)
         assert (shop.standing, shop.asked("order")) == before

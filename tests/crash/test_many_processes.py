@@ -1,12 +1,15 @@
 """Eight processes on one database, on shared and own sessions and branches: no turn is lost and none is there twice."""
 
-import crowd
+import concurrent_sessions
 import processes
 import pytest
 
 import agentgit
 
-SCRIPT = "import sys, crowd; sys.exit(crowd.main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == 'True'))"
+SCRIPT = (
+    "import sys; from concurrent_sessions import main; "
+    "sys.exit(main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == 'True'))"
+)
 
 
 def run(database, turns, kill):
@@ -16,7 +19,7 @@ def run(database, turns, kill):
     )
     assert (done.returncode, done.stderr) == (0, "")
     with agentgit.open(database.url) as repo:
-        crowd.check(repo, turns, kill)
+        concurrent_sessions.check(repo, turns, kill)
 
 
 @pytest.mark.long

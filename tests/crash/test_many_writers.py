@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import processes
 import pytest
-from echoes import HOW, echoing, said, talk, texts, whole
-from puts import on
+from echo_graph import HOW, echoing, said, talk, texts, whole
+from saver_checkpoints import on
 
 import agentgit
 from agentgit import SQLModelSaver
@@ -108,7 +108,9 @@ def test_eight_threads_with_separate_connections_lose_no_turn(database, how):
 
 def run_processes(url, turns):
     """Run eight processes that talk at once, and look that no turn was lost."""
-    done = processes.run("import sys, echoes; sys.exit(echoes.main(sys.argv[1], 8, int(sys.argv[2])))", url, turns)
+    done = processes.run(
+        "import sys; from echo_graph import main; sys.exit(main(sys.argv[1], 8, int(sys.argv[2])))", url, turns
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     names = [f"p{n}" for n in range(8)]

@@ -6,7 +6,7 @@ import time
 import backend
 import pytest
 from langgraph.graph import START, MessagesState, StateGraph
-from puts import count, on, put, values, work_in_next_put
+from saver_checkpoints import count, on, put, values, work_in_next_put
 
 from agentgit import Conflict, SQLModelSaver
 

@@ -6,16 +6,16 @@ import os
 import pwd
 import textwrap
 
-import file_lives
 import processes
 import pytest
+import random_workspaces
 
 KINDS = ("git", "directory")
 
 AS_NOBODY = """
     import os, pwd, sys
     from pathlib import Path
-    import file_lives
+    import random_workspaces
     place, kind, first, last, rounds = Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:])
     if os.geteuid() == 0:
         os.setgroups([])
@@ -24,7 +24,7 @@ AS_NOBODY = """
     os.chdir(place)
     for seed in range(first, last):
         (place / str(seed)).mkdir()
-        file_lives.live(place / str(seed), kind, seed, rounds, closed=True)
+        random_workspaces.live(place / str(seed), kind, seed, rounds, closed=True)
 """
 
 
@@ -44,7 +44,7 @@ def lived(place, kind, seeds, rounds):
 @pytest.mark.parametrize("seed", range(4))
 def test_restore_reports_match_the_disk_in_random_workspaces(tmp_path, kind, seed):
     """F1: after each restore, plan and report agree with a manifest of the disk, and skipped files are untouched."""
-    file_lives.live(tmp_path, kind, seed, 10, closed=False)
+    random_workspaces.live(tmp_path, kind, seed, 10, closed=False)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,7 +60,7 @@ def test_restore_reports_match_the_disk_in_many_random_workspaces(tmp_path, kind
     """F1: plan and report match the disk in 30 long random runs of each kind in each part."""
     for seed in range(1000 + 30 * part, 1030 + 30 * part):
         (tmp_path / str(seed)).mkdir()
-        file_lives.live(tmp_path / str(seed), kind, seed, 40, closed=False)
+        random_workspaces.live(tmp_path / str(seed), kind, seed, 40, closed=False)
 
 
 @pytest.mark.long

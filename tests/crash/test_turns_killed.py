@@ -9,15 +9,15 @@ import random
 import shutil
 import signal
 
-import edges
 import processes
 import pytest
+import shop_graphs
 from shop import Shop
 from test_killed import is_true, told
 
 import agentgit
 
-ONCE = dict.fromkeys(edges.ITEMS.values(), 1)
+ONCE = dict.fromkeys(shop_graphs.ITEMS.values(), 1)
 
 SHORT, LONG = 3, 20
 """How many lives of each kind are lived; nearly each has two kills."""
@@ -47,7 +47,7 @@ class Life:
     def process(self, dies_at=None):
         """Run the turn in another process, or go on with it; tell whether it lived."""
         given = (self.url, self.path, self.kind, self.verify, dies_at, str(self.told))
-        process = processes.forking().Process(target=edges.main, args=given)
+        process = processes.forking().Process(target=shop_graphs.main, args=given)
         process.start()
         process.join(300)
         assert process.exitcode in (0, -signal.SIGKILL), f"it failed; killed before at {dies_at}"
@@ -69,8 +69,8 @@ class Life:
         assert self.shop.standing == ONCE
         with agentgit.open(self.url) as repo:
             is_true(repo, self.shop)
-            track = [call for call in repo.session("s").tool_track() if call.tool_name in edges.ITEMS]
-            assert sorted(call.tool_name for call in track if call.status == "done") == sorted(edges.ITEMS)
+            track = [call for call in repo.session("s").tool_track() if call.tool_name in shop_graphs.ITEMS]
+            assert sorted(call.tool_name for call in track if call.status == "done") == sorted(shop_graphs.ITEMS)
 
 
 @pytest.fixture(scope="session")
@@ -101,7 +101,7 @@ def killed(kind, verify, folder, lengths, chance):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", edges.GRAPHS)
+@pytest.mark.parametrize("kind", shop_graphs.GRAPHS)
 def test_t1_a_turn_killed_anywhere_pays_once(kind, verify, tmp_path, lengths):
     """T1: the process that continues a killed turn makes only the missing payments, and the journal says which."""
     chance = random.Random(f"{kind} {verify}")  # noqa: S311  # the same kills each time
@@ -110,7 +110,7 @@ def test_t1_a_turn_killed_anywhere_pays_once(kind, verify, tmp_path, lengths):
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(4))
-@pytest.mark.parametrize("kind", edges.GRAPHS)
+@pytest.mark.parametrize("kind", shop_graphs.GRAPHS)
 def test_t1_a_payment_is_made_once_despite_hundreds_of_kills(kind, part, verify, tmp_path, lengths):
     """T1: hundreds of kills at any call of a function leave no duplicate payment and no untrue status."""
     chance = random.Random(f"{kind} {verify} {part}")  # noqa: S311  # the same kills each time

@@ -10,9 +10,9 @@ from pathlib import Path, PurePath
 import faults
 import processes
 import pytest
+from file_trees import both, folder, gone, link, picture, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trees import both, folder, gone, link, picture, write
 
 from agentgit import Unavailable, Workspace
 

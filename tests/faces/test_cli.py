@@ -454,7 +454,9 @@ def test_w9_shell_completion_offers_options(agentgit, monkeypatch, words, offere
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_w9_show_completion_prints_the_script_of_the_shell(agentgit, monkeypatch, shell):
-    """W9: `agentgit --show-completion` prints the script for the shell it runs in, which asks agentgit what to offer."""
+    """W9: `agentgit --show-completion` prints the script for the shell it runs in, which asks agentgit what to
+    offer.
+    """
     monkeypatch.setattr("typer.completion._get_shell_name", lambda: shell)
     shown = agentgit("--show-completion")
     assert (shown.err, shown.code) == ("", 0)

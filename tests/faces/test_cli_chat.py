@@ -216,7 +216,7 @@ def test_a_blocked_rollback_can_be_forced_in_the_chat(folder):
 
 SCRIBE = """
 import pathlib
-from desk import Desk
+from file_tools import Desk
 DESK = Desk(pathlib.Path("work").absolute())
 GRAPH, EFFECTS = DESK.graph(), {"add": DESK.world.effects()["add"]}
 """
@@ -650,7 +650,7 @@ def test_c7_tab_completes_commands_and_places(folder):
         agent.checkpoint("before payment")
         with chatting(repo, agent) as talk:
             assert talk.complete("", "/tre") == ["/tree"]
-            assert talk.complete("", "hello") == talk.offer("say ", "/tr") == []
+            assert talk.complete("", "hello") == talk.complete("say ", "/tr") == []
             assert talk.complete("/checkpoint ", "") == ["create", "list", "restore", "undo", "save"]
             assert talk.complete("/switch main ", "--") == ["--sync", "--force", "--yes"]
             assert talk.complete("/rollback ", "") == ["HEAD", "main", "'before payment'"]

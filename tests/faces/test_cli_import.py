@@ -9,7 +9,7 @@ from pathlib import Path
 
 import processes
 import pytest
-from origins import shop, sqlite_origin
+from foreign_threads import shop, sqlite_origin
 from scripted import World
 
 ROOT = Path(__file__).parents[2]

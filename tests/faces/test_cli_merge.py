@@ -6,7 +6,7 @@ import sys
 import backend
 import command_line
 import pytest
-from merging import said, state_graph, told
+from merge_graphs import said, state_graph, told
 from scripted import World, obedient, tool_node_graph
 
 import agentgit
@@ -14,7 +14,7 @@ from agentgit import MergeConflict
 
 CLERK = """
 from scripted import World, obedient, tool_node_graph
-from merging import state_graph
+from merge_graphs import state_graph
 
 WORLD = World()
 GRAPH = state_graph()

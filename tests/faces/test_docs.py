@@ -12,8 +12,8 @@ from typing import Any
 
 import backend
 import chats
+import notebook_shells
 import pytest
-import shells
 from typer.main import get_command
 
 import agentgit
@@ -174,7 +174,7 @@ def test_d6_notebooks_and_magics_are_documented():
     named = [f"`{path.stem}`" for path in (ROOT / "notebooks").glob("*.ipynb")]
     table = "".join(line for line in page.splitlines() if line.startswith("|"))
     assert [name for name in named if name not in page] == []
-    assert [name for name in shells.commands() if f"`{name}" not in table] == []
+    assert [name for name in notebook_shells.commands() if f"`{name}" not in table] == []
 
 
 def test_d6_every_subject_of_the_benchmarks_is_documented():

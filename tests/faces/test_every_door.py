@@ -19,17 +19,17 @@ import click
 import pytest
 import typer
 from command_line import run
-from doors import doors
 from fastapi import APIRouter, FastAPI
 from fastapi.testclient import TestClient
 from mcp_clients import connected, offered
-from sites import PASSWORD, quick_passwords, served_by_command, story  # noqa: F401  # a fixture
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Host, Mount, Route, Router, WebSocketRoute
 from starlette.staticfiles import StaticFiles
+from web_routes import doors
+from web_servers import PASSWORD, quick_passwords, served_by_command, story  # noqa: F401  # a fixture
 
 import agentgit
 from agentgit.cli.app import app as every_command

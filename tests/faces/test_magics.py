@@ -1,8 +1,8 @@
 """The magics of the notebook: %agentgit, %%branch, completion and the live tree (D4)."""
 
 import pytest
+from notebook_shells import magic, restart
 from scripted import World, obedient, tool_node_graph
-from shells import magic, restart
 
 from agentgit import InvalidInput, WorldDiverged
 from agentgit.notebook import live

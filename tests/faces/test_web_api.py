@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 from fastapi.testclient import TestClient
-from sites import HOSTILE, PASSWORD, quick_passwords, repo, served, told
+from web_servers import HOSTILE, PASSWORD, quick_passwords, repo, served, told
 
 import agentgit
 from agentgit.demo import EFFECTS, build

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from sites import hostile, served, story
+from web_servers import hostile, served, story
 
 import agentgit
 from agentgit.demo import EFFECTS, build

@@ -16,8 +16,8 @@ import backend
 import httpx
 import pytest
 from fastapi.testclient import TestClient
-from sites import PASSWORD, quick_passwords, served  # noqa: F401  # a fixture
 from sqlalchemy import create_engine, make_url, text
+from web_servers import PASSWORD, quick_passwords, served  # noqa: F401  # a fixture
 
 import agentgit
 from agentgit.web import Limits, app

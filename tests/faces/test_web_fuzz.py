@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from sites import hostile, quick_passwords, story  # noqa: F401  # a fixture
+from web_servers import hostile, quick_passwords, story  # noqa: F401  # a fixture
 
 import agentgit
 from agentgit.web import app

@@ -8,8 +8,8 @@ import backend
 import httpx
 import pytest
 from fastapi.testclient import TestClient
-from sites import PASSWORD, quick_passwords, repo, told
 from sqlalchemy import insert, select
+from web_servers import PASSWORD, quick_passwords, repo, told
 
 import agentgit
 from agentgit import NotAllowed

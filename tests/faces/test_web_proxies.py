@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from fastapi.testclient import TestClient
-from sites import PASSWORD, quick_passwords, served, served_by_command  # noqa: F401  # a fixture
+from web_servers import PASSWORD, quick_passwords, served, served_by_command  # noqa: F401  # a fixture
 
 import agentgit
 from agentgit import InvalidInput, Repository

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 from faults import quick_feeds
-from sites import quick_passwords, served, story  # noqa: F401  # a fixture
+from web_servers import quick_passwords, served, story  # noqa: F401  # a fixture
 
 import agentgit
 from agentgit import NotAllowed

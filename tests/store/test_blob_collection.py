@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.base.id import uuid6
-from puts import BLOB, blob_bytes, count, on, put, values
+from saver_checkpoints import BLOB, blob_bytes, count, on, put, values
 
 from agentgit import SQLModelSaver
 from agentgit.store.maintenance.gc import Collected

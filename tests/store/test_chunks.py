@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import HumanMessage
-from puts import BLOB, blob_bytes, count, on, put, values
+from saver_checkpoints import BLOB, blob_bytes, count, on, put, values
 from sqlalchemy import delete, select, update
 
 from agentgit import SQLModelSaver

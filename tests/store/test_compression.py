@@ -1,7 +1,7 @@
 """Values packed in different ways live in one database."""
 
 import pytest
-from puts import BLOB, blob_bytes, on, put, values
+from saver_checkpoints import BLOB, blob_bytes, on, put, values
 from sqlalchemy import select, update
 
 from agentgit import SQLModelSaver

@@ -15,7 +15,7 @@ import points
 import processes
 import psycopg
 import pytest
-from echoes import echoing, said, talk, texts, whole
+from echo_graph import echoing, said, talk, texts, whole
 from langchain_core.messages import AIMessage
 from scripted import ScriptedModel, call, tool_node_graph
 from sqlalchemy import create_engine, text
@@ -283,7 +283,7 @@ def test_d5_an_invalid_prepare_threshold_is_refused(postgres_url, said):
 FORK = """
 import os, sys, warnings
 import agentgit
-from echoes import echoing, said
+from echo_graph import echoing, said
 
 repo = agentgit.open(sys.argv[1])
 graph = echoing()

@@ -9,8 +9,8 @@ import stat
 from pathlib import Path
 
 import pytest
-from folders import kind, work
-from trees import listening
+from file_trees import listening
+from workspace_fixtures import kind, work
 
 from agentgit import InvalidInput, Unavailable, Workspace
 
@@ -341,8 +341,8 @@ def test_a_workspace_root_replaced_by_a_link_is_refused(workspace, work, tmp_pat
     (tmp_path / "elsewhere" / "a").write_text("theirs")
     work.symlink_to(tmp_path / "elsewhere")
     for verb in (
-        lambda: workspace.restore(first.id), workspace.save, workspace.keep, workspace.changed, workspace.diff,
-        lambda: workspace.plan_restore(first.id), lambda: workspace.undo_stack,
+        lambda: workspace.restore(first.id), workspace.save, workspace.ensure_snapshot, workspace.changed,
+        workspace.diff, lambda: workspace.plan_restore(first.id), lambda: workspace.undo_stack,
     ):  # fmt: skip
         with pytest.raises(Unavailable, match="symbolic link"):
             verb()

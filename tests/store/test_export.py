@@ -12,9 +12,9 @@ from pathlib import Path
 import backend
 import pytest
 from banking import Bank, says
-from carrying import call as plain
-from carrying import carried, everything, point, written
 from delta_graphs import all_seen, chat, delta, said, seen
+from exports import call as plain
+from exports import carried, everything, point, written
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langchain_core.tools import tool

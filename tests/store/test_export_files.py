@@ -16,8 +16,8 @@ from io import BytesIO
 
 import command_line
 import pytest
-from carrying import everything, forged, of, rows, written
-from desk import Desk, desk, home
+from exports import everything, forged, of, rows, written
+from file_tools import Desk, desk, home
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -14,7 +14,7 @@ import backend
 import ormsgpack
 import processes
 import pytest
-from carrying import everything, file_of, forged, of, rows, written
+from exports import everything, file_of, forged, of, rows, written
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.graph import START, StateGraph
 from scripted import World, agent_graph, call, calls, obedient, scripted, tool_node_graph

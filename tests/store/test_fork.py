@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
-from puts import on
+from saver_checkpoints import on
 from sqlalchemy import select
 
 from agentgit import Conflict, NotFound, SQLModelSaver

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from langgraph.channels import DeltaChannel
 from langgraph.graph import START, StateGraph, add_messages
 from langgraph.types import Command, interrupt
-from puts import BLOB, on
-from puts import count as count_rows
+from saver_checkpoints import BLOB, on
+from saver_checkpoints import count as count_rows
 
 from agentgit import SQLModelSaver
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE

@@ -10,7 +10,7 @@ from scripted import GRAPHS, World, obedient, tool_node_graph
 from sqlalchemy import literal_column, select, table, text, update
 
 import agentgit
-from agentgit import SQLModelSaver
+from agentgit import Corrupt, SQLModelSaver
 from agentgit.sessions.reports import Finding
 from agentgit.store.maintenance.fsck import check
 from agentgit.store.sql.tables import METADATA
@@ -329,6 +329,17 @@ def test_w13_an_invalid_time_is_found(lived, statement):
     """W13: fsck finds a text that is not a time in the time columns of SQLite tables."""
     damage(lived, statement)
     assert any("is not a time" in one.what for one in of(lived, 2))
+
+
+@pytest.mark.parametrize(
+    "statement", ["UPDATE tool_invocation SET args = :junk", "UPDATE tool_invocation SET result = :junk"]
+)
+def test_bad_input_an_unreadable_call_raises_corrupt(lived, statement):
+    """Bad input: reading a track with arguments or a result that are no JSON raises Corrupt with the row."""
+    damage(lived, statement)
+    with pytest.raises(Corrupt, match="agentgit fsck") as caught:
+        lived.session(lived.sessions()[0].id).tool_track()
+    assert caught.value.row.startswith("tool_invocation ")
 
 
 CHECKED = {

@@ -11,7 +11,7 @@ import processes
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from puts import BLOB, count
+from saver_checkpoints import BLOB, count
 from scripted import GRAPHS, World, call, nested_graph, obedient, scripted, tool_node_graph
 
 import agentgit

@@ -7,7 +7,7 @@ import pytest
 from delta_graphs import chat, delta, said
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
-from puts import BLOB, Cart, blob_bytes, count, on, put, values
+from saver_checkpoints import BLOB, Cart, blob_bytes, count, on, put, values
 from sqlalchemy import update
 
 from agentgit import SQLModelSaver

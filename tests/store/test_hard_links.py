@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from desk import Desk
-from folders import kind, work, workspace
-from trees import picture
+from file_tools import Desk
+from file_trees import picture
+from workspace_fixtures import kind, work, workspace
 
 import agentgit
 from agentgit import Workspace

@@ -2,7 +2,7 @@
 
 import points
 import pytest
-from puts import on, put, values
+from saver_checkpoints import on, put, values
 from sqlalchemy import create_engine, text
 
 from agentgit import SQLModelSaver

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypedDict
 
 import ormsgpack
 import pytest
-from carrying import forged, of, rows, written
+from exports import forged, of, rows, written
 from fastapi.testclient import TestClient
 from langchain_core.messages import AIMessage, AnyMessage, FunctionMessage, HumanMessage, SystemMessage, ToolMessage
 from langgraph.graph import START, StateGraph

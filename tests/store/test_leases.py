@@ -11,7 +11,7 @@ import faults
 import points
 import pytest
 from langgraph.graph import START, MessagesState, StateGraph
-from puts import count
+from saver_checkpoints import count
 from scripted import World, obedient, tool_node_graph
 from sqlalchemy import select, update
 

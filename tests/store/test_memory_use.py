@@ -4,7 +4,7 @@ import tracemalloc
 
 import pytest
 from langchain_core.messages import HumanMessage
-from puts import on, put
+from saver_checkpoints import on, put
 
 from agentgit import SQLModelSaver
 

@@ -10,8 +10,8 @@ from contextlib import closing, nullcontext
 
 import faults
 import pytest
-from folders import kind, work, workspace
-from trees import listening, picture
+from file_trees import listening, picture
+from workspace_fixtures import kind, work, workspace
 
 from agentgit import Corrupt, Unavailable, Workspace
 from agentgit.workspace.disk import atomic_file, move_aside

@@ -20,7 +20,7 @@ BEGIN = f"""
     import agentgit, hypothesis
     import agentgit.workspace.api, agentgit.workspace.undo.stack
     from agentgit import Unavailable, Workspace
-    from trees import picture
+    from file_trees import picture
     place, kind = Path(sys.argv[1]), sys.argv[2]
     if os.geteuid() == 0:
         os.setgroups([])

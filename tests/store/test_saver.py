@@ -24,7 +24,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import Command, interrupt
 from processes import PATHS
-from puts import BLOB, Cart, PutTurn, count, on, put, values
+from saver_checkpoints import BLOB, Cart, PutTurn, count, on, put, values
 from sqlalchemy import select
 
 from agentgit import SQLModelSaver
@@ -180,7 +180,7 @@ STRICT = """
 import sys
 from langgraph.graph import START, StateGraph
 from agentgit import SQLModelSaver
-from puts import Cart, on
+from saver_checkpoints import Cart, on
 from test_saver import Shop
 builder = StateGraph(Shop).add_node("buy", lambda state: {"cart": Cart(["chair"]), "log": ["bought"]})
 builder.add_edge(START, "buy")
@@ -215,7 +215,7 @@ RESTARTED = """
 import sys
 from langgraph.graph import START, StateGraph
 from agentgit import SQLModelSaver
-from puts import Cart, on
+from saver_checkpoints import Cart, on
 from test_saver import Shop
 builder = StateGraph(Shop).add_node("buy", lambda state: {"cart": Cart(["chair", "sofa"]), "log": ["again"]})
 builder.add_edge(START, "buy")

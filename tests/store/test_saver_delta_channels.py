@@ -4,7 +4,7 @@ import backend
 import faults
 import pytest
 from delta_graphs import chat, delta, said
-from puts import on
+from saver_checkpoints import on
 from sqlalchemy import delete
 
 from agentgit import SQLModelSaver

@@ -16,7 +16,7 @@ from langgraph.func import entrypoint
 from langgraph.graph import START, StateGraph, add_messages
 from langgraph.prebuilt import ToolNode, ToolRuntime, tools_condition
 from langgraph.types import Command, interrupt
-from puts import on
+from saver_checkpoints import on
 from scripted import call, calls, scripted
 from sqlalchemy import select
 

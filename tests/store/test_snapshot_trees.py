@@ -116,7 +116,9 @@ def test_a_snapshot_applies_changes_without_altering_its_base(trees):
 
 
 def test_unchanged_files_are_hard_links_to_the_earlier_snapshot(copied, tmp_path):
-    """C5: an unchanged or renamed file, or one with another mode, is a hard link to its copy in the earlier snapshot."""
+    """C5: an unchanged or renamed file, or one with another mode, is a hard link to its copy in the earlier
+    snapshot.
+    """
     copied.write("a1", None, [file(name, os.urandom(1000)) for name in (b"same", b"mode", b"changed")])
     (_, entry, data), *_ = copied.contents("a1", [(b"same", copied.tree("a1")[b"same"])])
     (_, before, text), *_ = copied.contents("a1", [(b"mode", copied.tree("a1")[b"mode"])])

@@ -2,7 +2,7 @@
 
 import backend
 import pytest
-from desk import Desk, home
+from file_tools import Desk, home
 from langgraph.types import Command
 from scripted import World, call, nested_graph, obedient, scripted, tool_node_graph
 

@@ -66,7 +66,9 @@ def test_w12_a_wrong_or_old_signature_is_refused():
 
 
 def test_w12_a_failed_delivery_is_retried_with_the_same_id(repo, receiver, monkeypatch):
-    """W12: a failed delivery is retried after growing pauses with the same id and body until the receiver accepts it."""
+    """W12: a failed delivery is retried after growing pauses with the same id and body until the receiver accepts
+    it.
+    """
     repo.webhooks.add(receiver.url, "session.*", SECRET)
     repo.session("s", create=True)
     receiver.answers.extend([500, 302, 429])

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from folders import kind, work, workspace
-from trees import CASES, listening, picture
+from file_trees import CASES, listening, picture
+from workspace_fixtures import kind, work, workspace
 
 from agentgit import Conflict, InvalidInput, NotFound, Unavailable, Workspace, WorkspaceChanged
 from agentgit.workspace.catalog import Catalog

@@ -1,4 +1,4 @@
-"""The database behind a repository, for tests that look at rows or change them past the library."""
+"""The database behind a repository, for tests that read or change rows without the library."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def database(repo):
 
 
 def url(repo) -> URL:
-    """Return the place of the database, to open it once more."""
+    """Return the URL of the database, to open it again."""
     return database(repo).url
 
 
 def address(repo) -> str:
-    """Return the same as text, with its password."""
+    """Return the URL of the database as text, with its password."""
     return url(repo).render_as_string(hide_password=False)
 
 
@@ -42,12 +42,12 @@ def is_sqlite(repo) -> bool:
 
 
 def reading(repo):
-    """Open a transaction that reads."""
+    """Open a read transaction."""
     return database(repo).reading()
 
 
 def write(repo, do):
-    """Run a function in a transaction that writes; it gets the connection."""
+    """Run a function in a write transaction; the function receives the connection."""
     return database(repo).write(do)
 
 
@@ -65,13 +65,13 @@ def tables() -> list[str]:
 
 
 def change(repo, name: str, row: int | None = None, **values: Any) -> None:
-    """Change a row of a table, or all rows, as somebody does who can write to the database.
+    """Change one row or all rows of a table directly in the database.
 
     Args:
         repo: The repository.
         name: The table.
-        row: The id of the row; None for all.
-        values: What is changed.
+        row: The id of the row; None for all rows.
+        values: The new values, by column.
     """
     update = table(name).update().values(**values)
     write(repo, lambda connection: connection.execute(update if row is None else update.where(table(name).c.id == row)))
@@ -84,7 +84,7 @@ def threads(repo) -> set[str]:
 
 
 def saver(repo) -> agentgit.SQLModelSaver:
-    """Return a saver on the rows of a repository's sessions."""
+    """Return a saver that reads and writes the sessions of a repository."""
     store = repo.context.store
     return agentgit.SQLModelSaver(store.database, tenant_id=store.tenant_id, graphs=store.graphs, sessions=True)
 
@@ -93,7 +93,7 @@ def saver(repo) -> agentgit.SQLModelSaver:
 
 
 def journal(repo) -> list[ToolInvocation]:
-    """Return every call that was ever recorded, oldest first, of whatever session and branch."""
+    """Return every recorded call of all sessions and branches, oldest first."""
     calls, branches = table("tool_invocation"), table("internal_session")
     query = select(calls, branches.c.inherited).select_from(WITH_BRANCH).order_by(calls.c.id)
     with reading(repo) as connection:
@@ -101,33 +101,33 @@ def journal(repo) -> list[ToolInvocation]:
 
 
 def runner(session: agentgit.Session, tool_name: str) -> Callable[[Any], Any]:
-    """Return what calls a tool of a session again, as a rollback does that redoes a call; it gets the arguments."""
+    """Return a function that takes arguments and calls a session's tool, as a rollback does when it redoes a call."""
     found = ToolInvocation(id=1, internal_session_id=1, position=0, tool_name=tool_name)
     run = session.context.registry.runner(session.id, found)
     return lambda args: run(args, "thread")
 
 
 def begin_call(repo, branch, **known: Any) -> int:
-    """Record that a call of another process begins; give its id.
+    """Record the start of a call of another process, and return its id.
 
     Args:
         repo: The repository.
-        branch: Whose call it is.
-        known: What is known of the call, besides what any call has.
+        branch: The branch of the call.
+        known: Fields of the call that replace the defaults.
     """
     intent = _intent(branch, **known)
     return write(repo, lambda connection: repo.context.store.journal.intend(connection, intent))
 
 
 def record_call(repo, branch, **known: Any) -> None:
-    """Record a call that another process has made; the arguments are those of `begin_call`."""
+    """Record a completed call of another process; the arguments are those of `begin_call`."""
     intent, journal = _intent(branch, **known), repo.context.store.journal
     done = CallOutcome(status="done", result={}, ended_at=datetime.now(UTC))
     write(repo, lambda connection: journal.end(connection, journal.intend(connection, intent), done))
 
 
 def leave_running(repo, branch, **known: Any) -> int:
-    """Leave a call as a process does that is killed inside of a tool; give its id.
+    """Leave a call running, as a process killed inside a tool does, and return the id of the call.
 
     The arguments are those of `begin_call`.
     """
@@ -137,12 +137,12 @@ def leave_running(repo, branch, **known: Any) -> int:
 
 
 def take(repo, branch, owner: str) -> None:
-    """Let a turn of another process take a branch."""
+    """Acquire a branch for a turn of another process."""
     write(repo, lambda connection: repo.context.store.sessions.acquire(connection, branch.id, owner))
 
 
 def at_work(repo) -> AbstractContextManager[str]:
-    """Make an owner of turns, which lives until the end of the block."""
+    """Create an owner of turns that is alive until the end of the block."""
     return repo.context.store.at_work()
 
 
@@ -154,17 +154,17 @@ def _intent(branch, item: str, **known: Any) -> Intent:
     return Intent(session_id=branch.external_session_id, branch_id=branch.id, **given | known)
 
 
-# -- what operators do
+# -- the work of operators
 
 
 def upgrade(place, revision: str | None = None) -> None:
-    """Bring the tables of a database to a schema, as `agentgit db upgrade` does; None is the newest."""
+    """Upgrade the tables of a database to a schema, as `agentgit db upgrade` does; None is the newest schema."""
     with closing(Database(place)) as database:
         schema.upgrade(database, *([] if revision is None else [revision]))
 
 
 def grant(place, role: str) -> int:
-    """Give a role of PostgreSQL what it needs, as `agentgit db grant` does; tell on how many tables."""
+    """Grant a PostgreSQL role its rights, as `agentgit db grant` does, and return the number of tables."""
     with closing(Database(place)) as database:
         return roles.grant(database, role)
 
@@ -179,7 +179,7 @@ def run_sql(place, statement: str) -> None:
 
 
 def lock(repo, name: str) -> Any:
-    """Return a lock that threads of this process share: of `ids`, of the `bus` of events, or of `values`."""
+    """Return a lock shared by the threads of this process: that of `ids`, of the event `bus`, or of `values`."""
     locks = {
         "ids": lambda: ids._lock,
         "bus": lambda: database(repo).bus._lock,
@@ -189,5 +189,5 @@ def lock(repo, name: str) -> Any:
 
 
 def remember_no_values(repo) -> None:
-    """Add nothing to the values that this process remembers, which takes their lock."""
+    """Acquire the lock of the remembered values by adding no values."""
     repo.context.store.graphs.content.blobs._leaves.add([])

@@ -1,4 +1,4 @@
-"""A bank that can be charged only in ways that cannot be taken back, and a model that invents a reference each time."""
+"""A bank whose tools are irreversible, and a model that generates a new reference for each payment."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _references = itertools.count()
 
 
 def pay(to: str = "Ann", amount: int = 5, call_id: str | None = None) -> Any:
-    """Ask for a payment, with a reference that was never used before."""
+    """Build a tool call for a payment with a new reference."""
     return call("pay", call_id, to=to, amount=amount, reference=f"ref-{next(_references)}")
 
 
 def says(*replies: Any) -> ScriptedModel:
-    """Make a model that says one of these after the other, whatever the conversation: after a rollback it goes on."""
+    """Make a model that gives these replies in order, whatever the conversation; a rollback does not reset it."""
     left = iter(replies)
 
     def rule(messages: Sequence[BaseMessage]) -> AIMessage:
@@ -34,12 +34,12 @@ def says(*replies: Any) -> ScriptedModel:
 
 
 def payments(*wanted: Any) -> AIMessage:
-    """Ask for several payments at once."""
+    """Build an AI message that asks for several payments at once."""
     return calls(*wanted)
 
 
 class Bank:
-    """What was really paid: `ledger` has (to, amount, reference) of each payment, `used` each ticket that was used."""
+    """The bank: `ledger` has (to, amount, reference) of each actual payment, `used` has each used ticket."""
 
     def __init__(self) -> None:
         self.ledger: list[tuple[str, int, str]] = []
@@ -61,7 +61,7 @@ class Bank:
         return [tool(pay), tool(use)]
 
     def effects(self, **more: Effect | str) -> dict[str, Effect | str]:
-        """Declare the tools; `more` adds or replaces."""
+        """Declare the effects of the tools; `more` adds or replaces declarations."""
         declared: dict[str, Effect | str] = {
             "pay": effect("irreversible", identity_args=["to", "amount"]),
             "use": effect("irreversible", once=True),

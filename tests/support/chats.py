@@ -1,4 +1,4 @@
-"""The chat of the command line, on an agent of this process; and what a turn of a chat gives, piece by piece."""
+"""The chat of the command line with an agent of this process, and the parts that a turn of a chat yields."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from typing import Any
 
 from agentgit import Repository, RollbackAgent
 from agentgit.agents.chat_turn import AskedQuestion, ModelToolCall, continue_turn, send_message
-from agentgit.cli import slash
+from agentgit.cli import slash_commands
 from agentgit.cli.conversation import Chat
-from agentgit.cli.orders import run_command
+from agentgit.cli.slash_handlers import run_command
 
 __all__ = ["COMMANDS", "AskedQuestion", "ModelToolCall", "chatting", "continue_turn", "send_message"]
 
-COMMANDS = {form.name: form.usage for form in slash.COMMANDS}
-"""Each slash command, and how to write it."""
+COMMANDS = {form.name: form.usage for form in slash_commands.COMMANDS}
+"""The usage of each slash command, by its name."""
 
 
 def chatting(repo: Repository, agent: RollbackAgent, **how: Any) -> Chat:
-    """Begin a chat; its block ends it.
+    """Begin a chat; the end of the `with` block closes it.
 
     Args:
         repo: The repository.
-        agent: Whom it talks to.
-        how: The other arguments of a chat.
+        agent: The agent of the chat.
+        how: The other arguments of `Chat`.
     """
     return Chat(repo, agent, run_command, **how)

@@ -13,7 +13,7 @@ from agentgit import cli
 
 
 class Ran(NamedTuple):
-    """What a command wrote, and its exit code."""
+    """The output and the exit code of a command."""
 
     out: str
     err: str
@@ -21,11 +21,11 @@ class Ran(NamedTuple):
 
 
 def run(*words: object, stdin: str | io.TextIOBase = "") -> Ran:
-    """Run a command of agentgit to its end.
+    """Run a command of agentgit until it exits.
 
     Args:
         words: The command, its arguments and options.
-        stdin: What it reads from standard input.
+        stdin: The standard input of the command.
     """
     stdout, stderr = _stream(), _stream()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
@@ -37,7 +37,7 @@ def run(*words: object, stdin: str | io.TextIOBase = "") -> Ran:
 
 
 def _stream() -> io.TextIOWrapper:
-    """Make a stream that takes text and bytes, as a pipe does."""
+    """Make a stream that accepts text and bytes, as a pipe does."""
     return io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="", write_through=True)
 
 

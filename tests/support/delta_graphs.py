@@ -1,4 +1,4 @@
-"""Graphs with a DeltaChannel, and what is seen of them."""
+"""Graphs with a DeltaChannel, and the visible parts of their checkpoints."""
 
 from typing import Annotated, TypedDict
 
@@ -9,12 +9,12 @@ from langgraph.graph.message import _messages_delta_reducer
 
 
 def delta(every=100, reducer=_messages_delta_reducer):
-    """A list whose value is stored in full only every so many writes."""
+    """Return a list type whose channel stores the full value only once per `every` writes."""
     return Annotated[list, DeltaChannel(reducer, snapshot_frequency=every)]
 
 
 def total(state, writes):
-    """Join what steps wrote, and keep the ten newest."""
+    """Append the writes of the steps, and keep the ten newest items."""
     return [*state, *(item for write in writes for item in write)][-10:]
 
 
@@ -24,7 +24,7 @@ def joined(state, writes):
 
 
 def chat(kind, saver=None, answer=None, full=4):
-    """Build a graph that answers in a conversation of some kind, and notes in two steps how much was said."""
+    """Build a graph that answers in a conversation of the given channel kind, and logs in two further steps."""
 
     class State(TypedDict):
         messages: kind
@@ -41,12 +41,12 @@ def chat(kind, saver=None, answer=None, full=4):
 
 
 def said(text, id):
-    """What a user says, under an id."""
+    """Build the input of a user message with an id."""
     return {"messages": [HumanMessage(text, id=id)]}
 
 
 def seen(checkpoint):
-    """What a person sees of a checkpoint."""
+    """Return the parts of a checkpoint that a user sees."""
     return (
         checkpoint.metadata["message_count"],
         checkpoint.metadata["state_hash"],
@@ -56,5 +56,5 @@ def seen(checkpoint):
 
 
 def all_seen(agent):
-    """What a person sees of the checkpoints of an agent."""
+    """Return the parts of all checkpoints of an agent that a user sees."""
     return [seen(checkpoint) for checkpoint in agent.checkpoints()]

@@ -1,4 +1,4 @@
-"""Everything that the tables of a database hold, as text."""
+"""The contents of all tables of a database, as text."""
 
 import backend
 from sqlalchemy import select
@@ -7,7 +7,7 @@ from agentgit.store.sql.tables import METADATA
 
 
 def dumped(repo):
-    """Give everything that all tables hold, as one text; the words of messages that FTS5 keeps apart are not in it."""
+    """Return the contents of all tables as one text, without the word index of FTS5."""
     found = []
     with backend.reading(repo) as connection:
         for table in METADATA.sorted_tables:

@@ -1,6 +1,6 @@
-"""Faults, delays and visitors inside agentgit, at the places that `points` names.
+"""Faults, delays and concurrent actions inside agentgit, at the places that `points` names.
 
-Everything here is a context manager: when its block ends, agentgit is as before.
+Most functions return a context manager that restores agentgit at the end of its block.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ import pytest
 
 
 class Place(Protocol):
-    """What has a function that is called by its name: a `Point`, or one of a test's own."""
+    """A function of a module or class that tests can replace: a `Point`, or a place that a test defines."""
 
     @property
     def owner(self) -> Any:
-        """The module or class that has it."""
+        """The module or class that has the function."""
 
     @property
     def name(self) -> str:
-        """Its name there."""
+        """The name of the function in its owner."""
 
 
 @contextmanager
 def around(point: Place, do: Callable[..., Any]) -> Iterator[None]:
-    """Let a function stand in for what is at a point; it gets the plain one first, then the arguments."""
+    """Replace the function at a point; the replacement receives the original function, then the arguments."""
     plain = getattr(point.owner, point.name)
 
     def changed(*args: Any, **kwargs: Any) -> Any:
@@ -46,12 +46,12 @@ def around(point: Place, do: Callable[..., Any]) -> Iterator[None]:
 
 
 def before(point: Place, act: Callable[[], Any], *, in_this_thread: bool = False) -> AbstractContextManager[None]:
-    """Let something happen each time before a point.
+    """Call a function each time before a point runs.
 
     Args:
         point: The place.
-        act: What happens.
-        in_this_thread: True to leave alone what other threads do.
+        act: The function to call.
+        in_this_thread: True to ignore other threads.
     """
     here = threading.get_ident()
 
@@ -64,7 +64,7 @@ def before(point: Place, act: Callable[[], Any], *, in_this_thread: bool = False
 
 
 def after(point: Place, act: Callable[[], Any], *, in_this_thread: bool = False) -> AbstractContextManager[None]:
-    """Let something happen each time after a point; the arguments are those of `before`."""
+    """Call a function each time after a point has run; the arguments are those of `before`."""
     here = threading.get_ident()
 
     def do(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -77,7 +77,7 @@ def after(point: Place, act: Callable[[], Any], *, in_this_thread: bool = False)
 
 
 def fails(point: Place, error: BaseException | type[BaseException]) -> AbstractContextManager[None]:
-    """Let what is at a point fail, and do nothing."""
+    """Make a point raise an error instead of running."""
 
     def do(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         raise error
@@ -86,29 +86,29 @@ def fails(point: Place, error: BaseException | type[BaseException]) -> AbstractC
 
 
 def interrupted(point: Place) -> AbstractContextManager[None]:
-    """Let somebody press Ctrl-C when a point is reached."""
+    """Raise KeyboardInterrupt at a point, as Ctrl-C does."""
     return fails(point, KeyboardInterrupt)
 
 
 def slow(point: Place, seconds: float) -> AbstractContextManager[None]:
-    """Let it take a while until a point goes on."""
+    """Delay a point."""
     return before(point, lambda: time.sleep(seconds))
 
 
-# -- death
+# -- killed processes
 
 
 def die(*_: Any, **__: Any) -> None:
-    """Be killed: nothing is cleaned up, nothing more is written."""
+    """Kill this process without cleanup."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def killed(*at: Place, time: int = 1) -> AbstractContextManager[None]:
-    """Kill this process when one of some points is reached.
+    """Kill this process when it reaches one of the points.
 
     Args:
         at: The points.
-        time: At the how manieth time, counted together.
+        time: The number of the visit that kills, counted over all points, from 1.
     """
     reached: list[None] = []
 
@@ -128,7 +128,7 @@ def killed(*at: Place, time: int = 1) -> AbstractContextManager[None]:
 
 @contextmanager
 def writes_counted() -> Iterator[list[None]]:
-    """Count the transactions that write."""
+    """Collect one item for each write transaction."""
     found: list[None] = []
     with before(points.EVERY_WRITE, lambda: found.append(None)):
         yield found
@@ -136,7 +136,7 @@ def writes_counted() -> Iterator[list[None]]:
 
 @contextmanager
 def write_fails_once(when: Callable[[], bool], error: Exception) -> Iterator[list[None]]:
-    """Let the first transaction that wants to write at that time fail; tells whether there was one."""
+    """Make the first write transaction for which `when` is true fail; the list is empty until it fails."""
     failed: list[None] = []
 
     def refuse() -> None:
@@ -150,7 +150,7 @@ def write_fails_once(when: Callable[[], bool], error: Exception) -> Iterator[lis
 
 @contextmanager
 def no_state_is_read() -> Iterator[None]:
-    """Fail whatever reads a state, or a value of one."""
+    """Make each read of a state or of a value fail."""
     never = AssertionError("a state was read")
     with (
         fails(points.READ_STATE, never),
@@ -163,7 +163,7 @@ def no_state_is_read() -> Iterator[None]:
 
 @contextmanager
 def messages_read() -> Iterator[list[bytes]]:
-    """Collect the messages that are read, by their hashes."""
+    """Collect the hashes of the messages that are read."""
     found: list[bytes] = []
 
     def do(plain: Callable[..., Any], graphs: Any, connection: Any, hashes: Any) -> Any:
@@ -175,12 +175,12 @@ def messages_read() -> Iterator[list[bytes]]:
 
 
 def delete_thread(repo: Any, thread: str, connection: Any = None) -> None:
-    """Take the rows of a LangGraph thread away, as a collection does.
+    """Delete the rows of a LangGraph thread, as garbage collection does.
 
     Args:
         repo: The repository.
         thread: The thread.
-        connection: A transaction that writes; None for one of its own.
+        connection: A write transaction; None to open one.
     """
     delete = repo.context.store.graphs.delete_thread
     if connection is None:
@@ -193,26 +193,26 @@ def delete_thread(repo: Any, thread: str, connection: Any = None) -> None:
 
 
 def full_disk(time: int | None = None) -> AbstractContextManager[None]:
-    """Let the disk be full when a file takes its place for the so manieth time; None is each time."""
+    """Make the rename with this number fail as on a full disk, from 1; None makes each rename fail."""
     return _renames(lambda n: errno.ENOSPC if time in (None, n) else None)
 
 
 def full_for(names: set[bytes]) -> AbstractContextManager[None]:
-    """Let the disk be full when one of some files takes its place."""
+    """Make renames of these files fail as on a full disk."""
     return around(points.RENAME_FILE, lambda plain, *args: errno.ENOSPC if names & set(args) else plain(*args))
 
 
 def no_exchange(error: int) -> AbstractContextManager[None]:
-    """Let the system, or a file system, have no rename that exchanges two files.
+    """Make each rename fail, as on a system or file system that cannot exchange two files.
 
     Args:
-        error: The number of the error that says so.
+        error: The error number of the failure.
     """
     return _renames(lambda n: error)
 
 
 def _renames(error_of: Callable[[int], int | None]) -> AbstractContextManager[None]:
-    """Let renames fail: by their number, from 1; None lets one succeed."""
+    """Make renames fail with the error for their number, from 1; None lets a rename succeed."""
     made: list[None] = []
 
     def rename(plain: Callable[..., int], *args: Any) -> int:
@@ -224,10 +224,10 @@ def _renames(error_of: Callable[[int], int | None]) -> AbstractContextManager[No
 
 
 def as_a_file_is_replaced(act: Callable[[str], Any]) -> AbstractContextManager[None]:
-    """Let somebody act once, after a change of a file has looked and before it changes anything.
+    """Call a function once, after a file change has checked the file and before it changes anything.
 
     Args:
-        act: What they do; it gets the path of the file.
+        act: The function to call; it receives the path of the file.
     """
     waiting = [act]
 
@@ -240,7 +240,7 @@ def as_a_file_is_replaced(act: Callable[[str], Any]) -> AbstractContextManager[N
 
 
 def as_a_file_goes_back(act: Callable[[str], Any]) -> AbstractContextManager[None]:
-    """Let somebody act each time before a file that they wrote goes back to its place; it gets the path."""
+    """Call a function each time before a file of another writer is put back; it receives the path."""
 
     def give_back(plain: Callable[..., Any], entry: Any, *args: Any) -> Any:
         act(os.fsdecode(entry.path))
@@ -250,7 +250,7 @@ def as_a_file_goes_back(act: Callable[[str], Any]) -> AbstractContextManager[Non
 
 
 def as_two_files_are_exchanged(act: Callable[[], Any], time: int) -> AbstractContextManager[None]:
-    """Let somebody act before two files are exchanged for the so manieth time."""
+    """Call a function before the exchange of two files with this number, from 1."""
     made: list[None] = []
 
     def rename(plain: Callable[..., int], *args: Any) -> int:
@@ -264,7 +264,7 @@ def as_two_files_are_exchanged(act: Callable[[], Any], time: int) -> AbstractCon
 
 
 def as_a_file_was_written(path: bytes, act: Callable[[], Any]) -> AbstractContextManager[None]:
-    """Let somebody act when a restore has written a file."""
+    """Call a function after a restore has written this file."""
 
     def put(plain: Callable[..., Any], disk: Any, written: bytes, *args: Any) -> Any:
         done = plain(disk, written, *args)
@@ -280,37 +280,37 @@ def as_a_file_was_written(path: bytes, act: Callable[[], Any]) -> AbstractContex
 
 @contextmanager
 def setting(point: Place, value: Any) -> Iterator[None]:
-    """Let a limit or a setting be another one."""
+    """Change a limit or a setting."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(point.owner, point.name, value)
         yield
 
 
 def long_login_pauses() -> AbstractContextManager[None]:
-    """Let who guessed wrong too often wait longer than any test takes."""
+    """Make the pause after too many wrong passwords longer than any test."""
     return setting(points.FIRST_PAUSE_OF_LOGINS, timedelta(minutes=2))
 
 
 def long_webhook_pauses() -> AbstractContextManager[None]:
-    """Let a webhook that failed wait longer than any test takes."""
+    """Make a failed webhook wait longer than any test takes."""
     return setting(points.FIRST_PAUSE_OF_WEBHOOKS, timedelta(hours=1))
 
 
 def quick_feeds() -> AbstractContextManager[None]:
-    """Let live feeds look all the time whether there is something new."""
+    """Make live feeds poll every 10 milliseconds."""
     return setting(points.SECONDS_BETWEEN_LOOKS_OF_FEEDS, 0.01)
 
 
 def on_another_machine() -> AbstractContextManager[None]:
-    """Let this process say that it is on another machine."""
+    """Change the machine name of this process."""
     return setting(points.NAME_OF_MACHINE, lambda: "another machine")
 
 
 def without_opentelemetry() -> AbstractContextManager[None]:
-    """Let agentgit find that OpenTelemetry is not installed."""
+    """Simulate that OpenTelemetry is not installed."""
     return setting(points.OPENTELEMETRY, None)
 
 
 def of_an_earlier_release() -> AbstractContextManager[None]:
-    """Let threads with a DeltaChannel be stored as an earlier release did: their writes alone."""
+    """Store threads with a DeltaChannel as an earlier release did, with their writes only."""
     return setting(points.FOLDS_OF_DELTA_CHANNELS, lambda *args: {})

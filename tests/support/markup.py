@@ -16,11 +16,11 @@ def call(id: int, name: str, effect: str, status: str = "done", **args) -> ToolI
 TABLE_TAGS = frozenset(
     ["div", "p", "b", "table", "thead", "tbody", "tr", "th", "td", "span", "code", "details", "summary"]
 )
-"""The elements of which a table is made that a notebook shows."""
+"""The HTML elements of a table that a notebook shows."""
 
 
 class Page(HTMLParser):
-    """Collects what a page is made of."""
+    """A parser that collects the tags, attributes and text of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
-        if tag != "img":  # it has no end
+        if tag != "img":  # it has no end tag
             self.open.append(tag)
         self.attributes |= {name for name, _ in attrs}
 

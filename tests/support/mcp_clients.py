@@ -1,4 +1,4 @@
-"""MCP clients that are connected to a server in this process."""
+"""MCP clients connected to a server in this process."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ async def connected(
     Args:
         repo: The repository.
         session: The session that the server is bound to; None if its calls name one.
-        read_only: True if the server only looks.
-        may_force: True if the server lets a client keep what blocks.
+        read_only: True if the server only offers tools that read.
+        may_force: True if clients can pass `force`, which keeps effects that cannot be undone.
     """
     create_server = server(repo, session, read_only=read_only, may_force=may_force)
     async with create_connected_server_and_client_session(create_server) as client:

@@ -1,7 +1,7 @@
-"""Places inside agentgit at which tests let something happen: somebody else comes in, a process dies, a disk is full.
+"""Places inside agentgit at which tests inject concurrent actions, killed processes and full disks.
 
-Tests name a point, and `faults` acts there; what the library calls it stands in this file alone. A point is a function
-or a method that is about to run, or has just run; at the end stand limits and settings.
+Tests name a point, and `faults` acts there. Only this file contains the library's own names. A point is a function or
+a method; the last sections list limits and settings.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Point(NamedTuple):
 
     Args:
         module: The module, below `agentgit`.
-        path: The function or method in it.
+        path: The function or method in the module.
     """
 
     module: str
@@ -31,12 +31,12 @@ class Point(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the function there."""
+        """The name of the function in its owner."""
         return self.path.rpartition(".")[2]
 
     @property
     def place(self) -> tuple[Any, str]:
-        """The module or class, and the name there, for `getattr` and `setattr`."""
+        """The module or class and the name in it, for `getattr` and `setattr`."""
         return self.owner, self.name
 
 
@@ -81,8 +81,8 @@ READ_LINEAGE = Point("store.records.sessions", "SessionStore.lineage")
 
 # -- merges and imports
 
-RUN_MERGED_NODE = Point("agents.merge.merging", "PregelNode")
-PUBLISH_MERGE = Point("agents.merge.merging", "MergeCommit._publish")
+RUN_MERGED_NODE = Point("agents.merge.merger", "PregelNode")
+PUBLISH_MERGE = Point("agents.merge.merger", "MergeCommit._publish")
 MOVE_STAGED_ROWS = Point("store.threads.staging", "move_new")
 LOOK_FOR_IMPORTED = Point("agents.importing.commit", "ImportCommit.find")
 READ_BACK_IMPORTED = Point("agents.importing.thread", "_Checker.get_tuple")
@@ -127,11 +127,11 @@ END_RESTORE = Point("workspace.catalog", "Catalog.end")
 
 
 def is_exchange(arguments: tuple[Any, ...]) -> bool:
-    """Return whether these are the arguments of a `RENAME_FILE` that exchanges two files."""
+    """Return True if these arguments of `RENAME_FILE` exchange two files."""
     return bool(arguments[-1] == importlib.import_module("agentgit.workspace.disk.atomic_file").EXCHANGE)
 
 
-# -- how long and how much
+# -- limits and durations
 
 POOL_SECONDS = Point("store.sql.postgres", "POOL_SECONDS")
 IDLE_SECONDS = Point("store.sql.postgres", "IDLE_SECONDS")
@@ -143,7 +143,7 @@ FIRST_PAUSE_OF_WEBHOOKS = Point("store.audit.outbox", "FIRST_PAUSE")
 FIRST_PAUSE_OF_LOGINS = Point("store.records.login_attempts", "FIRST_PAUSE")
 SECONDS_BETWEEN_LOOKS_OF_FEEDS = Point("web.event_stream", "POLL_SECONDS")
 
-# -- what this process is
+# -- settings of this process
 
 NAME_OF_MACHINE = Point("store.sql.process", "_here")
 OPENTELEMETRY = Point("tracing", "_api")

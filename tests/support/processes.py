@@ -1,6 +1,6 @@
-"""Processes for the tests that kill one or need another one: forked from one that has everything imported.
+"""Processes for tests, forked from a server process that has imported all modules.
 
-Each is a process of its own, with nothing of this one open; but it need not import LangGraph, which takes a second.
+A process shares no open files with the test process, and saves the import of LangGraph, which takes a second.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 PATHS = [str(TESTS.parent), *(str(room) for room in sorted(TESTS.iterdir()) if room.is_dir()), *sys.path]
-"""Where a process finds modules, besides its folder."""
+"""The import path of a process, after its own folder."""
 
 PRELOADED = [
-    "agentgit.cli", "carrying", "crowd", "dying", "echoes", "faults", "hypothesis", "pytest", "scripted", "settled",
+    "agentgit.cli", "exports", "concurrent_sessions", "killed_process", "echo_graph", "faults", "hypothesis", "pytest",
+    "scripted", "freeze_garbage",
 ]  # fmt: skip
 STREAMS = ("in", "out", "err")
 
 
 @functools.cache
 def forking() -> Any:
-    """Give what makes processes; the one that they are forked from is started."""
+    """Start the fork server, and return the multiprocessing context."""
     made = multiprocessing.get_context("forkserver")
     made.set_forkserver_preload(PRELOADED)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(PATHS))  # Python before 3.11.9 forgets it
+        patch.setenv("PYTHONPATH", os.pathsep.join(PATHS))  # Python before 3.11.9 does not pass it on
         forkserver.ensure_running()
     return made
 
 
 @dataclass(frozen=True)
 class Done:
-    """How a process ended, and what it wrote."""
+    """The exit code and the output of a process."""
 
     returncode: int
     stdout: str
@@ -52,11 +53,11 @@ class Started:
     """A process that runs a script.
 
     Args:
-        code: the script.
-        words: its arguments.
-        cwd: its folder; None for this one's.
-        say: what it reads from standard input.
-        environment: what is different from the environment here.
+        code: The script.
+        words: The arguments of the script.
+        cwd: The working directory; None for that of this process.
+        say: The standard input.
+        environment: Changes to the environment of this process.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Started:
         self.process.start()
 
     def wait(self, timeout: float = 300) -> Done:
-        """Wait until it ends."""
+        """Wait until the process ends."""
         self.process.join(timeout)
         code = self.process.exitcode
         assert code is not None, "it does not end"
@@ -80,7 +81,7 @@ class Started:
 
 
 def run(code: str, *words: object, timeout: float = 300, **how: Any) -> Done:
-    """Run a script in another process, to its end in so many seconds; the other arguments are those of `Started`."""
+    """Run a script in another process until it ends or times out; the other arguments are those of `Started`."""
     return Started(code, *words, **how).wait(timeout)
 
 
@@ -90,16 +91,16 @@ def agentgit(*words: object, **how: Any) -> Done:
 
 
 def shown_on(terminal: int) -> bytes:
-    """Give all that processes which have ended wrote to a terminal, whose other end is closed here; and close it."""
+    """Return the output of ended processes to a terminal, and close it; its other end must be closed here."""
     parts = []
-    with os.fdopen(terminal, "rb", buffering=0) as ours, suppress(OSError):  # Linux says so that there is no more
-        while part := ours.read(100_000):  # a read gives four kilobytes at most, and a slow process shows more
+    with os.fdopen(terminal, "rb", buffering=0) as ours, suppress(OSError):  # Linux reports the end as OSError
+        while part := ours.read(100_000):  # one read returns at most 4 KB
             parts.append(part)
     return b"".join(parts)
 
 
 def _run(code_and_words: list[str], cwd: str, environment: dict[str, str], streams: list[str]) -> None:
-    """Be what `python -c` is, in a process that was forked a moment ago."""
+    """Run a script in a new forked process, as `python -c` does."""
     for number, name in enumerate(streams):
         file = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
         os.dup2(file, number)

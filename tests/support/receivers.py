@@ -14,7 +14,7 @@ SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
 
 
 class Receiver(ThreadingHTTPServer):
-    """Takes messages; answers with what is in `answers`, and then with 204."""
+    """A webhook server that responds with each status in `answers`, and then with 204."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -30,7 +30,7 @@ class Receiver(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    def do_POST(self):  # the name that http.server asks for
+    def do_POST(self):  # http.server requires this name
         server = self.server
         body = self.rfile.read(int(self.headers["content-length"]))
         server.got.append((dict(self.headers), body))
@@ -43,10 +43,10 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_):
-        """Say nothing."""
+        """Disable the log output."""
 
 
 def due_now(repo):
-    """Let what waits for another try be due."""
+    """Make all pending webhook deliveries due now."""
     past = datetime.now(UTC) - timedelta(seconds=1)
     backend.write(repo, lambda c: c.execute(update(WEBHOOK_DELIVERY).values(next_at=past)))

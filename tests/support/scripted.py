@@ -1,4 +1,4 @@
-"""What the tests share: a world made of lists, tools that change it, and graphs of every kind with a scripted model.
+"""Common test helpers: a world made of lists, tools that change it, and all kinds of graphs with a scripted model.
 
 Example: `world = World(); graph = tool_node_graph(scripted(call("add", item="chair"), "done"), world.tools())`.
 """
@@ -27,12 +27,12 @@ Graph = Pregel[Any, Any, Any, Any]
 
 
 def call(name: str, /, call_id: str | None = None, **args: Any) -> ToolCall:
-    """Write one tool call; without an id the model makes a fresh one."""
+    """Build one tool call; without an id, the model generates a new one."""
     return ToolCall(name=name, args=args, id=call_id, type="tool_call")
 
 
 def calls(*wanted: ToolCall, text: str = "") -> AIMessage:
-    """Write an AI message that asks for tool calls, all at once."""
+    """Build an AI message that asks for all tool calls at once."""
     return AIMessage(text, tool_calls=list(wanted))
 
 
@@ -42,7 +42,7 @@ def scripted(*replies: AIMessage | str | ToolCall) -> ScriptedModel:
 
 
 def obedient() -> ScriptedModel:
-    """Make a model that does what the last user message says: `add chair; charge 5; look`, anything else is chat."""
+    """Make a model that obeys user messages like `add chair; charge 5; look`; other text is chat."""
 
     def rule(messages: Sequence[BaseMessage]) -> AIMessage:
         last = messages[-1]
@@ -63,11 +63,11 @@ def _wanted(words: list[str]) -> ToolCall | None:
 
 
 _SCHEMAS: dict[str, Any] = {}
-"""What tools take, by their functions' names."""
+"""The argument schemas of tools, by the names of their functions."""
 
 
 def quick_tool(function: Callable[..., Any]) -> BaseTool:
-    """Make a tool of a function that is defined anew for each test; what it takes is found out once, in 6 ms."""
+    """Make a tool from a function; its argument schema is cached by the function's name, which saves 6 ms."""
     name = f"{function.__module__}.{function.__qualname__}"
     made = tool(function, args_schema=_SCHEMAS.get(name))
     _SCHEMAS[name] = made.args_schema
@@ -77,9 +77,9 @@ def quick_tool(function: Callable[..., Any]) -> BaseTool:
 class World:
     """A world made of lists, and the tools that act on it.
 
-    `items` and `charges` are what stands now, `sent` and `notes` what can never be taken back. `log` has every call of
-    a tool or an undo function as it really happened, as (name, args); `undone` has (name, args, result) of each undo
-    that succeeded. An undo of something in `broken` raises.
+    `items` and `charges` are the current state; `sent` and `notes` cannot be undone. `log` has the (name, args) of each
+    actual call of a tool or an undo function. `undone` has the (name, args, result) of each successful undo. An undo of
+    an item in `broken` raises.
     """
 
     def __init__(self) -> None:
@@ -92,11 +92,11 @@ class World:
         self.broken: set[str] = set()
 
     def happened(self, name: str) -> list[dict[str, Any]]:
-        """Give the arguments of every call of one tool or undo function, as it really happened."""
+        """Return the arguments of every actual call of one tool or undo function."""
         return [args for called, args in self.log if called == name]
 
     def remove(self, args: dict[str, Any], result: Any) -> None:
-        """Undo `add`; raises if the item was removed before."""
+        """Undo `add`; raise if the item is already removed."""
         self._undo("remove", args, result, args["item"])
         self.items.remove(args["item"])
 
@@ -112,7 +112,7 @@ class World:
         self.undone.append((name, args, result))
 
     def effects(self, **more: Effect | str) -> dict[str, Effect | str]:
-        """Declare the tools, all but `note`; `more` adds or replaces."""
+        """Declare the effects of all tools except `note`; `more` adds or replaces declarations."""
         undo = reversible(self.remove)
         declared: dict[str, Effect | str] = {"add": undo, "add_later": undo, "add_if_approved": undo, "fail": undo}
         declared |= {"charge": compensable(self.refund), "look": "read_only", "send": "irreversible"}
@@ -194,7 +194,7 @@ def tool_node_graph(
     """Build model → ToolNode → model; by default a tool that raises ends the turn.
 
     Args:
-        checkpointer: a saver; None for the caller's; True for a subgraph that keeps its own thread.
+        checkpointer: A saver; None for that of the caller; True for a subgraph that keeps its own thread.
     """
     graph = StateGraph(MessagesState)
     graph.add_node("model", _asking(model))
@@ -206,14 +206,14 @@ def tool_node_graph(
 
 
 def agent_graph(model: ScriptedModel, tools: Sequence[BaseTool], checkpointer: Any = None, **options: Any) -> Graph:
-    """Build it with LangChain's `create_agent`, which runs every tool call as a task of its own."""
+    """Build a graph with LangChain's `create_agent`, which runs each tool call as a separate task."""
     from langchain.agents import create_agent  # an optional dependency
 
     return create_agent(model, list(tools), checkpointer=checkpointer, **options)
 
 
 def functional_graph(model: ScriptedModel, tools: Sequence[BaseTool], checkpointer: Any = None) -> Graph:
-    """Build it with the functional API: the model and every tool call are tasks, the conversation is `previous`."""
+    """Build a graph with the functional API: model and tool calls are tasks, `previous` is the conversation."""
     named = {made.name: made for made in tools}
 
     @task
@@ -237,7 +237,7 @@ def functional_graph(model: ScriptedModel, tools: Sequence[BaseTool], checkpoint
 
 
 class Visited(MessagesState):
-    """A conversation and a number beside it."""
+    """A conversation and the number of turns."""
 
     visits: Annotated[int, operator.add]
 
@@ -245,10 +245,10 @@ class Visited(MessagesState):
 def nested_graph(
     model: ScriptedModel, tools: Sequence[BaseTool], checkpointer: Any = None, *, own_thread: bool = False
 ) -> Graph:
-    """Build an outer graph that counts its turns in `visits`, and whose node `agent` is a `tool_node_graph`.
+    """Build an outer graph that counts turns in `visits` and has a `tool_node_graph` as its node `agent`.
 
     Args:
-        own_thread: True if the subgraph keeps a history of its own (`checkpointer=True`).
+        own_thread: True if the subgraph keeps its own history (`checkpointer=True`).
     """
     graph = StateGraph(Visited)
     graph.add_node("count", lambda state: {"visits": 1})

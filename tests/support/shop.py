@@ -1,9 +1,9 @@
-"""A shop that outlives its customers: a SQLite file with a row for each order, and for all that was asked of it.
+"""A shop that survives killed processes: a SQLite file with a row for each order and for each request.
 
-It is the true world beside which the journal is held. An item is ordered by one decision only, so that its name tells
-which call an order belongs to; made again by a redo, it is another order of the same item.
+Tests compare the journal with the shop. Only one decision orders an item, so the item's name identifies the call of an
+order. A redo creates another order of the same item.
 
-As a file named by `$SHOP` its functions can be imported: `shop:cancel`, `shop:look_for`, by processes that are killed.
+Killed processes import the functions `shop:cancel` and `shop:look_for`, which use the file named by `$SHOP`.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from agentgit.effects import Effect
 from agentgit.effects.effects import COMPENSABLE, IRREVERSIBLE, REVERSIBLE
 
 DECLARED = ("order", "pay", "mail")
-"""The tools whose effects are declared; of `note` nothing is."""
+"""The tools whose effects are declared; `note` is undeclared."""
 
 UNDOABLE = ("order", "pay")
 
 BEFORE, AFTER, REFUSED = "before", "after", "refused"
-"""When a call that fails does so: without having acted, having acted, or without and saying so."""
+"""How a call fails: before it acts, after it acts, or with a report (`NotDone`) that it did not act."""
 
 
 class Broken(RuntimeError):
-    """What the shop answers where it was told to fail."""
+    """An injected failure of the shop."""
 
 
 class Shop:
     """One shop.
 
     Args:
-        path: of its file; it is made if it is not there.
+        path: The path of the database file, which is created if it is missing.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
         self.faults: dict[str, str] = {}
-        """Items whose next order fails, and when."""
+        """Items whose next order fails, with the kind of failure."""
         self.stuck: dict[str, str] = {}
-        """Items whose orders cannot be cancelled until they are taken out of here, and when that fails."""
+        """Items whose cancellation fails while they are in this dict, with the kind of failure."""
         self._write("CREATE TABLE IF NOT EXISTS orders (id INTEGER PRIMARY KEY, tool, item, standing)")
         self._write("CREATE TABLE IF NOT EXISTS asked (what, item)")
 
-    # -- what the tools do
+    # -- the work of the tools
 
     def act(self, name: str, item: str) -> dict[str, Any]:
-        """Do what a tool does; give its result."""
+        """Do the work of a tool, and return its result."""
         fault = self.faults.pop(item, None)
         self._write("INSERT INTO asked VALUES (?, ?)", name, item)
         if fault == REFUSED:
@@ -71,7 +71,7 @@ class Shop:
         return {"order": order, "item": item}
 
     def cancel(self, args: dict[str, Any], result: Any) -> None:
-        """Undo `order` or `pay`; an order that does not stand cannot be cancelled."""
+        """Undo `order` or `pay`; raise if the order is not active."""
         item, fault = args["item"], self.stuck.get(args["item"])
         order = result["order"] if result is not None else (self._newest(item) or 0)
         self._write("INSERT INTO asked VALUES ('cancel', ?)", item)
@@ -85,48 +85,52 @@ class Shop:
             raise Broken(f"the answer to cancelling {item} was lost")
 
     def look_for(self, call: ToolInvocation) -> dict[str, Any] | bool:
-        """Verify: tell the newest order of an item that stands, False if none does."""
+        """Verify a call.
+
+        Return whether the recorded order is active. Without a recorded result, return the newest active order of the
+        item, or False.
+        """
         if call.result is not None:
             return self.stands(call.result["order"])
         order = self._newest(call.args["item"])
         return {"order": order, "item": call.args["item"]} if order else False
 
     def _newest(self, item: str) -> int | None:
-        """Find the newest order of an item that stands: all there is to go by where no result was recorded."""
+        """Find the newest active order of an item; a call without a recorded result has no order number."""
         found = self._read("SELECT max(id) FROM orders WHERE item = ? AND standing", item)
         return found[0][0]
 
-    # -- what a person sees who looks
+    # -- the actual state of the shop
 
     def stands(self, order: int) -> bool:
-        """Tell whether an order is in the world."""
+        """Return True if an order is active."""
         return bool(self._read("SELECT 1 FROM orders WHERE id = ? AND standing", order))
 
     @property
     def standing(self) -> Counter[str]:
-        """How many orders of each item are in the world."""
+        """The number of active orders of each item."""
         return Counter(item for (item,) in self._read("SELECT item FROM orders WHERE standing"))
 
     def orders(self, item: str) -> list[int]:
-        """List the orders of an item that are in the world, oldest first."""
+        """List the active orders of an item, oldest first."""
         return [order for (order,) in self._read("SELECT id FROM orders WHERE item = ? AND standing ORDER BY id", item)]
 
     def asked(self, what: str) -> Counter[str]:
-        """How often something was asked for, by item: a tool, or `cancel`; and what was really `cancelled`."""
+        """Count the requests for a tool or `cancel`, or the actual cancellations (`cancelled`), by item."""
         return Counter(item for (item,) in self._read("SELECT item FROM asked WHERE what = ?", what))
 
     # -- for agentgit
 
     def tools(self) -> list[BaseTool]:
-        """Make the tools: order and pay can be undone, mail cannot, of note nobody says anything."""
+        """Make the tools: order and pay can be undone, mail cannot, and note is undeclared."""
         return [quick_tool(function) for function in self._functions()]
 
     def effects(self, *, verify: bool = False) -> dict[str, Effect]:
-        """Declare them, with functions of this process."""
+        """Declare the effects of the tools, with functions of this process."""
         return _declared(self.cancel, self.look_for if verify else None)
 
     def graph(self) -> Graph:
-        """Build a graph that does what the user's message says; see `wish`."""
+        """Build a graph that obeys the user's message; see `wish`."""
         return tool_node_graph(ScriptedModel(rule=_obey), self.tools(), handle_tool_errors=True)
 
     def _functions(self) -> list[Callable[..., Any]]:
@@ -148,11 +152,11 @@ class Shop:
 
         return [order, pay, mail, note]
 
-    # -- its file; every statement is on the disk when it returns
+    # -- the database file; each statement is committed when it returns
 
     def _write(self, statement: str, *values: Any) -> int:
         with closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as file:
-            file.execute("PRAGMA synchronous=OFF")  # what is killed is a process, not the machine
+            file.execute("PRAGMA synchronous=OFF")  # tests kill processes, not the machine
             return int(file.execute(statement, values).lastrowid or 0)
 
     def _read(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -160,16 +164,16 @@ class Shop:
             return file.execute(query, values).fetchall()
 
 
-# -- what is wished
+# -- the input of a turn
 
 
 def wish(*batches: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Write the input of a turn: batches of (tool, item), one after the other."""
+    """Build the input of a turn: consecutive batches of (tool, item)."""
     return {"messages": [("user", orjson.dumps(batches).decode())]}
 
 
 def _obey(messages: Sequence[Any]) -> AIMessage:
-    """Do what the last message of the user says, one batch after the other."""
+    """Ask for the batches of the last user message, one batch per reply."""
     last = max(n for n, message in enumerate(messages) if isinstance(message, HumanMessage))
     batches = orjson.loads(str(messages[last].content))
     done = sum(isinstance(message, AIMessage) for message in messages[last:])
@@ -178,26 +182,26 @@ def _obey(messages: Sequence[Any]) -> AIMessage:
     return AIMessage("", tool_calls=[call(name, item=item) for name, item in batches[done]])
 
 
-# -- the same for processes that know only the path: these are found by `shop:cancel`
+# -- functions for processes that have only the path; imported by names like `shop:cancel`
 
 
 def here() -> Shop:
-    """Give the shop of this process."""
+    """Return the shop of this process."""
     return Shop(os.environ["SHOP"])
 
 
 def cancel(args: dict[str, Any], result: Any) -> None:
-    """Undo, in the shop of this process."""
+    """Undo a call in the shop of this process."""
     here().cancel(args, result)
 
 
 def look_for(invocation: ToolInvocation) -> dict[str, Any] | bool:
-    """Verify, in the shop of this process."""
+    """Verify a call in the shop of this process."""
     return here().look_for(invocation)
 
 
 def imported(*, verify: bool) -> dict[str, Effect]:
-    """Declare the tools, with functions that any process can import."""
+    """Declare the effects of the tools, with functions that any process can import."""
     return _declared("shop:cancel", "shop:look_for" if verify else None)
 
 

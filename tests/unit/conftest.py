@@ -19,7 +19,7 @@ sys.addaudithook(refuse)
 
 @pytest.fixture(autouse=True)
 def without_database():
-    """Refuse databases and connections for as long as a unit test runs."""
+    """Refuse databases and connections while a unit test runs."""
     global guarded
     guarded = True
     yield

@@ -1,6 +1,6 @@
 """The names by which functions are recorded (T3)."""
 
-from shells import Notebook
+from notebook_shells import Notebook
 
 from agentgit.effects.function_names import name_of
 
@@ -14,5 +14,5 @@ def test_t3_source_is_hashed_only_for_functions_of_main(monkeypatch):
     notebook.run("class Desk:\n    def __call__(self, args, result): ...\n\ndef undo(args, result): ...\n")
     assert name_of(notebook.main.undo).source != name_of(notebook.main.Desk()).source is not None
     exec("def bare(args, result): ...", vars(notebook.main))  # noqa: S102  # as in a shell that keeps no source
-    assert str(name_of(notebook.main.normalizers)) == "__main__:bare"
+    assert str(name_of(notebook.main.bare)) == "__main__:bare"
     assert name_of(cancel).source is None

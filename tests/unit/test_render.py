@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trees_to_show import HOSTILE, NOON, Story, support
+from session_trees import HOSTILE, NOON, Story, support
 
 from agentgit import Checkpoint, ExternalSession, InternalSession
 from agentgit.checkpoints.diff import diff

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from agentgit import InvalidInput, NotFound
-from agentgit.cli import slash
+from agentgit.cli import slash_commands
 
 
 @pytest.mark.parametrize(
@@ -29,13 +29,13 @@ from agentgit.cli import slash
 def test_c7_a_wrong_command_fails_with_a_suggestion_or_its_usage(line, error, said):
     """C7, bad input: an unknown command suggests similar ones, and a wrong use shows its usage."""
     with pytest.raises(error, match=re.escape(said)):
-        slash.parse(line).number()
+        slash_commands.parse(line).number()
 
 
 def test_c7_commands_have_aliases_and_free_option_order():
     """C7: `save` means `create`, `/checkpoint` alone lists; case and the position of options do not matter."""
-    assert slash.parse("/Checkpoint SAVE Name").form.name == "checkpoint create"
-    assert slash.parse("/checkpoint").form.name == "checkpoint list"
-    assert slash.parse("/checkpoint create Name 'two words'").words == ["Name", "two words"]
-    order = slash.parse("/switch --sync=world -y main")
+    assert slash_commands.parse("/Checkpoint SAVE Name").form.name == "checkpoint create"
+    assert slash_commands.parse("/checkpoint").form.name == "checkpoint list"
+    assert slash_commands.parse("/checkpoint create Name 'two words'").words == ["Name", "two words"]
+    order = slash_commands.parse("/switch --sync=world -y main")
     assert (order.words, dict(order.options)) == (["main"], {"--sync": "world", "--yes": ""})

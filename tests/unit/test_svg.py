@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from markup import luminance
-from trees_to_show import HOSTILE, support
+from session_trees import HOSTILE, support
 
 from agentgit.effects.invocation import MARKS, mark
 from agentgit.render import svg

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from agentgit.agents.branch_context import BranchContext
 from agentgit.agents.inputs import TurnInput
-from agentgit.agents.turn.checkpoint_buffer import CheckpointTracker
+from agentgit.agents.turn.checkpoint_tracker import CheckpointTracker
 from agentgit.agents.turn.files import TurnFiles
 from agentgit.store.records.checkpoints import Label
 from agentgit.store.records.sessions import StoredRow

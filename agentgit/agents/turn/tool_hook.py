@@ -1,8 +1,9 @@
 """A hook on every LangChain tool call, which connects the call to the recorder of its turn.
 
 `BaseTool.run` and `arun` are wrapped once per process. Outside a turn they behave as before. Inside a turn, the call is
-made with a copy of the tool. The copy asks the interceptor for an answer before it runs, and passes its return value to
-the recorder before LangChain turns the value into the text of a message. The tool itself is not changed.
+made with a copy of the tool. Before the copy runs, the recorder's `on_tool_start` has asked the interceptor. The copy
+returns the recorded answer, or runs the tool and passes its return value to the recorder, before LangChain turns the
+value into the text of a message. The tool itself is not changed.
 """
 
 from __future__ import annotations

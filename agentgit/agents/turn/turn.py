@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from agentgit.agents import inputs
 from agentgit.agents.branch_context import BranchContext
 from agentgit.agents.inputs import TurnInput
-from agentgit.agents.turn.checkpoint_buffer import CheckpointTracker
+from agentgit.agents.turn.checkpoint_tracker import CheckpointTracker
 from agentgit.agents.turn.files import TurnFiles
 from agentgit.agents.turn.recorder import Recorder, name_of
 from agentgit.effects.effects import READ_ONLY, UNDECLARED

@@ -50,7 +50,7 @@ class Label:
     """The descriptive fields of a new checkpoint.
 
     Args:
-        kind: `before`, `after`, `tools`, `branch` or `named_label`.
+        kind: `before`, `after`, `tools`, `branch` or `named`.
         user_id: The user who made the checkpoint.
         name: The name that a person chose.
         description: The text that a person wrote about it.

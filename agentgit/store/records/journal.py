@@ -32,7 +32,7 @@ from agentgit.effects.invocation import (
     TRANSITIONS,
     UNKNOWN,
 )
-from agentgit.errors import Conflict
+from agentgit.errors import Conflict, Corrupt
 from agentgit.store.audit.trail import note
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
@@ -587,13 +587,21 @@ def _order(row: Row[Any]) -> tuple[Any, ...]:
 def _value(row: Row[Any], seen_by: int, position: int, runs: int) -> ToolInvocation:
     """Convert a row to a value. On a branch other than its own, the call appears as a replay of itself."""
     own = row.internal_session_id == seen_by
+    try:
+        args, result = as_object(row.args), from_json(row.result) if row.result is not None else None
+    except ValueError as error:
+        raise Corrupt(
+            f"The row {row.id} in table tool_invocation cannot be read. Run: agentgit fsck; then restore the database "
+            "from a backup.",
+            row=f"tool_invocation {row.id}",
+        ) from error
     return ToolInvocation(
         id=row.id,
         internal_session_id=seen_by,
         position=position,
         tool_name=row.tool_name,
-        args=as_object(row.args),
-        result=from_json(row.result) if row.result is not None else None,
+        args=args,
+        result=result,
         error_message=row.error_message,
         status=row.status,
         effect=row.effect,

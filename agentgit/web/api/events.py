@@ -12,9 +12,9 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from agentgit.repository import Repository
-from agentgit.web.api import answers
-from agentgit.web.api.answers import Answer
-from agentgit.web.api.asking import LARGEST_ID, Caller, Credential, Limit, failures
+from agentgit.web.api import responses
+from agentgit.web.api.dependencies import LARGEST_ID, Caller, Credential, Limit, failures
+from agentgit.web.api.responses import Answer
 from agentgit.web.event_stream import EventPoller, TooManyFeeds, feed
 from agentgit.web.site import Site, site_of
 
@@ -26,7 +26,7 @@ OfSession = Annotated[
 Kinds = Annotated[list[str] | None, Query(max_length=40, description="A kind, like `rollback.*`; repeatable.")]
 
 
-@router.get("/events", response_model=answers.Events, responses=failures())
+@router.get("/events", response_model=responses.Events, responses=failures())
 def list_events(
     caller: Caller,
     session: OfSession = None,

@@ -16,32 +16,43 @@ from agentgit.render import records
 from agentgit.repository import Repository
 from agentgit.sessions import ExternalSession
 from agentgit.values import portable
-from agentgit.web.api import answers
-from agentgit.web.api.answers import Answer
-from agentgit.web.api.asking import After, BranchName, Caller, Id, Limit, Offset, Place, RequestBody, failures, part
+from agentgit.web.api import responses
+from agentgit.web.api.dependencies import (
+    After,
+    BranchName,
+    Caller,
+    Id,
+    Limit,
+    Offset,
+    Place,
+    RequestBody,
+    failures,
+    part,
+)
+from agentgit.web.api.responses import Answer
 
 checkpoint_router = APIRouter(prefix="/sessions/{session_id}/checkpoints/{checkpoint_id}", tags=["checkpoints"])
 
 
-@checkpoint_router.get("", response_model=answers.CheckpointAnswer, responses=failures())
+@checkpoint_router.get("", response_model=responses.CheckpointAnswer, responses=failures())
 def get_checkpoint(caller: Caller, session_id: Id, checkpoint_id: Id) -> Answer:
     """Return a checkpoint, without its content."""
     return Answer(records.of_checkpoint(caller.session(session_id).get_checkpoint(checkpoint_id)))
 
 
-@checkpoint_router.delete("", response_model=answers.CheckpointAnswer, responses=failures(409))
+@checkpoint_router.delete("", response_model=responses.CheckpointAnswer, responses=failures(409))
 def delete_checkpoint(caller: Caller, session_id: Id, checkpoint_id: Id) -> Answer:
     """Delete a checkpoint. The conversation and the tool track are kept."""
     return Answer(records.of_checkpoint(caller.session(session_id).delete_checkpoint(checkpoint_id)))
 
 
-@checkpoint_router.get("/messages", response_model=answers.Messages, responses=failures())
+@checkpoint_router.get("/messages", response_model=responses.Messages, responses=failures())
 def list_messages(caller: Caller, session_id: Id, checkpoint_id: Id, offset: Offset = 0, limit: Limit = 100) -> Answer:
     """List the messages of the conversation at a checkpoint, oldest first."""
     return Answer(part(caller.session(session_id).get_checkpoint(checkpoint_id).conversation_history, offset, limit))
 
 
-@checkpoint_router.get("/calls", response_model=answers.Calls, responses=failures())
+@checkpoint_router.get("/calls", response_model=responses.Calls, responses=failures())
 def list_calls_before(
     caller: Caller, session_id: Id, checkpoint_id: Id, offset: Offset = 0, limit: Limit = 100
 ) -> Answer:
@@ -49,7 +60,7 @@ def list_calls_before(
     return Answer(part(caller.session(session_id).get_checkpoint(checkpoint_id).tool_invocations, offset, limit))
 
 
-@checkpoint_router.get("/state", response_model=answers.State, responses=failures())
+@checkpoint_router.get("/state", response_model=responses.State, responses=failures())
 def get_state(caller: Caller, session_id: Id, checkpoint_id: Id, offset: Offset = 0, limit: Limit = 100) -> Answer:
     """List the values of the graph's state at a checkpoint, without the messages."""
     state = caller.session(session_id).get_checkpoint(checkpoint_id).session_state
@@ -57,7 +68,7 @@ def get_state(caller: Caller, session_id: Id, checkpoint_id: Id, offset: Offset 
     return Answer({**found, "items": [{"key": key, "value": portable(state[key])} for key in found["items"]]})
 
 
-@checkpoint_router.get("/files", response_model=answers.CheckpointFiles, responses=failures(409))
+@checkpoint_router.get("/files", response_model=responses.CheckpointFiles, responses=failures(409))
 def get_files(caller: Caller, session_id: Id, checkpoint_id: Id) -> Answer:
     """Return the changes to the files since the previous checkpoint, and what restoring the files now would do."""
     return Answer(files_of(caller, session_id, caller.session(session_id).get_checkpoint(checkpoint_id)))
@@ -70,7 +81,7 @@ def before_of(repo: Repository, session_id: int, point: Checkpoint) -> Checkpoin
 
 
 def files_of(repo: Repository, session_id: int, point: Checkpoint) -> dict[str, Any]:
-    """Return the file changes of a checkpoint in the form of `answers.CheckpointFiles`."""
+    """Return the file changes of a checkpoint in the form of `responses.CheckpointFiles`."""
     session = repo.session(session_id)
     snapshot = point.metadata["workspace_snapshot"]
     known: dict[str, Any] = {"snapshot": snapshot, "before": None, "rewind": None, "diff_content": ""}
@@ -109,7 +120,7 @@ class NewTag(RequestBody):
     description: str | None = Field(None, max_length=10_000)
 
 
-@router.get("/sessions", response_model=answers.Sessions, responses=failures())
+@router.get("/sessions", response_model=responses.Sessions, responses=failures())
 def list_sessions(
     caller: Caller,
     limit: Limit = 50,
@@ -129,37 +140,37 @@ def page_of(
     return found[:limit], found[limit - 1].cursor if len(found) > limit else None
 
 
-@router.post("/sessions", status_code=201, response_model=answers.Session, responses=failures(409))
+@router.post("/sessions", status_code=201, response_model=responses.Session, responses=failures(409))
 def make_session(caller: Caller, wanted: NewSession) -> Answer:
     """Create a session. If you already have a session of this name, it is returned instead."""
     return Answer(records.of_session(caller.session(wanted.name, create=True, template=wanted.template).info), 201)
 
 
-@router.get("/sessions/{session_id}", response_model=answers.Session, responses=failures())
+@router.get("/sessions/{session_id}", response_model=responses.Session, responses=failures())
 def get_session(caller: Caller, session_id: Id) -> Answer:
     """Return a session."""
     return Answer(records.of_session(caller.session(session_id).info))
 
 
-@router.delete("/sessions/{session_id}", response_model=answers.Erased, responses=failures(409))
+@router.delete("/sessions/{session_id}", response_model=responses.Erased, responses=failures(409))
 def delete_session(caller: Caller, session_id: Id) -> Answer:
     """Permanently delete a session with everything stored for it. Returns what was deleted."""
     return Answer(caller.session(session_id).delete().to_dict())
 
 
-@router.get("/sessions/{session_id}/branches", response_model=answers.Branches, responses=failures())
+@router.get("/sessions/{session_id}/branches", response_model=responses.Branches, responses=failures())
 def list_branches(caller: Caller, session_id: Id) -> Answer:
     """List the branches of a session, oldest first."""
     return Answer({"items": [records.of_branch(branch) for branch in caller.session(session_id).branches()]})
 
 
-@router.get("/sessions/{session_id}/tree", response_model=answers.Tree, responses=failures())
+@router.get("/sessions/{session_id}/tree", response_model=responses.Tree, responses=failures())
 def get_tree(caller: Caller, session_id: Id) -> Answer:
     """Return the branches of a session as a tree, with all their checkpoints."""
     return Answer(records.of_tree(caller.session(session_id).tree()))
 
 
-@router.get("/sessions/{session_id}/log", response_model=answers.Checkpoints, responses=failures())
+@router.get("/sessions/{session_id}/log", response_model=responses.Checkpoints, responses=failures())
 def get_log(
     caller: Caller,
     session_id: Id,
@@ -182,7 +193,7 @@ def get_log(
     return Answer({"items": [records.of_checkpoint(point) for point in page], "next": page.next})
 
 
-@router.get("/sessions/{session_id}/search", response_model=answers.HitsPage, responses=failures())
+@router.get("/sessions/{session_id}/search", response_model=responses.HitsPage, responses=failures())
 def search(
     caller: Caller,
     session_id: Id,
@@ -200,7 +211,7 @@ def search(
     )
 
 
-@router.get("/sessions/{session_id}/calls", response_model=answers.Calls, responses=failures())
+@router.get("/sessions/{session_id}/calls", response_model=responses.Calls, responses=failures())
 def list_calls(
     caller: Caller, session_id: Id, branch: BranchName = None, offset: Offset = 0, limit: Limit = 100
 ) -> Answer:
@@ -209,19 +220,19 @@ def list_calls(
     return Answer({**found, "items": [call.to_dict() for call in found["items"]]})
 
 
-@router.get("/sessions/{session_id}/checkpoint", response_model=answers.CheckpointAnswer, responses=failures(409))
+@router.get("/sessions/{session_id}/checkpoint", response_model=responses.CheckpointAnswer, responses=failures(409))
 def find_checkpoint(caller: Caller, session_id: Id, ref: Place, branch: BranchName = None) -> Answer:
     """Return the checkpoint that a reference names."""
     return Answer(records.of_checkpoint(caller.session(session_id).get_checkpoint(ref, branch=branch)))
 
 
-@router.get("/sessions/{session_id}/diff", response_model=answers.Diff, responses=failures(409))
+@router.get("/sessions/{session_id}/diff", response_model=responses.Diff, responses=failures(409))
 def get_diff(caller: Caller, session_id: Id, a: Place, b: Place) -> Answer:
     """Compare two checkpoints: what the second one adds to the first, and what it removes."""
     return Answer(caller.session(session_id).diff(a, b).to_dict())
 
 
-@router.get("/sessions/{session_id}/compare", response_model=answers.Comparison, responses=failures(409))
+@router.get("/sessions/{session_id}/compare", response_model=responses.Comparison, responses=failures(409))
 def get_comparison(caller: Caller, session_id: Id, a: Place, b: Place) -> Answer:
     """Compare two branches: what each did since they diverged, and how they differ now."""
     return Answer(caller.session(session_id).compare(a, b).to_dict())
@@ -230,13 +241,13 @@ def get_comparison(caller: Caller, session_id: Id, a: Place, b: Place) -> Answer
 # -- tags
 
 
-@router.get("/sessions/{session_id}/tags", response_model=answers.Tags, responses=failures())
+@router.get("/sessions/{session_id}/tags", response_model=responses.Tags, responses=failures())
 def list_tags(caller: Caller, session_id: Id) -> Answer:
     """List the tags of a session, newest first."""
     return Answer({"items": [tag.to_dict() for tag in caller.session(session_id).tags()]})
 
 
-@router.post("/sessions/{session_id}/tags", status_code=201, response_model=answers.Tag, responses=failures(409))
+@router.post("/sessions/{session_id}/tags", status_code=201, response_model=responses.Tag, responses=failures(409))
 def make_tag(caller: Caller, session_id: Id, wanted: NewTag) -> Answer:
     """Tag a checkpoint. A tagged checkpoint is kept."""
     return Answer(
@@ -244,7 +255,7 @@ def make_tag(caller: Caller, session_id: Id, wanted: NewTag) -> Answer:
     )
 
 
-@router.delete("/sessions/{session_id}/tags", response_model=answers.Tag, responses=failures())
+@router.delete("/sessions/{session_id}/tags", response_model=responses.Tag, responses=failures())
 def delete_tag(caller: Caller, session_id: Id, name: Annotated[str, Query(min_length=1, max_length=200)]) -> Answer:
     """Remove a tag. The checkpoint is kept."""
     return Answer(caller.session(session_id).untag(name).to_dict())

@@ -12,9 +12,9 @@ from starlette.responses import Response
 from agentgit.auth import Member, ShareLink
 from agentgit.render import records
 from agentgit.values import portable
-from agentgit.web.api import answers
-from agentgit.web.api.answers import Answer, listing, model_of_dataclass
-from agentgit.web.api.asking import Caller, Id, RequestBody, failures
+from agentgit.web.api import responses
+from agentgit.web.api.dependencies import Caller, Id, RequestBody, failures
+from agentgit.web.api.responses import Answer, listing, model_of_dataclass
 
 router = APIRouter(tags=["sharing"])
 
@@ -102,7 +102,7 @@ def revoke_link(caller: Caller, link_id: Id) -> Answer:
     return Answer(plain(caller.revoke_link(link_id)))
 
 
-@router.post("/links/accept", response_model=answers.Session, responses=failures())
+@router.post("/links/accept", response_model=responses.Session, responses=failures())
 def accept(caller: Caller, wanted: Join) -> Answer:
     """Join a session with the token of a link."""
     return Answer(records.of_session(caller.accept(wanted.token).info))

@@ -13,8 +13,8 @@ from agentgit.auth import User
 from agentgit.auth.credentials import ApiKey, NewKey
 from agentgit.errors import NotAllowed
 from agentgit.values import portable
-from agentgit.web.api.answers import Answer, Erased, Me, listing, model_of_dataclass
-from agentgit.web.api.asking import Caller, Credential, Id, RequestBody, failures
+from agentgit.web.api.dependencies import Caller, Credential, Id, RequestBody, failures
+from agentgit.web.api.responses import Answer, Erased, Me, listing, model_of_dataclass
 from agentgit.web.api.sharing import Seconds, to_timedelta
 from agentgit.web.authentication import Accounts
 from agentgit.web.problems import Unauthenticated, status_of

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 
 from agentgit.render import records
-from agentgit.web.api import answers
-from agentgit.web.api.answers import Answer
-from agentgit.web.api.asking import BranchName, Caller, Id, Place, RequestBody, failures
+from agentgit.web.api import responses
+from agentgit.web.api.dependencies import BranchName, Caller, Id, Place, RequestBody, failures
+from agentgit.web.api.responses import Answer
 
 router = APIRouter(tags=["world"])
 
@@ -68,7 +68,7 @@ class Resolve(RequestBody):
     result: Any = Field(None, description="The result of the call, if it happened.")
 
 
-@router.get("/sessions/{session_id}/plan", response_model=answers.Plan, responses=failures(409))
+@router.get("/sessions/{session_id}/plan", response_model=responses.Plan, responses=failures(409))
 def plan_rollback(
     caller: Caller,
     session_id: Id,
@@ -87,7 +87,7 @@ def plan_rollback(
 
 
 @router.post(
-    "/sessions/{session_id}/rollbacks", status_code=201, response_model=answers.Report, responses=failures(409)
+    "/sessions/{session_id}/rollbacks", status_code=201, response_model=responses.Report, responses=failures(409)
 )
 def roll_back(caller: Caller, session_id: Id, wanted: Rollback) -> Answer:
     """Roll back to a checkpoint on a new branch. The server runs the undo functions of the modules that it trusts."""
@@ -96,7 +96,7 @@ def roll_back(caller: Caller, session_id: Id, wanted: Rollback) -> Answer:
 
 
 @router.post(
-    "/sessions/{session_id}/rewinds", status_code=201, response_model=answers.FileChanges, responses=failures(409)
+    "/sessions/{session_id}/rewinds", status_code=201, response_model=responses.FileChanges, responses=failures(409)
 )
 def rewind_files(caller: Caller, session_id: Id, wanted: Rewind) -> Answer:
     """Restore the files of a session. The conversation is unchanged."""
@@ -104,13 +104,13 @@ def rewind_files(caller: Caller, session_id: Id, wanted: Rewind) -> Answer:
     return Answer(done.to_dict(), 201)
 
 
-@router.get("/sessions/{session_id}/switch", response_model=answers.Plan, responses=failures(409))
+@router.get("/sessions/{session_id}/switch", response_model=responses.Plan, responses=failures(409))
 def plan_switch(caller: Caller, session_id: Id, branch: Annotated[str, Query(min_length=1, max_length=300)]) -> Answer:
     """Return what a switch with `sync: world` would do. Changes nothing."""
     return Answer(caller.session(session_id).plan_switch(branch).to_dict())
 
 
-@router.post("/sessions/{session_id}/switch", response_model=answers.Switched, responses=failures(409))
+@router.post("/sessions/{session_id}/switch", response_model=responses.Switched, responses=failures(409))
 def switch(caller: Caller, session_id: Id, wanted: Switch) -> Answer:
     """Continue the session on another branch."""
     session = caller.session(session_id)
@@ -119,25 +119,25 @@ def switch(caller: Caller, session_id: Id, wanted: Switch) -> Answer:
     return Answer({"branch": branch, "report": report.to_dict() if wanted.sync is not None else None})
 
 
-@router.get("/sessions/{session_id}/operations", response_model=answers.Operations, responses=failures())
+@router.get("/sessions/{session_id}/operations", response_model=responses.Operations, responses=failures())
 def list_operations(caller: Caller, session_id: Id) -> Answer:
     """List the rollbacks, switches and forks of a session, newest first."""
     return Answer({"items": [records.of_operation(one) for one in caller.session(session_id).operations()]})
 
 
-@router.get("/operations/{operation_id}", response_model=answers.Operation, responses=failures())
+@router.get("/operations/{operation_id}", response_model=responses.Operation, responses=failures())
 def get_operation(caller: Caller, operation_id: Id) -> Answer:
     """Return one operation: a rollback, a switch or a fork."""
     return Answer(records.of_operation(caller.operation(operation_id)))
 
 
-@router.post("/operations/{operation_id}/resume", response_model=answers.Report, responses=failures(409))
+@router.post("/operations/{operation_id}/resume", response_model=responses.Report, responses=failures(409))
 def resume(caller: Caller, operation_id: Id, wanted: Resume) -> Answer:
     """Finish an operation that was interrupted or failed halfway. Completed steps are not repeated."""
     return Answer(caller.resume(operation_id, force=wanted.force).to_dict())
 
 
-@router.post("/invocations/{invocation_id}/resolve", response_model=answers.Call, responses=failures(409))
+@router.post("/invocations/{invocation_id}/resolve", response_model=responses.Call, responses=failures(409))
 def resolve(caller: Caller, invocation_id: Id, wanted: Resolve) -> Answer:
     """Record what really happened to a call whose outcome is unknown."""
     return Answer(caller.resolve(invocation_id, wanted.outcome, result=wanted.result).to_dict())

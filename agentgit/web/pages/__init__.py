@@ -11,8 +11,8 @@ from starlette.responses import Response
 from agentgit.errors import AgentGitError, RollbackBlocked
 from agentgit.web import problems
 from agentgit.web.pages import sessions, sharing, users, world
-from agentgit.web.pages.drawing import render_page
-from agentgit.web.pages.visiting import redirect_to_login, visitor_of
+from agentgit.web.pages.dependencies import redirect_to_login, visitor_of
+from agentgit.web.pages.rendering import render_page
 
 
 def add_to(app: FastAPI) -> None:

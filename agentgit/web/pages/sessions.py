@@ -13,10 +13,10 @@ from agentgit.render.svg import tree_svg
 from agentgit.render.views.diff import patch
 from agentgit.sessions.events import KINDS
 from agentgit.sessions.tree import Point
-from agentgit.web.api.asking import LARGEST_ID, After, BranchName, Id, Offset
+from agentgit.web.api.dependencies import LARGEST_ID, After, BranchName, Id, Offset
 from agentgit.web.api.sessions import before_of, download, files_of, page_of
-from agentgit.web.pages.drawing import LONGEST
-from agentgit.web.pages.visiting import Visit, parse_checkpoint_ref
+from agentgit.web.pages.dependencies import Visit, parse_checkpoint_ref
+from agentgit.web.pages.rendering import LONGEST
 from agentgit.web.security import require_same_site
 
 router = APIRouter()

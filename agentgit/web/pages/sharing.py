@@ -8,9 +8,9 @@ from fastapi import APIRouter, Depends, Form
 from starlette.responses import Response
 
 from agentgit.auth.principal import OWNER, allows
-from agentgit.web.api.asking import LARGEST_ID, Id
+from agentgit.web.api.dependencies import LARGEST_ID, Id
 from agentgit.web.api.sharing import to_timedelta
-from agentgit.web.pages.visiting import Visit, Visitor
+from agentgit.web.pages.dependencies import Visit, Visitor
 from agentgit.web.security import require_same_site
 
 router = APIRouter()

@@ -10,11 +10,11 @@ from starlette.responses import RedirectResponse, Response
 
 from agentgit.auth.credentials import DEVICE_TOKEN_LIFETIME
 from agentgit.errors import InvalidInput, NotAllowed
-from agentgit.web.api.asking import LARGEST_ID
+from agentgit.web.api.dependencies import LARGEST_ID
 from agentgit.web.api.sharing import to_timedelta
 from agentgit.web.authentication import Accounts, OwnerLink
-from agentgit.web.pages.drawing import render_page
-from agentgit.web.pages.visiting import LONGEST, Visit, Visitor, local_path_or_home
+from agentgit.web.pages.dependencies import LONGEST, Visit, Visitor, local_path_or_home
+from agentgit.web.pages.rendering import render_page
 from agentgit.web.problems import Unauthenticated, headers_of, status_of
 from agentgit.web.security import (
     FORM_COOKIE,

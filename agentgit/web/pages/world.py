@@ -14,8 +14,8 @@ from starlette.responses import Response
 from agentgit.effects import RollbackPlan
 from agentgit.errors import Conflict, InvalidInput, RollbackIncomplete
 from agentgit.values import to_json
-from agentgit.web.api.asking import BranchName, Id
-from agentgit.web.pages.visiting import LONGEST, Visit, local_path_or_home, parse_checkpoint_ref
+from agentgit.web.api.dependencies import BranchName, Id
+from agentgit.web.pages.dependencies import LONGEST, Visit, local_path_or_home, parse_checkpoint_ref
 from agentgit.web.security import require_same_site
 
 router = APIRouter()

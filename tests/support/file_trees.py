@@ -1,4 +1,4 @@
-"""Awkward trees: what stands in a workspace, how it changes, and how to tell whether it is as it was."""
+"""Unusual file trees: initial contents, changes, and a picture to compare trees."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Act = Callable[[Path], object]
 
 
 def picture(root: Path) -> dict[bytes, tuple[int, bytes | None]]:
-    """Every path with its mode and its contents, but what `.git` holds."""
+    """Return each path with its mode and contents, except paths in `.git`."""
     found: dict[bytes, tuple[int, bytes | None]] = {}
     for parent, folders, names in os.walk(os.fsencode(root)):
         folders[:] = [name for name in folders if name != b".git"]
@@ -31,7 +31,7 @@ def picture(root: Path) -> dict[bytes, tuple[int, bytes | None]]:
 
 
 def write(name: str | bytes, data: bytes = b"data\n", mode: int = 0o644) -> Act:
-    """Write a file, and the directories on the way."""
+    """Write a file, and create its parent directories."""
 
     def act(root: Path) -> None:
         path = os.path.join(os.fsencode(root), os.fsencode(name))
@@ -64,7 +64,7 @@ def link(name: str, to: str) -> Act:
 
 
 def gone(name: str | bytes) -> Act:
-    """Remove whatever stands there."""
+    """Remove the file, link or directory at a path."""
 
     def act(root: Path) -> None:
         path = os.path.join(os.fsencode(root), os.fsencode(name))
@@ -87,7 +87,7 @@ def move(name: str, to: str) -> Act:
 
 
 def git(*arguments: str) -> Act:
-    """Run the user's git, in a directory that is the first argument."""
+    """Run the user's git; the first argument is the directory."""
     return (
         lambda root: subprocess.run(  # noqa: S603
             ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments[1:]],  # noqa: S607
@@ -114,7 +114,7 @@ def listening(name: str) -> Act:
 
 
 def both(*acts: Act) -> Act:
-    """Do one after the other."""
+    """Run the acts in order."""
 
     def act(root: Path) -> None:
         for one in acts:
@@ -200,4 +200,4 @@ CASES: dict[str, tuple[Act, Act]] = {
     "a notebook": (write("a.ipynb", b'{"cells": [],\n "x": 1}'), write("a.ipynb", b"{}")),
     "many files": (both(*(write(f"d{n % 7}/{n}") for n in range(200))), gone("d3")),
 }
-"""What stands when the snapshot is taken, and what happens then."""
+"""For each case, the act that fills the workspace before the snapshot and the act that changes it later."""

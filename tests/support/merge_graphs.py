@@ -1,4 +1,4 @@
-"""Graphs whose branches are merged, and what their messages say."""
+"""Graphs for the tests of merges, and helpers that read their messages."""
 
 import operator
 from typing import Annotated
@@ -8,7 +8,7 @@ from langgraph.graph import MessagesState, StateGraph
 
 
 class State(MessagesState):
-    """A conversation, and values of several kinds beside it."""
+    """A conversation, and values of several kinds."""
 
     note: str
     total: Annotated[int, operator.add]
@@ -17,7 +17,7 @@ class State(MessagesState):
 
 
 def state_graph():
-    """Make a graph whose node writes what its input's last message holds in `additional_kwargs`; it has a condition."""
+    """Make a graph with a condition, whose node writes the `additional_kwargs` of the last input message."""
     ran = []
 
     def node(state: State):
@@ -47,7 +47,7 @@ def values(agent):
 
 
 def unanswered(agent):
-    """Return the ids of the calls in a conversation after which no message answers them."""
+    """Return the ids of the calls in a conversation that no later message answers."""
     waiting = set()
     for message in agent.history():
         waiting |= {call["id"] for call in message["tool_calls"]}

@@ -1,4 +1,4 @@
-"""Real servers for the tests of the web face: a shop's story, and an application served on a free port."""
+"""Real servers for the web tests: a demo session with a shop, and an application served on a free port."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from agentgit.web.server import Server, serve
 PASSWORD = "correct horse battery staple"  # noqa: S105  # of accounts that the tests make
 
 HOSTILE = "<script>window.pwned = 1</script>\"'><img src=x onerror=alert(1)> [x](javascript:alert(1)) \u202eevil \x00"
-"""What somebody may say, or call something, who means no good."""
+"""Hostile text for messages and names."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_passwords() -> Iterator[None]:
-    """Let passwords be checked in no time where a module imports this: that it takes long has tests of its own."""
+    """Make password checks fast in each module that imports this fixture; separate tests cover the slow hash."""
     hasher = PasswordHash((Argon2Hasher(time_cost=1, memory_cost=8, parallelism=1),))
     nobody = hasher.hash("of nobody")
     with pytest.MonkeyPatch.context() as patch:
@@ -42,7 +42,7 @@ def quick_passwords() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with a story of ada's, to be copied; bob is there, too."""
+    """Create a database with the demo session of ada, and the user bob, for tests to copy."""
     folder = tmp_path_factory.mktemp("told")
     with agentgit.open(folder / "agentgit.db") as operator:
         operator.users.add("ada", PASSWORD, is_admin=True)
@@ -53,7 +53,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def repo(told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
-    """A repository of one's own with that story and a shop of one's own, as ada, who is an admin."""
+    """Open a copy of the demo repository and its shop as ada, who is an admin."""
     for file in ("agentgit.db", "shop.db"):
         shutil.copy(told / file, tmp_path)
     monkeypatch.setenv("AGENTGIT_DEMO_SHOP", str(tmp_path / "shop.db"))
@@ -62,11 +62,11 @@ def repo(told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 def story(folder: Path, user: str | None = None) -> Repository:
-    """Give a repository with a session of two branches: chairs, then a table taken back, then a sofa and a mail.
+    """Create a repository with a session of two branches: chairs, then a table that is undone, then a sofa and a mail.
 
     Args:
-        folder: where its database and the shop's are.
-        user: whose session it is; None is the local owner.
+        folder: The folder of the databases of the repository and the shop.
+        user: The owner of the session; None is the local owner.
     """
     repo = agentgit.open(folder / "agentgit.db", user=user)
     agent = repo.wrap(build(folder / "shop.db"), "support-42", effects=EFFECTS)
@@ -81,7 +81,7 @@ def story(folder: Path, user: str | None = None) -> Repository:
 
 
 def hostile(repo: Repository, folder: Path) -> None:
-    """Add a session in which everything that can have a name or a text has a bad one."""
+    """Add a session with hostile text in every name and text."""
     (work := folder / "work").mkdir()
     agent = repo.wrap(build(folder / "shop.db"), HOSTILE[:150], effects=EFFECTS, workspace=work)
     (work / "a<b>.txt").write_text("one\n")
@@ -94,7 +94,7 @@ def hostile(repo: Repository, folder: Path) -> None:
 
 
 def served_by_command(repo: Repository, **how: Any) -> tuple[FastAPI, list[str]]:
-    """Do what `agentgit serve` does with these options, but end at once; give the application, and what was said."""
+    """Run `agentgit serve` with these options, stop at once, and return the application and the printed lines."""
     made: list[FastAPI] = []
     said: list[str] = []
 
@@ -111,7 +111,7 @@ def served_by_command(repo: Repository, **how: Any) -> tuple[FastAPI, list[str]]
 
 @contextmanager
 def served(app: FastAPI) -> Iterator[str]:
-    """Serve an application on a free port of this machine; give its address."""
+    """Serve an application on a free port of this machine, and yield its URL."""
     listening = socket.create_server(("127.0.0.1", 0))
     server = Server(app)
     thread = threading.Thread(target=server.run, args=([listening],))

@@ -1,8 +1,7 @@
-"""Graphs that call the tools of the shop in every way a tool can be called, and processes that are killed in between.
+"""Graphs that call the tools of the shop in every possible way, and processes that are killed during a turn.
 
-Each graph orders `d`, pays `e` and mails `f` once, whatever the user says. A process dies at its n-th call of a
-function of agentgit, of LangGraph's loop or of the shop, in whatever thread: so no point is left out because nobody
-named it.
+Each graph orders `d`, pays `e` and mails `f` once, whatever the user says. A process is killed at its n-th call of a
+function of agentgit, of LangGraph's loop or of the shop, in any thread. The tests therefore need no list of points.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import agentgit
 from agentgit.demo import ScriptedModel
 
 ITEMS = {"order": "d", "pay": "e", "mail": "f"}
-"""What each graph does: each tool with its item, in this order where there is one."""
+"""The tool calls of each graph: each tool with its item, in this order if the graph is sequential."""
 
 SAY = {"messages": [("user", "go")]}
 
@@ -38,12 +37,12 @@ Tools = dict[str, BaseTool]
 
 
 def _invoke(tools: Tools, *names: str) -> dict[str, Any]:
-    """Call tools one after the other with plain arguments, as a node's own code does."""
+    """Call tools in order with plain arguments, as the code of a node does."""
     return {"messages": [AIMessage(str(tools[name].invoke({"item": ITEMS[name]})), id=name) for name in names]}
 
 
 def _chain(*steps: tuple[str, Callable[[Any], Any]]) -> Graph:
-    """Build a graph whose nodes follow one another."""
+    """Build a graph that runs its nodes in order."""
     graph = StateGraph(MessagesState)
     for name, step in steps:
         graph.add_node(name, step, retry_policy=RetryPolicy(max_attempts=2, initial_interval=0.001))
@@ -60,7 +59,7 @@ def hand_written(tools: Tools) -> Graph:
 
 
 def hand_written_tool_calls(tools: Tools) -> Graph:
-    """Call the tools in two nodes with tool calls, each of which has a new id each time."""
+    """Call the tools in two nodes with tool calls that have new ids each time."""
 
     def ask(*names: str) -> dict[str, Any]:
         return {
@@ -92,7 +91,7 @@ class _Fan(TypedDict):
 
 
 def workers(tools: Tools) -> Graph:
-    """Send each tool to a worker of its own, all at once."""
+    """Send each tool to a separate worker, all at once."""
     graph = StateGraph(_Fan)
     graph.add_node("plan", lambda state: {})
     graph.add_node("work", lambda state: _invoke(tools, state["name"]))  # type: ignore[type-var]  # Send's own input
@@ -107,7 +106,7 @@ def subgraph(tools: Tools) -> Graph:
 
 
 def _model(*batches: tuple[str, ...]) -> ScriptedModel:
-    """Make a model that asks for batches of tool calls, one after the other, and is done."""
+    """Make a model that asks for batches of tool calls in order, and then ends the turn."""
 
     def rule(messages: Any) -> AIMessage:
         done = sum(isinstance(message, AIMessage) for message in messages)
@@ -119,12 +118,12 @@ def _model(*batches: tuple[str, ...]) -> ScriptedModel:
 
 
 def tool_node(tools: Tools) -> Graph:
-    """Have a ToolNode call the tools, for a model."""
+    """Call the tools in a ToolNode after a model."""
     return tool_node_graph(_model(("order",), ("pay", "mail")), list(tools.values()))
 
 
 def subagent(tools: Tools) -> Graph:
-    """Have a tool run an agent of its own, whose ToolNode calls the tools."""
+    """Call the tools in the ToolNode of an agent that another tool runs."""
     inner = tool_node_graph(_model(("order",), ("pay",), ("mail",)), list(tools.values()))
 
     @tool
@@ -136,7 +135,7 @@ def subagent(tools: Tools) -> Graph:
 
 
 def middleware(tools: Tools) -> Graph:
-    """Have middleware retry whatever raises, around the tools of LangChain's agent."""
+    """Call the tools in LangChain's agent with a middleware that retries after any error."""
     from langchain.agents.middleware import ToolRetryMiddleware
 
     retry = ToolRetryMiddleware(max_retries=2, initial_delay=0.0, jitter=False)
@@ -149,7 +148,7 @@ GRAPHS: dict[str, Callable[[Tools], Graph]] = {
         hand_written, hand_written_tool_calls, tasks, workers, subgraph, tool_node, subagent, middleware,
     )
 }  # fmt: skip
-"""Every way of calling a tool, by its name."""
+"""The graphs, by the name of the way they call tools."""
 
 
 def wrapped(repo: Any, kind: str, *, verify: bool) -> Any:
@@ -160,17 +159,17 @@ def wrapped(repo: Any, kind: str, *, verify: bool) -> Any:
 
 
 def run(agent: Any, held: Shop) -> None:
-    """Run the turn, or go on with it if it was broken off."""
+    """Run the turn, or continue it if it was interrupted."""
     waits = bool(agent.get_state().next) or bool(held.standing)
     agent.invoke(None if waits else SAY)
 
 
 PLACES = (str(Path(agentgit.__file__).parent), str(Path(pregel.__file__).parent), shop.__file__)
-"""Where the code lies whose function calls are counted."""
+"""The paths of the code whose function calls are counted."""
 
 
 def _count(dies_at: int | None) -> Callable[[], int]:
-    """Count the calls of functions from now on, and die at one of them; give how many there were."""
+    """Start to count function calls, kill this process at one of them, and return a function that returns the count."""
     counted, lock = [0], threading.Lock()
 
     def profile(frame: Any, event: str, _: Any) -> None:
@@ -186,15 +185,15 @@ def _count(dies_at: int | None) -> Callable[[], int]:
 
 
 def main(url: str, path: str, kind: str, verify: bool, dies_at: int | None, told: str) -> None:
-    """Run the turn, or go on with it, and die on the way.
+    """Run or continue the turn, and kill this process during it.
 
     Args:
-        url: of the database.
-        path: of the shop.
-        kind: which graph.
-        verify: True if the tools can look what became of a call.
-        dies_at: at which call of a function; None to live.
-        told: the file in which it writes how many calls there were.
+        url: The URL of the database.
+        path: The path of the shop.
+        kind: The name of the graph.
+        verify: True if the tools can verify the outcome of a call.
+        dies_at: The number of the function call that kills the process; None for no kill.
+        told: The file that receives the number of function calls.
     """
     os.environ["SHOP"] = path
     held = shop.here()

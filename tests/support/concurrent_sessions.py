@@ -1,7 +1,7 @@
-"""Many processes that talk in sessions and branches which some of them share, and some of which are killed.
+"""Many processes that run turns in sessions and branches; some share a branch, and some are killed.
 
 Example: `main("sqlite:///a.db", 12, kill=True)` starts eight processes: three on one branch, two on branches of their
-own in the same session, three in sessions of their own; each says 12 things, and with `kill` one of each kind dies.
+own in the same session, three in sessions of their own. Each runs 12 turns; with `kill`, one of each kind is killed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import faults
 import points
-from echoes import echoing, said, texts, whole
+from echo_graph import echoing, said, texts, whole
 
 import agentgit
 from agentgit import Conflict, Repository
@@ -28,14 +28,14 @@ DYING = ("m2", "b1", "o2")
 
 
 def place(who: str) -> tuple[str, str]:
-    """Tell the session and the branch of a process."""
+    """Return the session and the branch of a process."""
     if who in ALONE:
         return who, "main"
     return SHARED, "main" if who in ON_MAIN else who
 
 
 def talk(url: str, who: str, turns: int, dies_at: int | None) -> None:
-    """Say so many things; a Conflict is followed by another try on what is there then."""
+    """Run turns, and retry a turn on the new state of the branch after a Conflict."""
     session, branch = place(who)
     graph = echoing()
     with agentgit.open(url) as repo:
@@ -48,17 +48,17 @@ def talk(url: str, who: str, turns: int, dies_at: int | None) -> None:
                     agent.invoke(said(who, turn))
                     break
                 except Conflict:
-                    time.sleep(random.uniform(0, 0.02))  # noqa: S311  # only spreads them
+                    time.sleep(random.uniform(0, 0.02))  # noqa: S311  # only spreads the retries
                     agent = repo.wrap(graph, session, branch=branch)
 
 
 def die_in_a_call() -> None:
-    """Let this process be killed when its next call has ended and is not recorded yet."""
-    setattr(*points.RECORD_CALL.place, faults.die)  # this process lives for that only
+    """Kill this process when its next call has ended and is not yet recorded."""
+    setattr(*points.RECORD_CALL.place, faults.die)  # this process needs no cleanup
 
 
 def begin(url: str) -> None:
-    """Make the session that is shared, and its branches."""
+    """Create the shared session and its branches."""
     with agentgit.open(url) as repo:
         agent = repo.wrap(echoing(), SHARED)
         agent.invoke(said("root", 0))
@@ -67,7 +67,7 @@ def begin(url: str) -> None:
 
 
 def main(url: str, turns: int, kill: bool) -> int:
-    """Start all of them at once; give how many of those failed that were not to be killed."""
+    """Start all processes at once, and return how many ended in an unexpected way."""
     begin(url)
     children = {}
     for who in EVERYBODY:
@@ -83,21 +83,21 @@ def main(url: str, turns: int, kill: bool) -> int:
 def _be(work: Callable[[], None]) -> None:
     try:
         work()
-    except BaseException:  # noqa: BLE001  # whatever it is, the parent must hear of it
+    except BaseException:  # noqa: BLE001  # the parent must see any failure
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
 
 
 def check(repo: Repository, turns: int, kill: bool) -> None:
-    """Hold what is there against what was said: nothing is lost, nothing is there twice, and all of it is sound."""
+    """Check that no turn is lost, no turn is recorded twice, and the database is sound."""
     for who in ON_BRANCHES + ALONE:
         session, branch = place(who)
         begun = whole("root", 1) if session == SHARED else []
         found = texts(repo.wrap(echoing(), session, branch=branch).get_state().values)
         if kill and who in DYING:
             last = [*begun, *whole(who, turns // 2), f"{who} {turns // 2}", ""]
-            assert found == last[: len(found)], who  # what it said last it may have taken with it
+            assert found == last[: len(found)], who  # its last input may be lost
             assert len(found) >= len(last) - 2, who
         else:
             assert found == [*begun, *whole(who, turns)], who
@@ -109,7 +109,7 @@ def check(repo: Repository, turns: int, kill: bool) -> None:
 
 
 def _check_branch(repo: Repository, session: str, branch: str, turns: int, kill: bool) -> None:
-    """Each input is once in the conversation, in the track and before a checkpoint; those of a process in order."""
+    """Check that each input is once in the conversation, the track and the checkpoints, in order for each process."""
     here = [who for who in EVERYBODY if place(who) == (session, branch)]
     killed = [f"{who} {turns // 2}" for who in here if kill and who in DYING]
     expected = {who: [f"{who} {n}" for n in range(turns // 2 if kill and who in DYING else turns)] for who in here}

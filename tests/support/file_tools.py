@@ -1,4 +1,4 @@
-"""A directory, the tools that work in it, and a model that does what the user's message says; for tests with files."""
+"""A directory, tools that work in it, and a model that obeys the user's message, for tests with files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Desk:
     """A directory with tools: `write_file`, `delete_file`, `shell`, and `add`, which changes a world of lists.
 
     Args:
-        root: the directory; it is made if it is not there.
+        root: The directory, which is created if it is missing.
     """
 
     def __init__(self, root: Path) -> None:
@@ -28,7 +28,7 @@ class Desk:
 
     @property
     def files(self) -> dict[str, str]:
-        """What is in the directory: each file with its text."""
+        """The text of each file in the directory, by path."""
         return {
             path.relative_to(self.root).as_posix(): path.read_text("utf-8")
             for path in sorted(self.root.rglob("*"))
@@ -36,7 +36,7 @@ class Desk:
         }
 
     def graph(self) -> Graph:
-        """Build a graph that does orders like `write a.txt hello; delete b.txt; shell mkdir c; add chair`."""
+        """Build a graph that obeys messages like `write a.txt hello; delete b.txt; shell mkdir c; add chair`."""
         return tool_node_graph(ScriptedModel(rule=_obey), self.tools())
 
     def tools(self) -> list[BaseTool]:
@@ -80,11 +80,11 @@ def _wanted(name: str = "", first: str = "", rest: str = ""):
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Desk:
-    """A desk of one's own."""
+    """Create a desk for the test."""
     return Desk(tmp_path / "work")
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the stores of workspaces in a folder of the test."""
+    """Store workspaces in a folder of the test."""
     monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))

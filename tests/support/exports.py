@@ -1,4 +1,4 @@
-"""What the tests of exports share: how two sessions are compared, and how a file is forged."""
+"""Helpers for the tests of exports: they compare two sessions and forge files."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from agentgit.store.sql.tables import BRANCH, METADATA, TOOL_INVOCATION, WORLD_L
 from agentgit.store.transfer.lines import LineWriter
 
 ITS_OWN = ("id", "internal_session_id", "replay_of", "made_on", "undo", "verify", "precheck")
-"""What a call has otherwise where it was imported."""
+"""The fields of a call that an import changes."""
 
 
 def carried(source: Any, ref: Any, target: Any, name: str | None = None, **how: Any) -> Any:
-    """Export something from one repository, and import it into another."""
+    """Export a session, branch or checkpoint from one repository, and import it into another."""
     return target.import_(BytesIO(written(source, ref, **how)), session=name)
 
 
 def written(repo: Any, ref: Any, **how: Any) -> bytes:
-    """Give an export as bytes."""
+    """Return an export as bytes."""
     file = BytesIO()
     if isinstance(ref, Checkpoint):
         repo.session(checkpoint=ref).export(file, checkpoint=ref, **how)
@@ -37,12 +37,12 @@ def written(repo: Any, ref: Any, **how: Any) -> bytes:
 
 
 def call(found: dict[str, Any]) -> dict[str, Any]:
-    """Leave out of a call what an import makes anew."""
+    """Return the fields of a call that an import keeps."""
     return {name: value for name, value in found.items() if name not in ITS_OWN}
 
 
 def point(checkpoint: Any) -> dict[str, Any]:
-    """Leave out of a checkpoint what an import makes anew."""
+    """Return a checkpoint with the fields that an import changes removed or set to 0."""
     found = checkpoint.to_dict()
     calls = [call(one) for one in found["tool_invocations"]]
     metadata = {name: value for name, value in found["metadata"].items() if name != "workspace_snapshot"}
@@ -50,7 +50,7 @@ def point(checkpoint: Any) -> dict[str, Any]:
 
 
 def path(repo: Any, session: Any, branch: str) -> list[dict[str, Any]]:
-    """Give all that the checkpoints on a branch hold, and its tool track."""
+    """Return the contents of the checkpoints on a branch, and its tool track."""
     return [
         *map(point, repo.session(session).checkpoints(branch=branch)),
         *(call(c.to_dict()) for c in repo.session(session).tool_track(branch=branch)),
@@ -58,7 +58,7 @@ def path(repo: Any, session: Any, branch: str) -> list[dict[str, Any]]:
 
 
 def world(repo: Any, session: Any) -> list[tuple[Any, ...]]:
-    """Give the world log of a session, and each call that was ever made there."""
+    """Return each call ever made in a session, and its world log."""
     session_id = repo.session(session).id
     with backend.reading(repo) as connection:
         of = TOOL_INVOCATION.c.external_session_id == session_id
@@ -77,7 +77,7 @@ def world(repo: Any, session: Any) -> list[tuple[Any, ...]]:
 
 
 def everything(repo: Any, session: Any) -> dict[str, Any]:
-    """Give all that people can see of a session."""
+    """Return everything that users can see of a session."""
     branches = repo.session(session).branches()
     return {
         "branches": [(b.name, b.is_current, b.status, b.session_state, b.conversation_history) for b in branches],
@@ -98,7 +98,7 @@ def rows(repo: Any) -> dict[str, int]:
 
 
 def forged(data: bytes, change: Callable[[list[dict[str, Any]]], None]) -> BytesIO:
-    """Change the records of an export, and seal them again as if nothing had happened."""
+    """Change the records of an export, and compute valid counts and hashes for the changed file."""
     records = [json.loads(line) for line in data.splitlines()]
     for record in records:
         del record["hash"]
@@ -112,12 +112,12 @@ def forged(data: bytes, change: Callable[[list[dict[str, Any]]], None]) -> Bytes
 
 
 def of(records: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """Give the records of one kind."""
+    """Return the records of one kind."""
     return [record for record in records if record.get("record") == kind]
 
 
 def file_of(folder: Path, data: bytes) -> Path:
-    """Write a file."""
+    """Write an export to a file in a folder, and return its path."""
     place = folder / "session.jsonl"
     place.write_bytes(data)
     return place

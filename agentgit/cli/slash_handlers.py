@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from agentgit.cli import output, slash
+from agentgit.cli import output, slash_commands
 from agentgit.errors import NotFound
 from agentgit.render.text import Line, Span, clean
 from agentgit.render.views import conversation
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agentgit.checkpoints.merge import MergePlan
     from agentgit.checkpoints.queries import Tag
     from agentgit.cli.conversation import Chat
-    from agentgit.cli.slash import SlashCommand
+    from agentgit.cli.slash_commands import SlashCommand
     from agentgit.effects import RollbackPlan
 
 
@@ -46,7 +46,7 @@ def _confirm_and_run(chat: Chat, order: SlashCommand, plan: RollbackPlan, move: 
 
 
 def _back(chat: Chat, order: SlashCommand, place: str | int) -> None:
-    agent, force = chat.agent, slash.FORCE in order.options
+    agent, force = chat.agent, slash_commands.FORCE in order.options
     _confirm_and_run(chat, order, agent.plan_rollback(place), lambda: agent.rollback(place, force=force))
 
 
@@ -55,12 +55,12 @@ def _rollback(chat: Chat, order: SlashCommand) -> None:
 
 
 def _undo(chat: Chat, order: SlashCommand) -> None:
-    agent, steps, force = chat.agent, order.number() or 1, slash.FORCE in order.options
+    agent, steps, force = chat.agent, order.number() or 1, slash_commands.FORCE in order.options
     _confirm_and_run(chat, order, agent.plan_undo(steps), lambda: agent.undo(steps, force=force))
 
 
 def _redo(chat: Chat, order: SlashCommand) -> None:
-    agent, force = chat.agent, slash.FORCE in order.options
+    agent, force = chat.agent, slash_commands.FORCE in order.options
     _confirm_and_run(chat, order, agent.plan_redo(), lambda: agent.redo(force=force))
 
 
@@ -69,13 +69,13 @@ def _plan(chat: Chat, order: SlashCommand) -> None:
 
 
 def _resume(chat: Chat, order: SlashCommand) -> None:
-    report = chat.repo.resume(order.number() or 0, force=slash.FORCE in order.options)
+    report = chat.repo.resume(order.number() or 0, force=slash_commands.FORCE in order.options)
     chat.agent = chat.agent.switch(report.branch)
     output.show(rollbacks.lines(report, width=output.width()))
 
 
 def _resolve(chat: Chat, order: SlashCommand) -> None:
-    result = output.parse_result(order.options.get(slash.RESULT))
+    result = output.parse_result(order.options.get(slash_commands.RESULT))
     call = chat.repo.resolve(order.number() or 0, order.words[1].replace("-", "_"), result=result)
     output.show(conversation.call_lines([call], width=output.width()))
 
@@ -84,7 +84,7 @@ def _rewind(chat: Chat, order: SlashCommand) -> None:
     agent, point = chat.agent, order.words[0]
     plan = agent.session.plan_rewind(point, branch=agent.branch_id)
     if chat.confirm_plan(order, plan):
-        changes = agent.rewind_files(point, force=slash.FORCE in order.options)
+        changes = agent.rewind_files(point, force=slash_commands.FORCE in order.options)
         output.show(rollbacks.file_lines(changes, width=output.width()))
 
 
@@ -151,10 +151,10 @@ def _branch(chat: Chat, order: SlashCommand) -> None:
 
 
 def _switch(chat: Chat, order: SlashCommand) -> None:
-    (name,), sync, agent = order.words, order.options.get(slash.SYNC), chat.agent
+    (name,), sync, agent = order.words, order.options.get(slash_commands.SYNC), chat.agent
     if sync == "world" and not chat.confirm_plan(order, agent.plan_switch(name)):
         return
-    chat.agent = agent.switch(name, sync, force=slash.FORCE in order.options)
+    chat.agent = agent.switch(name, sync, force=slash_commands.FORCE in order.options)
     if sync is None:
         _say_where(chat)
     else:
@@ -200,7 +200,7 @@ def _compare(chat: Chat, order: SlashCommand) -> None:
 
 
 def _merge(chat: Chat, order: SlashCommand) -> None:
-    agent, (place,), resolve = chat.agent, order.words, order.options.get(slash.RESOLVE)
+    agent, (place,), resolve = chat.agent, order.words, order.options.get(slash_commands.RESOLVE)
     _run_merge(agent.plan_merge(place, resolve=resolve), lambda: agent.merge(place, resolve=resolve))
 
 
@@ -223,7 +223,7 @@ def _run_merge(plan: MergePlan, carry: Callable[[], Checkpoint]) -> None:
 
 
 def _search(chat: Chat, order: SlashCommand) -> None:
-    every, after = slash.EVERYWHERE in order.options, order.options.get(slash.AFTER)
+    every, after = slash_commands.EVERYWHERE in order.options, order.options.get(slash_commands.AFTER)
     found = chat.agent.search(" ".join(order.words), all_branches=every, after=after)
     output.show(logs.hit_lines(found, width=output.width(), zone=None))
 
@@ -248,7 +248,7 @@ def _show_tags(tags: list[Tag]) -> None:
 
 
 def _help(chat: Chat, order: SlashCommand) -> None:
-    output.show(slash.lines(output.width()))
+    output.show(slash_commands.lines(output.width()))
 
 
 _NOTHING: list[Line] = [(Span("no checkpoints yet"),)]

@@ -1,4 +1,4 @@
-"""Session trees to show, and text that tries to break what shows it."""
+"""Session trees to display, and hostile text that tries to break the display."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -14,7 +14,7 @@ HOSTILE = (
 
 
 class Story:
-    """Makes points with fresh ids, turn by turn."""
+    """A builder of points with new ids, turn by turn."""
 
     def __init__(self) -> None:
         self.ids = count(1)
@@ -33,7 +33,7 @@ class Story:
 
 
 def support() -> Tree:
-    """A session with a named checkpoint, a long run, and branches that leave in all the ways they can."""
+    """Build a session with a named checkpoint, a long run, and every kind of branch."""
     story = Story()
     main = [*story.turn(1, "order two chairs"), story.point(4, "named", "all is in the cart", "before payment")]
     main += story.turn(5, "and a table", "A table, too.")

@@ -1,4 +1,4 @@
-"""Random lives of a workspace, held against manifests of the disk that are made without agentgit."""
+"""Random operations on a workspace, compared with manifests of the disk that are made without agentgit."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ PATTERNS: tuple[tuple[str, ...], ...] = ((), ("*.log",), ("build",), ("*.log", "
 IGNORES = (b"", b"*.log\n", b"build/\n/c\n", b"d\n")
 
 LINKED_MODES = True
-"""False to leave the modes of files with several names alone."""
+"""False to keep the modes of files with several hard links."""
 
 
 @dataclass(frozen=True)
 class Stood:
-    """What stood at a path: its mode, what it held, and what tells whether it was touched."""
+    """The former state of a path: its mode, contents and modification time."""
 
     mode: int
     held: bytes
@@ -34,16 +34,16 @@ class Stood:
 
     @property
     def same(self) -> tuple[int, bytes]:
-        """What a restore brings back."""
+        """The mode and the contents, which a restore brings back."""
         return self.mode, self.held
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a directory."""
+        """True for a directory."""
         return stat.S_ISDIR(self.mode)
 
     def looks_like(self, other: Stood) -> bool:
-        """Whether nothing that a record of it tells is different."""
+        """Return True if the mode is equal and, except for directories, the size and modification time are equal."""
         plain = (self.mode, len(self.held), self.mtime), (other.mode, len(other.held), other.mtime)
         return self.mode == other.mode if self.is_folder else plain[0] == plain[1]
 
@@ -52,7 +52,7 @@ Manifest = dict[str, Stood]
 
 
 def manifest(root: Path) -> Manifest:
-    """List all that stands below a directory, opening up what is closed and closing it again."""
+    """List all paths below a directory; closed files and directories are opened for reading and closed again."""
     return {os.path.relpath(path, root): stood for path, stood in _below(root)}
 
 
@@ -88,13 +88,13 @@ def _opened(path: Path, bits: int) -> Iterator[None]:
 
 
 def within(path: str, paths: dict[str, str] | set[str]) -> bool:
-    """Whether a path is one of some, or below one."""
+    """Return True if a path is one of `paths` or below one of them."""
     return any(path == one or path.startswith(one + "/") for one in paths)
 
 
 @dataclass
 class Saved:
-    """A snapshot, what stood when it was taken, and what it left out."""
+    """A snapshot, the manifest at its time, and the paths that it left out."""
 
     id: str
     stood: Manifest
@@ -102,18 +102,18 @@ class Saved:
 
     @property
     def holds(self) -> Manifest:
-        """What it should hold."""
+        """The paths that the snapshot should contain."""
         return {path: one for path, one in self.stood.items() if not within(path, self.left)}
 
 
 class Life:
-    """One workspace, in which a random series of things happens.
+    """One workspace with a random series of operations.
 
     Args:
-        place: an empty folder.
-        kind: the environment.
-        seed: of the random series.
-        closed: whether files and directories are closed to their owner, whom modes must bind then.
+        place: An empty folder.
+        kind: The environment.
+        seed: The seed of the random series.
+        closed: True to close files and directories to their owner; the user must not be root then.
     """
 
     def __init__(self, place: Path, kind: str, seed: int, *, closed: bool) -> None:
@@ -121,19 +121,19 @@ class Life:
         self.work, self.outside = place / "work", place / "outside"
         self.work.mkdir()
         self.outside.mkdir()
-        self.random = random.Random(seed)  # noqa: S311 - a test that can be repeated
+        self.random = random.Random(seed)  # noqa: S311 - a repeatable test
         self.saved: list[Saved] = []
         self.open()
 
     def open(self) -> None:
-        """Open the workspace with other options."""
+        """Open the workspace with new random options."""
         self.workspace = Workspace(
             self.work, self.place / "store", environment=self.kind, max_checkpoints=None,
             max_file_size=self.random.choice(LIMITS), exclude_patterns=self.random.choice(PATTERNS),
         )  # fmt: skip
 
     def live(self, rounds: int) -> None:
-        """Let things happen, and hold each restore against the disk."""
+        """Run random operations, and compare each restore with the disk."""
         self.save()
         for _ in range(rounds):
             for _ in range(self.random.randrange(1, 6)):
@@ -146,11 +146,11 @@ class Life:
             else:
                 self.restore(self.random.choice(self.saved))
 
-    # -- what happens
+    # -- the operations
 
     @contextmanager
     def all_open(self) -> Iterator[None]:
-        """Open all directories, and close them again if they are still there."""
+        """Open all directories, and reset the modes of those that still exist at the end."""
         folders = [path for path, one in _below(self.work) if one.is_folder]
         modes = {path: stat.S_IMODE(os.lstat(path).st_mode) for path in folders}
         for path in folders:
@@ -161,7 +161,7 @@ class Life:
                 os.chmod(path, modes[path])
 
     def act(self) -> None:
-        """Do one thing to one path."""
+        """Run one random operation on one path."""
         name = self.random.choice(NAMES)
         path = self.work / name
         doing = self.random.choice([
@@ -173,7 +173,7 @@ class Life:
         doing(path)
 
     def make_way(self, path: Path) -> None:
-        """Remove what stands at a path and what is no directory above it; make the directories."""
+        """Remove the item at a path, replace non-directories above it, and make the parent directories."""
         for above in [*reversed([one for one in path.parents if one.is_relative_to(self.work) and one != self.work])]:
             if above.is_symlink() or (above.exists() and not above.is_dir()):
                 above.unlink()
@@ -186,7 +186,7 @@ class Life:
         path.chmod(self.random.choice(MODES))
 
     def grow(self, path: Path) -> None:
-        """Write a file around one of the limits."""
+        """Write a file whose size is near one of the limits."""
         path.write_bytes(b"x" * (self.random.choice(LIMITS) + self.random.randrange(-1, 2)))
 
     def folder(self, path: Path) -> None:
@@ -199,24 +199,24 @@ class Life:
         path.symlink_to(self.random.choice(("a", "d", "/etc", "..", str(self.outside))))
 
     def pipe(self, path: Path) -> None:
-        """Make something that is no file."""
+        """Make a named pipe, which is not a regular file."""
         os.mkfifo(path)
 
     def hard(self, path: Path) -> None:
-        """Give a file of the workspace another name in it."""
+        """Make a hard link to a file of the workspace."""
         files = [one for one in sorted(self.work.rglob("*")) if one.is_file() and not one.is_symlink()]
         if files:
             os.link(self.random.choice(files), path)
 
     def shared(self, path: Path) -> None:
-        """Make a file that has a name outside of the workspace too."""
+        """Make a file that also has a hard link outside the workspace."""
         outside = self.outside / str(self.random.randrange(10**9))
         outside.write_bytes(b"shared" if LINKED_MODES else outside.name.encode())
         outside.chmod(self.random.choice(MODES))
         os.link(outside, path)
 
     def gone(self, path: Path) -> None:
-        """Remove what stands there."""
+        """Remove the file or directory at a path."""
         if path.is_dir() and not path.is_symlink():
             for one in os.listdir(path):
                 self.gone(path / one)
@@ -225,7 +225,7 @@ class Life:
             path.unlink(missing_ok=True)
 
     def mode(self, path: Path) -> None:
-        """Set a mode; of what others share only if that is asked for."""
+        """Set a random mode; files with several hard links change only with `LINKED_MODES`."""
         if path.is_symlink() or not path.exists():
             return
         folder = path.is_dir()
@@ -241,10 +241,10 @@ class Life:
         if content := self.random.choice(IGNORES):
             at.write_bytes(content)
 
-    # -- what must be true
+    # -- the checks
 
     def save(self) -> None:
-        """Take a snapshot, and what stands there."""
+        """Take a snapshot and record the manifest."""
         stood = manifest(self.work)
         taken = self.workspace.save()
         assert manifest(self.work) == stood
@@ -252,7 +252,7 @@ class Life:
         assert self.workspace.changed() == ()
 
     def restore(self, wanted: Saved) -> None:
-        """Restore a snapshot; compare plan, report and disk."""
+        """Restore a snapshot, and compare the plan, the report and the disk."""
         before, shared = manifest(self.work), manifest(self.outside)
         plan = self.workspace.plan_restore(wanted.id)
         assert manifest(self.work) == before
@@ -265,18 +265,18 @@ class Life:
         assert not done.conflicts, done.conflicts
         self.check_disk(wanted, before, after, left, done)
         self.check_report(wanted, before, after, left, plan, done)
-        changed = set(self.workspace.changed())  # a `.gitignore` that came or went lets others in
+        changed = set(self.workspace.changed())  # a `.gitignore` that the restore changed includes more paths
         assert all(within(path, left) and path not in wanted.holds for path in changed), changed
 
     def left_out_now(self) -> dict[str, str]:
-        """What a snapshot would leave out; the safety snapshot of a restore is the same."""
+        """Return the paths that a snapshot leaves out now, as the safety snapshot of a restore does."""
         self.workspace.save()
         return dict(self.workspace.skipped())
 
     def check_disk(
         self, wanted: Saved, before: Manifest, after: Manifest, left: dict[str, str], done: Restored
     ) -> None:
-        """What the snapshot holds stands there; what it or the safety snapshot left out is as before."""
+        """Check that the contents of the snapshot are restored and the paths left out are unchanged."""
         for path, one in wanted.holds.items():
             assert path in after, path
             assert after[path].same == one.same or (one.is_folder and after[path].is_folder and path in left), path
@@ -298,7 +298,7 @@ class Life:
     def check_report(
         self, wanted: Saved, before: Manifest, after: Manifest, left: dict[str, str], plan: RestorePlan, done: Restored
     ) -> None:
-        """Plan and report say what was done, and nothing else."""
+        """Check that the plan and the report list exactly the changes that were made."""
         leaves = {path: one for path, one in wanted.holds.items() if not one.is_folder}
         held = {path: one for path, one in before.items() if not within(path, left)}
         put = {path for path, one in leaves.items() if path not in before or before[path].same != one.same}
@@ -318,7 +318,7 @@ class Life:
 
 
 def live(place: Path, kind: str, seed: int, rounds: int, *, closed: bool) -> None:
-    """Live one life; say which one if it goes wrong."""
+    """Run one life; an error gets a note with the seed and the options."""
     try:
         Life(place, kind, seed, closed=closed).live(rounds)
     except BaseException as error:

@@ -1,7 +1,7 @@
-"""Graphs that pay by their own code, in processes that are killed; the ledger is a file outside of agentgit.
+"""Graphs that pay in their own code, in processes that are killed; the ledger is a file outside agentgit.
 
-A life is a turn that is killed once or twice, at any of the moments at which something is written, and goes on in new
-processes until it ends. What nobody knows then is settled as a person would, by looking into the ledger.
+A life is a turn that is killed once or twice, at any moment before or after a write, and continues in new processes
+until it ends. A call with an unknown outcome is resolved from the ledger, as a person would do.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ import agentgit
 from agentgit import Fenced, effect
 
 WANTED = ["Ann", "Ann", "Bob"]
-"""Who is to be paid: one of them twice."""
+"""The names to pay; one name occurs twice."""
 
 DATABASE = "agentgit.db"
 
 
 class Ledger:
-    """What was really paid, one line for each payment.
+    """The actual payments, one line each.
 
     Args:
-        path: of its file.
+        path: The path of the ledger file.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
     def add(self, name: str) -> int:
-        """Pay somebody; give the number of the payment."""
+        """Record a payment, and return its number."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(f"{name}\n")
         return len(self.lines())
 
     def lines(self) -> list[str]:
-        """List who was paid."""
+        """List the paid names."""
         return self.path.read_text("utf-8").splitlines() if self.path.exists() else []
 
 
@@ -62,7 +62,7 @@ class Ledger:
 
 
 def pay_of(ledger: Ledger) -> Any:
-    """Make the tool."""
+    """Make the payment tool."""
 
     @tool
     def pay(name: str) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def pay_of(ledger: Ledger) -> Any:
 
 
 def in_a_node(pay: Any) -> Any:
-    """A node that calls the tool, after one that takes no time."""
+    """Build a graph whose node calls the tool, after a trivial first node."""
 
     def act(state: MessagesState) -> dict[str, Any]:
         return {"messages": [("ai", json.dumps([pay.invoke({"name": name}) for name in WANTED]))]}
@@ -85,7 +85,7 @@ def in_a_node(pay: Any) -> Any:
 
 
 def in_an_async_node(pay: Any) -> Any:
-    """An async node that awaits the tool, and calls it without waiting."""
+    """Build a graph whose async node awaits two calls of the tool and makes one sync call."""
 
     async def act(state: MessagesState) -> dict[str, Any]:
         first = [await pay.ainvoke({"name": name}) for name in WANTED[:2]]
@@ -95,7 +95,7 @@ def in_an_async_node(pay: Any) -> Any:
 
 
 def with_new_ids(pay: Any) -> Any:
-    """A node that makes tool calls with ids of its own, others each time."""
+    """Build a graph whose node makes tool calls with new ids each time."""
 
     def act(state: MessagesState) -> dict[str, Any]:
         made = [pay.invoke({**call("pay", os.urandom(8).hex(), name=name)}) for name in WANTED]
@@ -105,7 +105,7 @@ def with_new_ids(pay: Any) -> Any:
 
 
 def in_tasks(pay: Any) -> Any:
-    """The functional API: a task for each payment."""
+    """Build a graph with the functional API that runs each payment in a task."""
 
     @task
     def act(name: str) -> Any:
@@ -120,13 +120,13 @@ def in_tasks(pay: Any) -> Any:
 
 
 class Sent(TypedDict):
-    """What the workers give."""
+    """The state that the workers update."""
 
     messages: Annotated[list[Any], lambda old, new: [*(old or []), *new]]
 
 
 def in_workers(pay: Any) -> Any:
-    """A worker for each payment, sent by a node."""
+    """Build a graph whose first node sends each payment to a worker."""
     graph = StateGraph(Sent)
     graph.add_node("plan", lambda state: {"messages": []})
     graph.add_node("worker", lambda name: {"messages": [json.dumps(pay.invoke({"name": name}))]})
@@ -136,24 +136,24 @@ def in_workers(pay: Any) -> Any:
 
 
 def in_a_subgraph(pay: Any) -> Any:
-    """A subgraph as a node, with a node for each of two parts of the work."""
+    """Build a graph with a subgraph as a node; the subgraph splits the work between two nodes."""
     return _line(_two_steps(pay).compile())
 
 
 def in_a_called_graph(pay: Any) -> Any:
-    """A graph that a node calls."""
+    """Build a graph whose node invokes another graph."""
     inner = _two_steps(pay).compile()
     return _line(lambda state: {"messages": inner.invoke({"messages": []})["messages"]})
 
 
 def in_a_graph_without_memory(pay: Any) -> Any:
-    """A graph that a node calls, and that is not saved."""
+    """Build a graph whose node invokes another graph without a checkpointer."""
     inner = _two_steps(pay).compile(checkpointer=False)
     return _line(lambda state: {"messages": inner.invoke({"messages": []})["messages"]})
 
 
 def in_a_tool(pay: Any) -> Any:
-    """An agent inside of a tool of which nobody said what it does."""
+    """Build an agent with a tool that runs another agent and has no declared effect."""
     asked = [calls(*(call("pay", f"c{number}", name=name) for number, name in enumerate(WANTED))), "paid"]
 
     @tool
@@ -166,7 +166,7 @@ def in_a_tool(pay: Any) -> Any:
 
 
 def with_middleware(pay: Any) -> Any:
-    """An agent whose middleware makes each call twice, and one with other arguments."""
+    """Build an agent whose middleware makes each call twice, and a third time with different arguments."""
 
     @wrap_tool_call
     def again(request: Any, handler: Any) -> Any:
@@ -178,7 +178,7 @@ def with_middleware(pay: Any) -> Any:
 
 
 def in_a_tool_node(pay: Any) -> Any:
-    """A ToolNode that runs a batch."""
+    """Build a graph whose ToolNode runs a batch of calls."""
     asked = calls(*(call("pay", f"c{number}", name=name) for number, name in enumerate(WANTED)))
     graph = StateGraph(MessagesState)
     graph.add_node("model", RunnableLambda(lambda state: {"messages": [asked.model_copy(update={"id": "asked"})]}))
@@ -222,7 +222,7 @@ SHAPES: dict[str, Callable[[Any], Any]] = {
 ASYNC = ("in_an_async_node",)
 
 
-# -- dying
+# -- killed processes
 
 
 _left: list[int] = []
@@ -230,14 +230,14 @@ _moments = [0]
 
 
 def moment() -> None:
-    """Count a moment at which a process can be killed, and be killed if it is the one."""
+    """Count a moment at which a process can be killed, and kill this process at the chosen moment."""
     _moments[0] += 1
     if _left and _moments[0] == _left[0]:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def hooked() -> None:
-    """Make a moment of each beginning and end of what is written."""
+    """Add a moment before and after each write."""
     for point in (points.WRITE_INTENT, points.WRITE_OUTCOME, points.SAVE_STATE, points.SAVE_TASK):
         setattr(*point.place, _with_moments(getattr(*point.place)))
 
@@ -256,7 +256,7 @@ def _with_moments(plain: Any) -> Any:
 
 
 def turn(folder: Path, shape: str, die_at: int) -> None:
-    """Run or go on with the turn, in this process, to its end or to the moment at which it is killed."""
+    """Start or continue the turn in this process, until it ends or the process is killed."""
     ledger = Ledger(folder / "ledger")
     _moments[0], _left[:] = 0, [die_at]
     effects = {"pay": effect("irreversible")}
@@ -280,7 +280,7 @@ def _given(shape: str) -> Any:
 
 
 def _settle(repo: Any, ledger: Ledger) -> None:
-    """Be the person who looks into the ledger, and says what became of the calls of which nobody knows."""
+    """Resolve the calls with an unknown outcome from the ledger, as a person would do."""
     if not repo.sessions():
         return
     track = repo.session("s").tool_track()
@@ -302,7 +302,7 @@ def _expect(recorded: list[str], ledger: Ledger) -> None:
 
 
 def _process(work: Callable[[], None]) -> int:
-    """Do something in a process forked from this one; give how it ended."""
+    """Run a function in a forked process, and return the exit code."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -311,7 +311,7 @@ def _process(work: Callable[[], None]) -> int:
             code = 0
         except SystemExit as left:
             code = int(left.code or 0)
-        except BaseException as error:  # noqa: BLE001  # the process that waits for this one fails with it
+        except BaseException as error:  # noqa: BLE001  # the parent process reports the failure
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
             sys.stderr.flush()
         finally:
@@ -320,12 +320,12 @@ def _process(work: Callable[[], None]) -> int:
 
 
 def life(folder: Path, shape: str, *kills: int) -> int:
-    """Live one life, and make sure that everybody was paid once; give how often it was really killed.
+    """Run one life, check that each payment was made once, and return the actual number of kills.
 
     Args:
-        folder: an empty one.
-        shape: which graph.
-        kills: the moments of the first processes at which they are killed.
+        folder: The folder of the life, which must not exist yet.
+        shape: The name of the graph.
+        kills: The moments at which the first processes are killed, one for each process.
     """
     folder.mkdir(parents=True)
     shutil.copy(folder.parent / DATABASE, folder / DATABASE)
@@ -341,19 +341,19 @@ def life(folder: Path, shape: str, *kills: int) -> int:
 
 
 def main(folder: str, shape: str, kills: str) -> None:
-    """Live lives, each in a folder of its own.
+    """Run several lives, each in its own folder.
 
     Args:
-        folder: for all.
-        shape: which graph.
-        kills: a JSON list of the lives' kills; or `all`: every moment, and twice more with a second kill.
+        folder: The parent folder.
+        shape: The name of the graph.
+        kills: A JSON list with the kills of each life; or `all`: each moment alone, and with two second kills.
     """
     hooked()
     base, count = Path(folder), 0
     base.mkdir(parents=True, exist_ok=True)
     assert _process(lambda: agentgit.open(f"sqlite:///{base / DATABASE}").close()) == 0
     (base / "warm").mkdir()
-    turn(base / "warm", shape, 0)  # what is loaded now, each process has
+    turn(base / "warm", shape, 0)  # each forked process inherits the modules loaded here
     moments = int((base / "warm" / "moments").read_text())
     every = range(1, moments + 1)
     again = [[number, 1 + number * step % moments] for step in (5, 11) for number in every]

@@ -1,7 +1,7 @@
-"""A graph that says back what it was told, by way of a tool; and many processes that talk to it.
+"""A graph that repeats the user's message through a tool, and many processes that run it.
 
-Example: `main("sqlite:///a.db", 8, 5)` starts 8 processes, of which each says 5 things in a thread of its own; every
-other one does so through a wrapped graph.
+Example: `main("sqlite:///a.db", 8, 5)` starts 8 processes. Each runs 5 turns in its own thread; every second process
+uses a wrapped graph.
 """
 
 import os
@@ -17,7 +17,7 @@ from agentgit import SQLModelSaver
 from agentgit.demo import ScriptedModel
 
 HOW = ("saver", "wrap")
-"""How to talk to a graph: through a saver alone, or through a wrapped graph."""
+"""The two ways to run a graph: with a saver alone, or as a wrapped graph."""
 
 
 @tool
@@ -27,7 +27,7 @@ def echo(text: str) -> str:
 
 
 def rule(messages: list[BaseMessage]) -> AIMessage:
-    """Call the tool with what the user said, then tell what it gave."""
+    """Call the tool with the user's message, then report the result."""
     last = messages[-1]
     if isinstance(last, ToolMessage):
         return AIMessage(f"did {last.content}")
@@ -35,27 +35,27 @@ def rule(messages: list[BaseMessage]) -> AIMessage:
 
 
 def echoing(saver: Any = None) -> Graph:
-    """Build the graph."""
+    """Build the echo graph."""
     return tool_node_graph(ScriptedModel(rule=rule), [echo], saver)
 
 
 def said(name: str, turn: int) -> dict[str, Any]:
-    """What the user says in one turn; no two turns of any conversation are equal."""
+    """Build the input of one turn; no two turns of a conversation are equal."""
     return {"messages": [("user", f"{name} {turn}")]}
 
 
 def whole(name: str, turns: int) -> list[str]:
-    """The texts of a conversation of which nothing was lost and into which nothing was mixed."""
+    """Return the texts of a complete conversation without foreign messages."""
     return [text for n in range(turns) for text in (f"{name} {n}", "", f"{name} {n}", f"did {name} {n}")]
 
 
 def texts(values: dict[str, Any]) -> list[str]:
-    """The texts of a conversation."""
+    """Return the texts of a conversation."""
     return [message.content for message in values["messages"]]
 
 
 def talk(url: str, how: str, name: str, turns: int) -> None:
-    """Say so many things with a saver or a wrapped graph that is opened for it."""
+    """Run turns with a new saver or a new wrapped graph."""
     if how == "wrap":
         with agentgit.open(url) as repo:
             agent = repo.wrap(echoing(), session=name)
@@ -69,14 +69,14 @@ def talk(url: str, how: str, name: str, turns: int) -> None:
 
 
 def main(url: str, processes: int, turns: int) -> int:
-    """Start the processes, which have imported everything already, all at once; give how many of them failed."""
+    """Start all processes at once, and return how many failed; forked processes need no imports."""
     children = []
     for number in range(processes):
         child = os.fork()
         if child == 0:
             try:
                 talk(url, HOW[number % 2], f"p{number}", turns)
-            except BaseException:  # noqa: BLE001  # whatever it is, the parent must hear of it
+            except BaseException:  # noqa: BLE001  # the parent must see any failure
                 traceback.print_exc()
                 os._exit(1)
             os._exit(0)

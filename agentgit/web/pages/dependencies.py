@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse, RedirectResponse
 
 from agentgit.errors import NotAllowed
 from agentgit.repository import Repository
-from agentgit.web.pages.drawing import render_page
+from agentgit.web.pages.rendering import render_page
 from agentgit.web.problems import Unauthenticated
 from agentgit.web.security import SAFE, cookie_name
 from agentgit.web.site import note_user, site_of

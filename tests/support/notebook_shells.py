@@ -1,4 +1,4 @@
-"""Notebooks without a browser: IPython's shell with our magics, and a `__main__` whose cells run one by one."""
+"""Notebooks without a browser: an IPython shell with our magics, and a `__main__` that runs cells one by one."""
 
 import linecache
 import sys
@@ -12,13 +12,13 @@ import agentgit
 
 @pytest.fixture(scope="module")
 def ipython():
-    """A shell of IPython with the magics."""
+    """Create an IPython shell with the magics."""
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
 
     main = sys.modules["__main__"]
     shell = InteractiveShell(config=Config({"HistoryManager": {"enabled": False}}))
-    sys.modules["__main__"] = main  # which it takes the place of; the tests that start processes need that
+    sys.modules["__main__"] = main  # the shell replaces it; tests that start processes need the original
     shell.run_line_magic("load_ext", "agentgit")
     yield shell
     agentgit.unload_ipython_extension(shell)
@@ -26,20 +26,20 @@ def ipython():
 
 
 def restart(shell, **names):
-    """Let a shell forget everything, and know these names."""
+    """Reset a shell so that it has only these names."""
     shell.user_ns.clear()
     shell.user_ns.update(names)
     shell.run_line_magic("reload_ext", "agentgit")
 
 
 def magic(shell, line):
-    """Run `%agentgit` with a line; give its value."""
+    """Run `%agentgit` with a line, and return its value."""
     return shell.run_line_magic("agentgit", line)
 
 
 @pytest.fixture
 def shown(monkeypatch):
-    """What is shown beside what a magic gives."""
+    """Collect the values that a magic shows besides its return value."""
     values = []
     monkeypatch.setattr(*points.SHOW_BESIDE_MAGIC.place, values.append)
     return values
@@ -61,7 +61,7 @@ class Notebook:
 
 
 def commands() -> list[str]:
-    """Name the commands of `%agentgit`."""
+    """List the commands of `%agentgit`."""
     from agentgit.notebook.commands import COMMANDS
 
     return list(COMMANDS)

@@ -1,4 +1,4 @@
-"""All doors of an application as it is served: routes, what routers and mounts hold, and what stands before them."""
+"""All entry points of a served application: its routes, routers, mounts and middleware."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from starlette.routing import Host, Mount, WebSocketRoute
 
 
 def doors(app: Any, at: str = "") -> Iterator[str]:
-    """Name each door once for each time that it is there: `GET /path`.
+    """List each entry point, like `GET /path`, once for each occurrence.
 
-    A HEAD besides a GET is no door of its own. Any method is `ANY`, a web socket `WEBSOCKET`, what answers before all
-    routes `BEFORE`, and what answers where no route does `ELSE`. What cannot be looked into has its class behind it.
+    A HEAD next to a GET is not listed. `ANY` means any method, `WEBSOCKET` a web socket, `BEFORE` middleware that runs
+    before all routes, and `ELSE` a fallback after all routes. The class follows in parentheses if it is opaque.
 
     Args:
-        app: an application, a router, or what was mounted.
-        at: the path below which it is; with the host before it if it is for one.
+        app: An application, a router, or a mounted application.
+        at: The path prefix, which begins with the host if the entry points belong to one host.
     """
     while not hasattr(app, "routes"):
         if not hasattr(app, "app"):
@@ -34,7 +34,7 @@ def doors(app: Any, at: str = "") -> Iterator[str]:
         yield f"ELSE {at}/* ({_name(router.default)})"
     for route in iter_route_contexts(router.routes):
         yield from _of_route(route, route.original_route, at)
-    # What FastAPI serves where no other route answers is not among the routes.
+    # FastAPI does not list its fallback routes among the routes.
     for route in getattr(router, "_low_priority_routes", ()):
         yield from _of_low_route(route, at)
     for included in router.routes:
@@ -43,7 +43,7 @@ def doors(app: Any, at: str = "") -> Iterator[str]:
 
 
 def _of_route(route: Any, kind: Any, at: str) -> Iterator[str]:
-    """Name the doors of a route, as it is reached and as it was made."""
+    """List the entry points of a route; `kind` is the original route."""
     path = f"{at}{getattr(route, 'path', None) or ''}"
     if isinstance(kind, Mount):
         yield from doors(route.app, path)
@@ -59,7 +59,7 @@ def _of_route(route: Any, kind: Any, at: str) -> Iterator[str]:
 
 
 def _of_low_route(route: Any, at: str) -> Iterator[str]:
-    """Name the doors of what is served where no other route answers."""
+    """List the entry points of a fallback route."""
     for one in getattr(route, "routes", [route]):
         yield f"ELSE {at}{getattr(one, 'path', '')}/* ({_name(one)})"
 

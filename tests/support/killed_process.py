@@ -1,6 +1,6 @@
-"""What a process does that is killed at a named point; test_killed.py starts it.
+"""The work of a process that is killed at a named point; test_killed.py starts the process.
 
-The points are those of `points` and of the shop; the library knows nothing of them.
+The points are those of `points` and of the shop; the library does not refer to them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ACT, CANCEL = ShopPoint(Shop, "act"), ShopPoint(Shop, "cancel")
 
 
 def before(point: Point | ShopPoint, when: Callable[..., bool] = lambda *a, **k: True) -> Hook:
-    """Die when a method is about to run."""
+    """Kill this process before a method runs."""
 
     def do(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if when(*args, **kwargs):
@@ -45,7 +45,7 @@ def before(point: Point | ShopPoint, when: Callable[..., bool] = lambda *a, **k:
 
 
 def after(point: Point | ShopPoint) -> Hook:
-    """Die when a method has run."""
+    """Kill this process after a method has run."""
     return lambda: faults.after(point, die)
 
 
@@ -59,7 +59,7 @@ CALLS: dict[str, Hook] = {
     "after the tool": after(ACT),
     "before the record": before(points.WRITE_OUTCOME, lambda journal, connection, call, how: how.status == "done"),
 }
-"""Points of a call, whether it is made for the first time or again."""
+"""Points of a first or repeated call."""
 
 TURN: dict[str, Hook] = CALLS | {
     "after the intent": after(points.AUTHORIZE_CALL),
@@ -81,7 +81,7 @@ AGAIN: dict[str, Hook] = CALLS | {"after the intent": before(points.REPEAT_CALL)
 
 FRESH = {point: AGAIN[point] for point in ("in the tool", "before the record")}
 FRESH |= {point: REVERSAL[point] for point in ("before the operation", "before the publication")}
-"""In a fresh world nothing is reversed; the points of a call that ran again are those of `execute`."""
+"""Points of a run in a fresh world, which reverses nothing; its repeated calls have the points of `execute`."""
 
 VERBS: dict[str, Callable[[Any], Any]] = {
     "run": lambda agent: agent.invoke(wish([("order", "d"), ("pay", "e")])),
@@ -97,26 +97,26 @@ POINTS = {"run": TURN, "rollback": REVERSAL, "switch": REVERSAL | AGAIN, "execut
 
 
 def wrapped(repo: Any, *, verify: bool) -> Any:
-    """Wrap the graph of the shop of this process, with functions that any process can import."""
+    """Wrap the graph of the shop of this process, with effect functions that any process can import."""
     return repo.wrap(shop.here().graph(), "s", effects=shop.imported(verify=verify))
 
 
 def begun_afresh(repo: Any, *, verify: bool) -> Any:
-    """Begin another session in the shop of this process, and make the calls of the first one there."""
+    """Begin another session in the shop of this process, and repeat the calls of the first session in it."""
     return repo.wrap(
         shop.here().graph(), "fresh", effects=shop.imported(verify=verify), template="s@end", replay="execute"
     )
 
 
 def main(url: str, path: str, verb: str, point: str, verify: bool) -> None:
-    """Do one thing, and die on the way.
+    """Run one operation, and kill this process at a point of it.
 
     Args:
-        url: of the database.
-        path: of the shop.
-        verb: what to do.
-        point: where to die.
-        verify: True if the tools can look what became of a call.
+        url: The URL of the database.
+        path: The path of the shop.
+        verb: The operation, a key of `VERBS`.
+        point: The point that kills the process.
+        verify: True if the tools can verify the outcome of a call.
     """
     os.environ["SHOP"] = path
     agent = wrapped(agentgit.open(url), verify=verify)

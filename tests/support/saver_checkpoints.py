@@ -1,4 +1,4 @@
-"""What the tests of the saver share: checkpoints put by hand, and what is in the database then."""
+"""Helpers for the tests of the saver: they store checkpoints by hand and inspect the database."""
 
 import dataclasses
 from contextlib import nullcontext
@@ -20,12 +20,12 @@ class Cart:
 
 
 def on(thread, **more):
-    """The config of a thread."""
+    """Return the config of a thread."""
     return {"configurable": {"thread_id": thread, **more}}
 
 
 def put(saver, thread, values, *, parent=None, changed=None, id=None, meta=None, ns="", version=1, config=None):
-    """Store a checkpoint by hand; give its config."""
+    """Store a checkpoint by hand, and return its config."""
     checkpoint = empty_checkpoint()
     checkpoint["id"] = id or str(uuid6())
     checkpoint["channel_values"] = values
@@ -36,42 +36,42 @@ def put(saver, thread, values, *, parent=None, changed=None, id=None, meta=None,
 
 
 def values(saver, config):
-    """The values at a checkpoint."""
+    """Return the channel values of a checkpoint."""
     return saver.get_tuple(config).checkpoint["channel_values"]
 
 
 def count(database, table):
-    """How many rows a table has."""
+    """Count the rows of a table."""
     with database.reading() as connection:
         return connection.execute(select(func.count()).select_from(table)).scalar()
 
 
 def blob_bytes(database):
-    """How many bytes all values take."""
+    """Return the total size of all values in bytes."""
     with database.reading() as connection:
         return connection.execute(select(func.sum(func.length(BLOB.c.data)))).scalar()
 
 
 class PutTurn:
-    """A turn that takes part in each put of a saver.
+    """A turn that observes each put of a saver.
 
     Args:
-        on_put: Surrounds a put.
+        on_put: A function that returns the context manager around a put.
     """
 
     def __init__(self, on_put):
         self.on_put = on_put
 
     def on_read(self, thread, ns, found):
-        """What is read is of no interest here."""
+        """Ignore reads."""
 
 
 def work_in_next_put(saver, work):
-    """Let a function work at the end of the transaction of the next put of a saver.
+    """Call a function at the end of the transaction of the next put of a saver.
 
     Args:
         saver: The saver.
-        work: What is done; it gets the id of the checkpoint, and whether the transaction can read it.
+        work: The function; it receives the id of the checkpoint, and True if the transaction can read it.
     """
 
     def inside(place, connection):

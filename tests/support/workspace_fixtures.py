@@ -1,4 +1,4 @@
-"""A workspace in a folder of its own, of each environment, for the tests of files."""
+"""Fixtures with a workspace of each environment, for the tests of files."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from agentgit import Workspace
 
 @pytest.fixture
 def work(tmp_path):
-    """An empty workspace's directory."""
+    """Create an empty directory for a workspace."""
     made = tmp_path / "work"
     made.mkdir()
     return made
@@ -15,11 +15,11 @@ def work(tmp_path):
 
 @pytest.fixture(params=["git", "directory"])
 def kind(request):
-    """Which environment."""
+    """Return the environment of the workspace."""
     return request.param
 
 
 @pytest.fixture
 def workspace(work, tmp_path, kind):
-    """A workspace."""
+    """Create a workspace."""
     return Workspace(work, tmp_path / "store", environment=kind)

@@ -173,7 +173,7 @@ AUDIT_KINDS = {MERGED: "merge.done", PICKED: "cherry_pick.done"}
 """The kind of event that the audit trail records."""
 
 
-class Merging:
+class Merger:
     """Merges and cherry-picks from other branches into one branch.
 
     Both need the graph, whose reducers write the changes. They add a checkpoint to the branch; nothing is removed and

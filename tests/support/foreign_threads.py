@@ -1,4 +1,4 @@
-"""What the tests of moving in share: databases of LangGraph's own savers, filled by real graphs."""
+"""Databases of LangGraph's own savers, filled by real graphs, for the tests of importing threads."""
 
 import asyncio
 import sqlite3
@@ -21,7 +21,7 @@ Build = Callable[[Any], Any]
 
 
 def rule(messages: list[BaseMessage]) -> AIMessage:
-    """Order what the user asks for, then say so; greet without any tool; fail where that is asked for."""
+    """Reply to the user: order an item and confirm it, greet without a tool, or call the tool that fails."""
     last = messages[-1]
     if isinstance(last, ToolMessage):
         return AIMessage(f"It is ordered ({len(messages)} messages).")
@@ -34,19 +34,19 @@ def rule(messages: list[BaseMessage]) -> AIMessage:
 
 
 def shop(world: World, **options: Any) -> Build:
-    """Build a graph that orders things in a world."""
+    """Return a function that builds a graph with the tools of a world for a saver."""
     return lambda saver: tool_node_graph(
         ScriptedModel(rule=rule), world.tools(), saver, handle_tool_errors=True, **options
     )
 
 
 def on(thread: str, **more: Any) -> Any:
-    """The config of a thread."""
+    """Return the config of a thread."""
     return {"configurable": {"thread_id": thread, **more}}
 
 
 def said(text: str) -> Any:
-    """What a user says."""
+    """Build the input of a user message."""
     return {"messages": [("user", text)]}
 
 
@@ -58,7 +58,7 @@ class Origin:
 
     @contextmanager
     def saver(self) -> Iterator[Any]:
-        """Open it with its own saver."""
+        """Open the database with its own saver."""
         with closing(sqlite3.connect(self.url, check_same_thread=False)) as connection:
             yield SqliteSaver(connection)
 
@@ -75,7 +75,7 @@ class Origin:
             return list(saver.list(on(thread)))
 
     def execute(self, statement: str, *values: Any) -> None:
-        """Change the file behind its saver's back."""
+        """Run a statement on the file without its saver."""
         with closing(sqlite3.connect(self.url)) as connection, connection:
             connection.execute(statement, values)
 
@@ -100,7 +100,7 @@ class PostgresOrigin(Origin):
 
     @contextmanager
     def saver(self) -> Iterator[Any]:
-        """Open it with its own saver."""
+        """Open the database with its own saver."""
         with PostgresSaver.from_conn_string(self.url) as saver:
             saver.setup()
             yield saver
@@ -108,7 +108,7 @@ class PostgresOrigin(Origin):
 
 @contextmanager
 def postgres_origin(server: Any) -> Iterator[PostgresOrigin]:
-    """Make an empty PostgreSQL database on the server of another one, and drop it at the end."""
+    """Create an empty PostgreSQL database on the server of a URL, and drop it at the end."""
     name = f"langgraph_test_{uuid.uuid4().hex}"
     base = server.set(drivername="postgresql")
     with psycopg.connect(base.render_as_string(hide_password=False), autocommit=True) as connection:
@@ -118,5 +118,5 @@ def postgres_origin(server: Any) -> Iterator[PostgresOrigin]:
 
 
 def sqlite_origin(folder: Path) -> Origin:
-    """Name a SQLite file that is not there yet."""
+    """Return an origin for a SQLite file that does not exist yet."""
     return Origin(str(folder / "langgraph.db"))

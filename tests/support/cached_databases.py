@@ -1,4 +1,4 @@
-"""What a database holds after something was lived in it, to be put into others: living it takes far longer."""
+"""Copies of the contents of a database, because a copy takes far less time than repeating the setup."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from agentgit.store.database import Database
 from agentgit.store.sql.tables import METADATA
 
 Rows = dict[str, bytes]
-"""Per table what PostgreSQL's COPY writes of it; of SQLite the file, under its own name."""
+"""The output of COPY for each table on PostgreSQL; the database file under the key `file` on SQLite."""
 
 
 def taken(database: Database) -> Rows:
-    """Give all that a database holds."""
+    """Return the contents of a database."""
     if database.is_sqlite:
-        database.shrink()  # the file alone has everything
+        database.shrink()  # moves everything into the database file
         return {"file": Path(str(database.url.database)).read_bytes()}
     with database.engine.connect() as connection:
         cursor: Any = connection.connection.cursor()
@@ -28,12 +28,12 @@ def taken(database: Database) -> Rows:
 
 
 def put(database: Database, rows: Rows) -> None:
-    """Put it into another database, which is empty and which nobody has open."""
+    """Write the contents into another database, which must be empty and not open."""
     if database.is_sqlite:
         Path(str(database.url.database)).write_bytes(rows["file"])
         return
     with database.engine.begin() as connection:
-        connection.exec_driver_sql("SET LOCAL session_replication_role = replica")  # as where it comes from
+        connection.exec_driver_sql("SET LOCAL session_replication_role = replica")  # triggers ran in the source
         cursor: Any = connection.connection.cursor()
         for name, data in rows.items():
             with cursor.copy(f'COPY "{name}" FROM STDIN (FORMAT binary)') as copy:
