@@ -22,7 +22,8 @@ from agentgit.effects.files import (
 )
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.values import escape_path
-from agentgit.workspace.api import AUTO, Workspace
+from agentgit.workspace.api import Workspace
+from agentgit.workspace.base import AUTO
 from agentgit.workspace.locations import require_known_storage
 from agentgit.workspace.modified_files import paths_of
 from agentgit.workspace.values import Restored, RestorePlan

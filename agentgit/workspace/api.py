@@ -12,15 +12,13 @@ from typing import Any
 
 from agentgit.async_api import async_twin
 from agentgit.errors import InvalidInput, NotFound, Unavailable
-from agentgit.workspace.base import DELETED, EVENTS, NUMBER, POSITION, RESTORED, Base, Paths
+from agentgit.workspace.base import AUTO, DELETED, EVENTS, MANUAL, NUMBER, POSITION, RESTORED, SAFETY, Base, Paths
 from agentgit.workspace.catalog import LEFT_OUT
 from agentgit.workspace.engines.files import FileEngine, Target
 from agentgit.workspace.locations import require_in_place, storage_place, workspace_place
 from agentgit.workspace.restore import Progress
 from agentgit.workspace.undo.stack import UndoStack
 from agentgit.workspace.values import UNDO, Environment, FileCheckpoint, Freed, Restored, RestorePlan, WorkspaceDiff
-
-MANUAL, AUTO, SAFETY = "manual", "auto", "safety"
 
 NUMBERED = "checkpoint-"
 

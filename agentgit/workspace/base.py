@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotFound
 from agentgit.workspace.catalog import PATIENCE, Catalog, CatalogRow
@@ -23,7 +23,8 @@ from agentgit.workspace.engines.files import Expected, FileEngine
 from agentgit.workspace.engines.git import GitTrees
 from agentgit.workspace.locations import exclusive, record_storage
 from agentgit.workspace.restore import Progress
-from agentgit.workspace.trees import Trees
+from agentgit.workspace.scan.excluded import ExcludedRecord
+from agentgit.workspace.trees import Trees, TreeWrite
 from agentgit.workspace.undo.stack import UndoStack
 from agentgit.workspace.values import FileCheckpoint, Restored, plain, utc_datetime
 
@@ -34,6 +35,9 @@ log = logging.getLogger(__name__)
 
 CREATED, RESTORED, DELETED, PRUNED, FAILED = EVENTS = ("created", "restored", "deleted", "pruned", "failed")
 
+MANUAL, AUTO, SAFETY = "manual", "auto", "safety"
+"""The kinds of snapshots."""
+
 LAST = "last"
 """A value of `expect` in `restore`, instead of a snapshot: the files as they were last saved or restored."""
 
@@ -41,6 +45,22 @@ POSITION, NUMBER, PLACE = "position", "number", "place"
 """Keys in the catalog: the current snapshot, the last number of a generated name, the owner of the storage."""
 
 Paths = Iterable[str | os.PathLike[str]] | None
+
+
+class StoredTree(NamedTuple):
+    """A tree to store as a snapshot.
+
+    Args:
+        number: Its number.
+        base: The number of an earlier tree that it changes; None for an empty tree.
+        changes: What it changes there.
+        left: The paths that it leaves out.
+    """
+
+    number: int
+    base: int | None
+    changes: Iterable[TreeWrite]
+    left: ExcludedRecord
 
 
 class Base(ABC):
@@ -166,6 +186,37 @@ class Base(ABC):
             raise InvalidInput(f"metadata must be JSON: {error}. Use strings, numbers, lists and dicts.") from error
         now, called = utc_datetime(time.time_ns()), plain(name) if name else None
         return FileCheckpoint(secrets.token_hex(8), called, plain(message), now, files, kept, kind, pinned)
+
+    def store_trees(self, trees: Iterable[StoredTree], holder: str) -> dict[int, str]:
+        """Store trees as snapshots, and return the id of each by the number of its tree. All succeed, or none.
+
+        Args:
+            trees: The trees, in order. The directory of the workspace is not changed.
+            holder: The name of the holder that pins the snapshots.
+
+        Raises:
+            InvalidInput: The workspace has a custom environment.
+            Unavailable: The storage cannot be written.
+        """
+        with self._locked():
+            if not isinstance(self._engine, FileEngine):
+                raise InvalidInput('Files are imported into a workspace with "git" or "directory" only.')
+            made: dict[int, str] = {}
+            keys: dict[int | None, str] = {}
+            try:
+                for tree in trees:
+                    new = self._new("imported", AUTO)
+                    keys[tree.number] = self._engine.put(new, keys.get(tree.base), tree.changes, tree.left)
+                    made[tree.number] = new.id
+                    self._catalog.hold(new.id, holder)
+            except BaseException:
+                self.discard(made.values())
+                raise
+        return made
+
+    def discard(self, ids: Iterable[str]) -> None:
+        """Remove snapshots that `store_trees` has stored."""
+        self._catalog.remove(ids)
 
     def _prune(self, spared: Sequence[str] = ()) -> None:
         if self.max_checkpoints is None:

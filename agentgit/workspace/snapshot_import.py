@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple, Self
 
-from agentgit.errors import InvalidInput, Unavailable
+from agentgit.errors import Unavailable
 from agentgit.store.transfer.file_trees import TreeItem
-from agentgit.workspace.api import AUTO, Workspace
-from agentgit.workspace.engines.files import FileEngine
+from agentgit.workspace.api import Workspace
+from agentgit.workspace.base import StoredTree
 from agentgit.workspace.scan.excluded import ExcludedPath, ExcludedRecord
 from agentgit.workspace.trees import TreeEntry, TreeWrite, digest
 
@@ -105,30 +105,20 @@ class SnapshotImporter:
             InvalidInput: The workspace has a custom environment.
             Unavailable: The storage cannot be written.
         """
-        with workspace._locked():
-            engine = workspace._engine
-            if not isinstance(engine, FileEngine):
-                raise InvalidInput('Files are imported into a workspace with "git" or "directory" only.')
-            made: dict[int, str] = {}
-            keys: dict[int, str] = {}
-            left: dict[bytes, ExcludedPath] = {}
-            try:
-                for id, base, changed, changes in self._trees():
-                    left = _following(left if base is not None else {}, changed)
-                    new = workspace._new("imported", AUTO)
-                    keys[id] = engine.put(new, keys[base] if base is not None else None, changes, left)
-                    made[id] = new.id
-                    self._put.append(new.id)
-                    workspace._catalog.hold(new.id, holder)
-            except BaseException:
-                self.remove(workspace)
-                raise
+        made = workspace.store_trees(self._stored_trees(), holder)
+        self._put = list(made.values())
         return made
 
     def remove(self, workspace: Workspace) -> None:
         """Remove the stored snapshots from a workspace after a failed import."""
-        workspace._catalog.remove(self._put)
+        workspace.discard(self._put)
         self._put = []
+
+    def _stored_trees(self) -> Iterator[StoredTree]:
+        left: dict[bytes, ExcludedPath] = {}
+        for number, base, changed, changes in self._trees():
+            left = _following(left if base is not None else {}, changed)
+            yield StoredTree(number, base, changes, left)
 
     def _trees(self) -> Iterator[tuple[int, int | None, Mapping[str, str | None], Iterator[TreeWrite]]]:
         """Yield the buffered trees. Consume the changes of each tree before the next one."""

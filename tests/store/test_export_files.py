@@ -700,7 +700,7 @@ KILLED = """
 import os, signal, sys
 import agentgit
 from agentgit.store.transfer import import_
-from agentgit.workspace.snapshot_import import Incoming
+from agentgit.workspace.snapshot_import import SnapshotImporter
 
 where, data, url = sys.argv[1:4]
 
@@ -708,15 +708,15 @@ def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 if where == "checked":
-    Incoming.put_into = die
+    SnapshotImporter.put_into = die
 elif where == "a tree":
-    seen, plain = [], Incoming._trees
+    seen, plain = [], SnapshotImporter._trees
     def trees(self):
         for n, one in enumerate(plain(self)):
             if n:
                 die()
             yield one
-    Incoming._trees = trees
+    SnapshotImporter._trees = trees
 elif where == "rows":
     import_._Tables.flush = die
 else:
