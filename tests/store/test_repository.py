@@ -318,6 +318,7 @@ def test_a_read_only_file_can_be_read_and_a_run_names_the_missing_permission(tmp
     assert refusal.endswith("x.db cannot be written. Give this user write permission for the file and its folder.")
 
 
+@pytest.mark.long
 def test_a_database_opened_read_only_can_be_read(tmp_path):
     """Bad input: a database opened read-only can be read, and a write raises Unavailable."""
     path = tmp_path / "x.db"
