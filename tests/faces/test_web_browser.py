@@ -92,7 +92,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
         link = OwnerLink(repo)
         made = app(repo, link=link, hosts=["127.0.0.1"])
         with served(made) as address:
-            credential = link.enter(link.token)
+            credential = link.log_in(link.token)
             yield SimpleNamespace(repo=repo, address=address, credential=credential, folder=folder)
 
 

@@ -308,14 +308,14 @@ def test_d5_logging_out_ends_the_live_feeds_of_a_login_link_browser(repo):
     """D5: a live feed ends when the browser that opened it logs out."""
     link = OwnerLink(repo)
     with quick_feeds(), served(app(repo, link=link)) as address:
-        name, credential = f"agentgit-{address.rpartition(':')[2]}", link.enter(link.token)
+        name, credential = f"agentgit-{address.rpartition(':')[2]}", link.log_in(link.token)
         with (
             httpx.Client(base_url=address, cookies={name: credential}, timeout=60) as client,
             client.stream("GET", "/api/v1/events/live") as feed,
         ):
             lines = feed.iter_lines()
             assert next(lines).startswith("retry:")
-            link.leave(credential)
+            link.revoke(credential)
             assert [line for line in lines if line] == []
 
 
@@ -325,7 +325,7 @@ def test_d5_the_live_feeds_of_a_user_are_limited(repo):
     link = OwnerLink(repo)
     made = app(repo, link=link, limits=Limits(feeds=2))
     with served(made) as address:
-        jar = {f"agentgit-{address.rpartition(':')[2]}": link.enter(link.token)}
+        jar = {f"agentgit-{address.rpartition(':')[2]}": link.log_in(link.token)}
         with httpx.Client(base_url=address, cookies=jar, timeout=60) as client:
             url = "/api/v1/events/live"
             with client.stream("GET", url) as first, client.stream("GET", url):
