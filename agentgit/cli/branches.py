@@ -15,12 +15,13 @@ from agentgit.cli.options import (
     OfBranch,
     Target,
     Trust,
+    Yes,
     complete_checkpoint,
     import_from_here,
     repository,
     usage,
 )
-from agentgit.cli.rollback import Force, OnError, Yes, confirm_plan, show_plan_on_error, switch, write
+from agentgit.cli.rollback import Force, OnError, confirm_plan, show_plan_on_error, switch, write
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.render import records
 from agentgit.render.text import clean

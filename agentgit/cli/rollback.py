@@ -9,7 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from agentgit.cli import output, references
-from agentgit.cli.options import AsJson, DatabaseOption, Session, Target, Trust, complete_checkpoint, repository, usage
+from agentgit.cli.options import (
+    AsJson,
+    DatabaseOption,
+    Session,
+    Target,
+    Trust,
+    Yes,
+    complete_checkpoint,
+    repository,
+    usage,
+)
 from agentgit.effects import RollbackPlan, RollbackReport
 from agentgit.errors import RollbackBlocked, RollbackIncomplete
 from agentgit.render import records
@@ -38,7 +48,6 @@ WorldOnly = Annotated[bool, typer.Option("--world-only", help="Keep the conversa
 Force = Annotated[
     bool, typer.Option("--force", help="Keep what cannot be reversed or run again; restore files that others changed.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation; required with --json.")]
 OnError = Annotated[
     str,
     typer.Option("--on-error", metavar="WHAT", help="When an undo or a tool fails: stop, or continue with the others."),

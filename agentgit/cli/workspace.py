@@ -11,7 +11,7 @@ import typer
 
 from agentgit.checkpoints import references
 from agentgit.cli import output
-from agentgit.cli.options import AsJson, CommandGroup, Limit, usage
+from agentgit.cli.options import AsJson, CommandGroup, Limit, Yes, usage
 from agentgit.cli.output import bar
 from agentgit.errors import NotFound, WorkspaceChanged
 from agentgit.render.text import Span
@@ -34,7 +34,6 @@ Store = Annotated[
     Path | None,
     typer.Option("--store", metavar="DIR", help="The directory of its snapshots; by default in $AGENTGIT_HOME."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation; required with --json.")]
 Ref = Annotated[str, typer.Argument(metavar="REF", help="A snapshot: its id, the start of its id, its name, or last.")]
 Refs = Annotated[
     list[str] | None, typer.Argument(metavar="[A] [B] [PATH]...", help="The snapshots to compare, then the paths.")

@@ -202,11 +202,12 @@ class Base(ABC):
             if not isinstance(self._engine, FileEngine):
                 raise InvalidInput('Files are imported into a workspace with "git" or "directory" only.')
             made: dict[int, str] = {}
-            keys: dict[int | None, str] = {}
+            keys: dict[int, str] = {}
             try:
                 for tree in trees:
                     new = self._new("imported", AUTO)
-                    keys[tree.number] = self._engine.put(new, keys.get(tree.base), tree.changes, tree.left)
+                    base = keys[tree.base] if tree.base is not None else None
+                    keys[tree.number] = self._engine.put(new, base, tree.changes, tree.left)
                     made[tree.number] = new.id
                     self._catalog.hold(new.id, holder)
             except BaseException:

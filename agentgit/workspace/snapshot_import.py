@@ -105,7 +105,7 @@ class SnapshotImporter:
             InvalidInput: The workspace has a custom environment.
             Unavailable: The storage cannot be written.
         """
-        made = workspace.store_trees(self._stored_trees(), holder)
+        made = workspace.store_trees(self._trees(), holder)
         self._put = list(made.values())
         return made
 
@@ -114,13 +114,7 @@ class SnapshotImporter:
         workspace.discard(self._put)
         self._put = []
 
-    def _stored_trees(self) -> Iterator[StoredTree]:
-        left: dict[bytes, ExcludedPath] = {}
-        for number, base, changed, changes in self._trees():
-            left = _following(left if base is not None else {}, changed)
-            yield StoredTree(number, base, changes, left)
-
-    def _trees(self) -> Iterator[tuple[int, int | None, Mapping[str, str | None], Iterator[TreeWrite]]]:
+    def _trees(self) -> Iterator[StoredTree]:
         """Yield the buffered trees. Consume the changes of each tree before the next one."""
         self._note_tree()
         with _converting_errors():
@@ -128,9 +122,12 @@ class SnapshotImporter:
             self._changes.seek(0)
         lines = map(json.loads, self._changes)
         head = next(lines, None)
+        left: dict[bytes, ExcludedPath] = {}
         while head is not None:
             following: list[Any] = []
-            yield *head, self._of_tree(lines, following)
+            number, base, changed = head
+            left = _following(left if base is not None else {}, changed)
+            yield StoredTree(number, base, self._of_tree(lines, following), left)
             head = following[0] if following else None
 
     def _of_tree(self, lines: Iterator[list[Any]], following: list[Any]) -> Iterator[TreeWrite]:

@@ -33,6 +33,14 @@ class Place(Protocol):
 
 
 @contextmanager
+def setting(point: Place, value: Any) -> Iterator[None]:
+    """Replace what is at a point, such as a limit or a setting."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(point.owner, point.name, value)
+        yield
+
+
+@contextmanager
 def around(point: Place, do: Callable[..., Any]) -> Iterator[None]:
     """Replace the function at a point; the replacement receives the original function, then the arguments."""
     plain = getattr(point.owner, point.name)
@@ -40,8 +48,7 @@ def around(point: Place, do: Callable[..., Any]) -> Iterator[None]:
     def changed(*args: Any, **kwargs: Any) -> Any:
         return do(plain, *args, **kwargs)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(point.owner, point.name, changed)
+    with setting(point, changed):
         yield
 
 
@@ -276,14 +283,6 @@ def as_a_file_was_written(path: bytes, act: Callable[[], Any]) -> AbstractContex
 
 
 # -- other settings
-
-
-@contextmanager
-def setting(point: Place, value: Any) -> Iterator[None]:
-    """Change a limit or a setting."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(point.owner, point.name, value)
-        yield
 
 
 def long_login_pauses() -> AbstractContextManager[None]:

@@ -33,8 +33,8 @@ async def connected(
         read_only: True if the server only offers tools that read.
         may_force: True if clients can pass `force`, which keeps effects that cannot be undone.
     """
-    create_server = server(repo, session, read_only=read_only, may_force=may_force)
-    async with create_connected_server_and_client_session(create_server) as client:
+    made = server(repo, session, read_only=read_only, may_force=may_force)
+    async with create_connected_server_and_client_session(made) as client:
         yield client
 
 

@@ -32,12 +32,12 @@ from agentgit.effects.invocation import (
     TRANSITIONS,
     UNKNOWN,
 )
-from agentgit.errors import Conflict, Corrupt
+from agentgit.errors import Conflict
 from agentgit.store.audit.trail import note
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.driver_errors import missing_row
+from agentgit.store.sql.driver_errors import missing_row, unreadable_row
 from agentgit.store.sql.encryption import seal_of
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import (
@@ -590,11 +590,7 @@ def _value(row: Row[Any], seen_by: int, position: int, runs: int) -> ToolInvocat
     try:
         args, result = as_object(row.args), from_json(row.result) if row.result is not None else None
     except ValueError as error:
-        raise Corrupt(
-            f"The row {row.id} in table tool_invocation cannot be read. Run: agentgit fsck; then restore the database "
-            "from a backup.",
-            row=f"tool_invocation {row.id}",
-        ) from error
+        raise unreadable_row("tool_invocation", row.id) from error
     return ToolInvocation(
         id=row.id,
         internal_session_id=seen_by,

@@ -199,6 +199,19 @@ def _of_a_file(error: Exception, text: str, where: str) -> AgentGitError | None:
     return None
 
 
+def unreadable_row(table: str, key: object) -> Corrupt:
+    """Return the error for a row whose contents cannot be decoded.
+
+    Args:
+        table: The table.
+        key: The key of the row, as `agentgit fsck` shows it.
+    """
+    return Corrupt(
+        f"The row {key} in table {table} cannot be read. Run: agentgit fsck; then restore the database from a backup.",
+        row=f"{table} {key}",
+    )
+
+
 def missing_row(kind: str, row_id: object) -> NotFound:
     """Return the error for a row that does not exist although other rows refer to it or a caller has its id.
 

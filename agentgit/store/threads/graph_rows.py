@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, TypeAlias
 from sqlalchemy import and_, bindparam, delete, exists, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from agentgit.errors import Corrupt
 from agentgit.store.objects.blobs import unpack
 from agentgit.store.objects.content import Body, Encoded
 from agentgit.store.objects.packing import HASH_BYTES
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement
+from agentgit.store.sql.driver_errors import unreadable_row
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.values import from_json
 
@@ -209,12 +209,7 @@ def parse_graph_checkpoint(row: Any) -> GraphCheckpoint:
             folded,
         )
     except (ValueError, KeyError) as error:
-        key = "/".join(place)
-        raise Corrupt(
-            f"The row {key} in table graph_checkpoint cannot be read. Run: agentgit fsck; then restore the database "
-            "from a backup.",
-            row=f"graph_checkpoint {key}",
-        ) from error
+        raise unreadable_row("graph_checkpoint", "/".join(place)) from error
 
 
 def pending(rows: Iterable[Any]) -> list[Pending]:
