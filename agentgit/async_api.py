@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -72,7 +72,36 @@ def async_twin(
         with awaiting():
             return await asyncio.to_thread(method, self, *args, **kwargs)
 
-    name = method.__name__
+    _name_twin(twin, method.__name__)
+    return twin
+
+
+def async_iterator_twin(
+    method: Callable[Concatenate[Owner, P], Iterator[T]],
+) -> Callable[Concatenate[Owner, P], AsyncIterator[T]]:
+    """Create the async twin of a method that returns an iterator; each item is computed in a thread.
+
+    Args:
+        method: A method of the same class.
+
+    Returns:
+        An async generator function with the arguments of the method.
+    """
+
+    @functools.wraps(method)
+    async def twin(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        iterator = await asyncio.to_thread(method, self, *args, **kwargs)
+        while (item := await asyncio.to_thread(next, iterator, _END)) is not _END:
+            yield item
+
+    _name_twin(twin, method.__name__)
+    return twin
+
+
+_END: Any = object()
+"""What `next` returns at the end of an iterator; the event loop cannot pass a StopIteration on."""
+
+
+def _name_twin(twin: Callable[..., Any], name: str) -> None:
     twin.__name__, twin.__qualname__ = f"a{name}", twin.__qualname__.removesuffix(name) + f"a{name}"
     twin.__doc__ = f"See `{name}`."
-    return twin

@@ -15,6 +15,8 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar, cast
 
 import orjson
 
+from agentgit.errors import Corrupt
+
 T = TypeVar("T")
 
 
@@ -244,10 +246,47 @@ def from_json(data: bytes) -> Any:
             raise ValueError("it is nested too deeply") from error
 
 
+def stored_json(data: bytes) -> Any:
+    """Decode JSON from a row of the database.
+
+    Raises:
+        Corrupt: It is not JSON.
+    """
+    try:
+        return from_json(data)
+    except ValueError as error:
+        raise _unreadable_json() from error
+
+
 def as_object(data: bytes | None) -> dict[str, Any]:
-    """Decode a JSON object; return an empty dict for None or no bytes."""
-    found: dict[str, Any] = from_json(data) if data else {}
+    """Decode a JSON object from a row of the database; return an empty dict for None or no bytes.
+
+    Raises:
+        Corrupt: It is not a JSON object.
+    """
+    found = stored_json(data) if data else {}
+    if not isinstance(found, dict):
+        raise _unreadable_json()
     return found
+
+
+def as_strings(data: bytes) -> tuple[str, ...]:
+    """Decode a JSON list of strings from a row of the database.
+
+    Raises:
+        Corrupt: It is not a JSON list of strings.
+    """
+    found = stored_json(data)
+    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+        raise _unreadable_json()
+    return tuple(found)
+
+
+def _unreadable_json() -> Corrupt:
+    return Corrupt(
+        "JSON in the database cannot be read. Run: agentgit fsck, which names the row; then restore the database "
+        "from a backup."
+    )
 
 
 UNSAFE_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")

@@ -127,7 +127,7 @@ class BranchReader(BranchRunner):
         """
         return self.session.get_checkpoint(ref, branch=self.branch_id)
 
-    def log(self, **which: Any) -> Log:
+    def log(self, /, **which: Any) -> Log:
         """List the checkpoints of the branch page by page, newest first.
 
         Args:
@@ -280,6 +280,7 @@ class BranchReader(BranchRunner):
     atree = async_twin(tree)
     acheckpoints = async_twin(checkpoints)
     aget_checkpoint = async_twin(get_checkpoint)
+    alog = async_twin(log)
     asearch = async_twin(search)
     aplan_rollback = async_twin(plan_rollback)
     aplan_undo = async_twin(plan_undo)

@@ -479,6 +479,7 @@ class Session(SessionReader):
         """
         return self.agent(onto).plan_cherry_pick(what)
 
+    aagent = async_twin(agent)
     acheckpoint = async_twin(checkpoint)
     adelete_checkpoint = async_twin(delete_checkpoint)
     acleanup_auto_checkpoints = async_twin(cleanup_auto_checkpoints)

@@ -9,7 +9,7 @@ from typing import IO, Any
 
 from sqlalchemy import Connection
 
-from agentgit.async_api import async_twin
+from agentgit.async_api import async_iterator_twin, async_twin
 from agentgit.auth.principal import VIEWER
 from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.checkpoint import Checkpoints
@@ -452,6 +452,7 @@ class SessionReader:
     aoperations = async_twin(operations)
     astats = async_twin(stats)
     aexport = async_twin(export)
+    atrajectories = async_iterator_twin(trajectories)
 
 
 def session_id(context: Context, ref: SessionReader | SessionRef) -> int | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 
@@ -135,36 +136,75 @@ class Events:
             >>> [event.kind for event in repo.events.list()]
             ['session.created']
         """
+        pages = self._pages(session, after, kinds, since, follow=follow)
+        return self._events_of(pages, poll)
+
+    async def alist(
+        self,
+        *,
+        session: SessionReader | SessionRef = None,
+        after: Event | int | None = None,
+        kinds: str | Sequence[str] = "*",
+        since: datetime | None = None,
+        follow: bool = False,
+        poll: float = 0.5,
+    ) -> AsyncIterator[Event]:
+        """See `list`."""
+        pages = await asyncio.to_thread(self._pages, session, after, kinds, since, follow=follow)
+        while (page := await asyncio.to_thread(next, pages, None)) is not None:
+            for event in page:
+                yield event
+            if not page:  # waits here and not in the thread, where it could not be cancelled
+                await asyncio.sleep(poll)
+
+    def _events_of(self, pages: Iterator[Sequence[Event]], poll: float) -> Iterator[Event]:
+        for page in pages:
+            yield from page
+            if not page:
+                time.sleep(poll)
+
+    def _pages(
+        self,
+        session: SessionReader | SessionRef,
+        after: Event | int | None,
+        kinds: str | Sequence[str],
+        since: datetime | None,
+        *,
+        follow: bool,
+    ) -> Iterator[Sequence[Event]]:
+        """Check the arguments of `list` and return its events in pages; while following, a page may be empty."""
         wanted, of = _wanted(kinds, since), session_id(self.context, session)
         start = after.id if isinstance(after, Event) else after or 0
         if isinstance(start, bool) or not isinstance(start, int):
             raise InvalidInput(f"after must be an event or its id, not {after!r}.")
-        start = max(0, min(start, ID_LIMIT))
-        return self._pages(of, start, wanted, since, poll if follow else None)
+        return self._read_pages(of, max(0, min(start, ID_LIMIT)), wanted, since, follow=follow)
 
-    def _pages(
-        self, session_id: int | None, start: int, kinds: frozenset[str], since: datetime | None, poll: float | None
-    ) -> Iterator[Event]:
+    def _read_pages(
+        self, session_id: int | None, start: int, kinds: frozenset[str], since: datetime | None, *, follow: bool
+    ) -> Iterator[Sequence[Event]]:
         """Read page by page; while following, read the newest again, because slow transactions may commit late."""
-        given: dict[int, int] = {}
+        returned: dict[int, int] = {}
         newest = at = start
         while True:
             page = self._page(session_id, after=at, kinds=kinds, since=since)
+            new: list[Event] = []
             for event in page:
                 at = event.id
-                place = event.session_id or NO_SESSION
-                if event.number > given.get(place, 0):
-                    given[place] = event.number
-                    yield event
+                chain = event.session_id or NO_SESSION
+                if event.number > returned.get(chain, 0):
+                    returned[chain] = event.number
+                    new.append(event)
+            if new:
+                yield new
             newest = max(newest, at)
             if len(page) == PAGE:
                 continue
-            if poll is None:
+            if not follow:
                 return
             at = newest
             if session_id is None:  # counted from now if the newest event is from a process whose clock is ahead
                 at = max(start, min(newest, new_id()) - (SLOW_SECONDS * 1000 << COUNTER_BITS))
-            time.sleep(poll)
+            yield ()
 
     def _page(
         self, session_id: int | None, *, after: int, kinds: frozenset[str], since: datetime | None

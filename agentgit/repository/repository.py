@@ -543,6 +543,7 @@ class Repository:
         """Return a repository on the same database for another principal."""
         return Repository(self._context.bound_to(principal), jwt=self._login.jwt, is_borrowed=True)
 
+    awrap = async_twin(wrap)
     aimport_langgraph = async_twin(import_langgraph)
     asessions = async_twin(sessions)
     asession = async_twin(session)

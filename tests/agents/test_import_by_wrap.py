@@ -1,7 +1,5 @@
 """`wrap` on a graph that was compiled with another saver: one of its threads goes on here."""
 
-import asyncio
-
 import pytest
 from foreign_threads import on, postgres_origin, said, shop, sqlite_origin
 from langgraph.checkpoint.memory import InMemorySaver
@@ -64,7 +62,7 @@ async def test_an_async_saver_is_read_on_and_off_its_loop(repo, tmp_path, in_thr
 
     async def wrap(graph):
         if in_thread:
-            return await asyncio.to_thread(repo.wrap, graph, "s", thread_id="t")
+            return await repo.awrap(graph, "s", thread_id="t")
         return repo.wrap(graph, "s", thread_id="t")
 
     async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "langgraph.db")) as saver:
@@ -79,7 +77,7 @@ async def test_an_async_postgres_saver_is_read_on_and_off_its_loop(repo, postgre
 
     async def wrap(graph):
         if in_thread:
-            return await asyncio.to_thread(repo.wrap, graph, "s", thread_id="t")
+            return await repo.awrap(graph, "s", thread_id="t")
         return repo.wrap(graph, "s", thread_id="t")
 
     with postgres_origin(postgres_url) as origin:
@@ -89,7 +87,7 @@ async def test_an_async_postgres_saver_is_read_on_and_off_its_loop(repo, postgre
 
 
 async def test_a_connection_pool_is_read_only_through_its_loop(repo, postgres_url):
-    """AsyncPostgresSaver on a pool is refused while its loop is blocked, and read with asyncio.to_thread."""
+    """AsyncPostgresSaver on a pool is refused while its loop is blocked, and read by awrap."""
     from psycopg.rows import dict_row
     from psycopg_pool import AsyncConnectionPool
 
@@ -98,9 +96,9 @@ async def test_a_connection_pool_is_read_only_through_its_loop(repo, postgres_ur
         async with AsyncConnectionPool(origin.url, min_size=1, max_size=2, kwargs=kwargs, open=False) as pool:
             saver = AsyncPostgresSaver(pool)
             await saver.setup()
-            with pytest.raises(InvalidInput, match=r"asyncio\.to_thread"):
+            with pytest.raises(InvalidInput, match=r"repo\.awrap"):
                 repo.wrap(shop(World())(saver), "s", thread_id="t")
-            await _talk_and_wrap(repo, saver, lambda graph: asyncio.to_thread(repo.wrap, graph, "s", thread_id="t"))
+            await _talk_and_wrap(repo, saver, lambda graph: repo.awrap(graph, "s", thread_id="t"))
 
 
 def test_wrong_threads_are_refused(repo):

@@ -1,9 +1,10 @@
 # ruff: noqa: S608  # the names in the statements are our own
 """`audit verify` and `fsck` beside a hand that writes anything into any column, past triggers and constraints (Q7)."""
 
+import io
 import json
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 
 import backend
 import pytest
@@ -15,8 +16,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeDecorator
 from typer.testing import CliRunner
 
+from agentgit import Corrupt
 from agentgit.cli.app import app
-from agentgit.errors import Corrupt
 from agentgit.store.sql.tables import METADATA
 
 NESTED = b"[" * 100_000
@@ -284,3 +285,58 @@ def test_q7_fsck_completes_after_sampled_edits_of_each_table(lived, table):
         with Hand(lived) as hand:
             if rows := hand.rows(table):
                 expect_named(lived, hand, table, column, value, rows[-(number % 2)])
+
+
+JSON_COLUMNS = [
+    "external_session.meta",
+    "internal_session.meta",
+    "checkpoint.data",
+    "tool_invocation.args",
+    "tool_invocation.result",
+    "tool_invocation.answers",
+    "operation.request",
+    "operation.report",
+    "graph_checkpoint.meta",
+    "graph_checkpoint.header",
+    "webhook.kinds",
+]
+READERS = {
+    "sessions": lambda repo, session: repo.sessions(),
+    "tree": lambda repo, session: str(session.tree()),
+    "log": lambda repo, session: [point.metadata for point in session.log()],
+    "checkpoint": lambda repo, session: session.get_checkpoint("named").session_state,
+    "tool track": lambda repo, session: session.tool_track(),
+    "compare": lambda repo, session: str(session.compare("main#1", "named")),
+    "plan of a rollback": lambda repo, session: str(session.plan_rollback("main#1")),
+    "plan of a switch": lambda repo, session: str(session.plan_switch("main")),
+    "operations": lambda repo, session: session.operations(),
+    "stats": lambda repo, session: session.stats(),
+    "export": lambda repo, session: session.export(io.BytesIO()),
+    "trajectories": lambda repo, session: list(session.trajectories()),
+    "search": lambda repo, session: repo.session().search("i1"),
+    "events": lambda repo, session: list(repo.events.list()),
+    "webhooks": lambda repo, session: repo.webhooks.list(),
+    "checkpoint, created": lambda repo, session: session.checkpoint("another"),
+    "fork": lambda repo, session: session.fork("named"),
+    "rollback": lambda repo, session: session.rollback("main#1", force=True),
+    "template": lambda repo, session: repo.wrap(
+        tool_node_graph(obedient(), World().tools()), "t", template=session.get_checkpoint("named")
+    ),
+    "collection": lambda repo, session: repo.maintenance.gc(),
+    "erasure": lambda repo, session: session.delete(),
+}
+"""Verbs that read stored JSON; those that change the database come last."""
+
+
+@pytest.mark.parametrize("value", ["ff", "5b315d", "7b"], ids=["no text", "a list", "incomplete"])
+@pytest.mark.parametrize("name", JSON_COLUMNS)
+def test_q7_reading_unreadable_json_raises_corrupt(lived, name, value):
+    """Q7: if stored JSON was edited and cannot be read, each verb works without it or raises Corrupt."""
+    table, _, column = name.partition(".")
+    literal = f"x'{value}'" if backend.is_sqlite(lived) else f"'\\x{value}'"
+    hand = Hand(lived)  # writes nothing back: the verbs change and delete rows
+    for row in hand.rows(METADATA.tables[table]):
+        hand.write(METADATA.tables[table], row, column, literal)
+    for read in READERS.values():
+        with suppress(Corrupt):
+            read(lived, lived.session("s"))

@@ -1,7 +1,16 @@
 """What `import agentgit` promises."""
 
+import inspect
+
+import pytest
+from langchain_core.runnables import Runnable
+
 import agentgit
-from agentgit import errors
+from agentgit import Repository, RollbackAgent, Session, errors
+from agentgit.repository.events import Events
+from agentgit.repository.maintenance import Maintenance
+from agentgit.repository.users import Keys, Users
+from agentgit.repository.webhooks import Webhooks
 
 
 def test_all_is_sorted_and_complete():
@@ -18,3 +27,26 @@ def test_every_error_is_public_and_has_a_unique_exit_code():
     assert len({e.exit_code for e in found}) == len(found)
     for error in found:
         assert f"{error.__name__} " in (errors.__doc__ or "")
+
+
+NO_TWIN = {
+    RollbackAgent: {"as_tool", "checkpoint_tools"},  # these make tools, and do no IO
+    Repository: {"trust", "close"},  # `trust` does no IO; a repository is closed at the end, when no event loop runs
+    Events: {"on"},  # registers a callback
+}
+"""The public methods without an async twin."""
+
+
+@pytest.mark.parametrize("owner", [Repository, Session, RollbackAgent, Events, Keys, Maintenance, Users, Webhooks])
+def test_d3_every_public_method_has_an_async_twin_with_the_same_parameters(owner):
+    """D3: each public method has an async twin with the same parameters, except those that do no IO."""
+    methods = {
+        name: method
+        for name, method in inspect.getmembers(owner, callable)
+        if not name.startswith("_") and not hasattr(Runnable, name)
+    }
+    twins = {name for name in methods if name[0] == "a" and name[1:] in {*methods, *dir(Runnable)}}
+    for name in methods.keys() - twins - NO_TWIN.get(owner, set()):
+        twin = methods[f"a{name}"]
+        assert inspect.iscoroutinefunction(twin) or inspect.isasyncgenfunction(twin)
+        assert [*inspect.signature(twin).parameters.values()] == [*inspect.signature(methods[name]).parameters.values()]

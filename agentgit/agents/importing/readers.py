@@ -137,8 +137,8 @@ class AsyncSource(Source):
         )
         if self._loop is None and "Pool" in type(getattr(saver, "conn", None)).__name__:
             raise InvalidInput(
-                f"{type(saver).__name__} has a connection pool that works only while its event loop runs. Call "
-                "this with await asyncio.to_thread(…), or give the URL of its database."
+                f"{type(saver).__name__} has a connection pool that works only while its event loop runs. Use "
+                "await repo.awrap(…) or await repo.aimport_langgraph(…), or give the URL of its database."
             )
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agentgit-import")
         self._runner = asyncio.Runner() if self._loop is None else None

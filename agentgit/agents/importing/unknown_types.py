@@ -38,7 +38,7 @@ class UnknownTypeSerializer(SerializerProtocol):
     def __init__(self) -> None:
         self._strict = JsonPlusSerializer(allowed_msgpack_modules=None)
         # Every later graph checkpoint of a thread repeats its messages; deserializing one again takes 50 µs.
-        self._messages: LRUCache[bytes, BaseMessage] = LRUCache(KNOWN_MESSAGES, lambda _: 1)
+        self._messages: LRUCache[bytes, BaseMessage] = LRUCache(KNOWN_MESSAGES)
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
         """Serialize a value."""

@@ -11,13 +11,14 @@ from agentgit.agents.branch_context import BranchContext
 from agentgit.agents.inputs import TurnInput
 from agentgit.agents.turn.checkpoint_tracker import CheckpointTracker
 from agentgit.agents.turn.files import TurnFiles
+from agentgit.saver.recorded_turn import RecordedTurn
 from agentgit.store.records.checkpoints import Label
 from agentgit.store.records.sessions import StoredRow
 from agentgit.tracing import TracedSpan
 
 
-class RunningTurn(Protocol):
-    """A running turn as its recorder and its interceptor see it; `RecordedTurn` is what a saver sees."""
+class RunningTurn(RecordedTurn, Protocol):
+    """A running turn, as its recorder, its interceptor and its saver see it. A saver uses only `RecordedTurn`."""
 
     context: BranchContext
     given: TurnInput

@@ -31,7 +31,7 @@ from agentgit.store.sql.tables import (
     WEBHOOK,
     WEBHOOK_DELIVERY,
 )
-from agentgit.values import from_json, to_json
+from agentgit.values import as_strings, to_json
 
 LEASE = timedelta(seconds=60)
 """The time for which a delivery belongs to the process that took it."""
@@ -109,7 +109,7 @@ def _is_shared(connection: Connection, tenant_id: int, event: Event, user_id: in
 @functools.lru_cache(maxsize=256)
 def _kinds(stored: bytes) -> frozenset[str]:
     found: set[str] = set()
-    for pattern in from_json(stored):
+    for pattern in as_strings(stored):
         with suppress(InvalidInput):  # an event kind of a newer version must not stop this writer
             found |= match_kinds(pattern)
     return frozenset(found)
@@ -194,7 +194,7 @@ class Outbox:
             Webhook(
                 id=row.id,
                 url=shown(row.url),
-                kinds=tuple(from_json(row.kinds)),
+                kinds=as_strings(row.kinds),
                 session_id=row.external_session_id,
                 created_at=row.created_at,
                 pending=row.pending,

@@ -245,7 +245,7 @@ def _value(row: Any) -> Event:
     """
     try:
         return _event(row)
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+    except (Corrupt, ValueError, TypeError, LookupError, AttributeError) as error:
         raise _damaged(row["external_session_id"], row["seq"]) from error
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Select, Table, and_, delete, insert, or_, select, text
 
 from agentgit.auth import User
-from agentgit.errors import Conflict
+from agentgit.errors import Conflict, Corrupt
 from agentgit.sessions.events import NO_SESSION
 from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import note, write_notes
@@ -167,7 +167,7 @@ def erased_users(connection: Connection, tenant_id: int) -> list[int]:
     )
     found = []
     for detail in connection.execute(told).scalars():
-        with suppress(ValueError, TypeError, LookupError, AttributeError):  # fsck's check of the trail reports it
+        with suppress(Corrupt, ValueError, TypeError, LookupError):  # fsck's check of the trail reports it
             found.append(int(as_object(detail)["erased"]))
     return found
 

@@ -21,7 +21,7 @@ from agentgit.store.sql.tables import BLOB, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_
 from agentgit.store.store import Store
 from agentgit.store.threads import token_usage
 from agentgit.store.threads.graph_rows import GraphKey, where
-from agentgit.values import from_json
+from agentgit.values import as_object
 
 OF_THREADS = {
     GRAPH_CHECKPOINT: (GRAPH_CHECKPOINT.c.meta, GRAPH_CHECKPOINT.c.header, GRAPH_CHECKPOINT.c.channels),
@@ -190,9 +190,8 @@ def _tokens(connection: Connection, store: Store, branch: StoredRow, began: str 
     if now is None:
         return {}
     first = _ONE.first(connection, {**thread, "checkpoint_id": began}) if began is not None else None
-    return subtract_usage(
-        token_usage.read(from_json(now.header)), token_usage.read(from_json(first.header)) if first is not None else {}
-    )
+    before = token_usage.read(as_object(first.header)) if first is not None else {}
+    return subtract_usage(token_usage.read(as_object(now.header)), before)
 
 
 def _beginnings(connection: Connection, store: Store, branches: Sequence[StoredRow]) -> dict[int, str]:

@@ -19,7 +19,7 @@ class LRUCache(Generic[K, T]):
 
     Args:
         limit: The maximum total weight.
-        weigh: A function that returns the weight of a value.
+        weigh: A function that returns the weight of a value; None if each weighs 1.
 
     Example:
         >>> recent = LRUCache(16, len)
@@ -28,7 +28,7 @@ class LRUCache(Generic[K, T]):
         ('1', None)
     """
 
-    def __init__(self, limit: int, weigh: Callable[[T], int]) -> None:
+    def __init__(self, limit: int, weigh: Callable[[T], int] | None = None) -> None:
         self._limit, self._weigh = limit, weigh
         # Two generations: the values used since the last change of generations, and those used in the one before. A
         # lookup in the young one moves nothing, which matters because a turn looks up thousands of values.
@@ -68,10 +68,13 @@ class LRUCache(Generic[K, T]):
         """Add values and evict the least recently used. A value heavier than an eighth of the limit is not cached."""
         with self._lock:
             for key, value in values:
-                weight, held = self._weigh(value), self._young.get(key)
+                weight, held = self._weight(value), self._young.get(key)
                 if held == value or weight * 8 > self._limit:
                     continue
                 if (self._total + weight) * 2 > self._limit:
                     self._young, self._old, self._total = {}, self._young, 0
                 self._young[key] = value
-                self._total += weight - (self._weigh(held) if held else 0)
+                self._total += weight - (self._weight(held) if held else 0)
+
+    def _weight(self, value: T) -> int:
+        return self._weigh(value) if self._weigh is not None else 1

@@ -16,7 +16,7 @@ from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT, TOOL_INVOCATION
 from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
-from agentgit.values import as_object, from_json
+from agentgit.values import as_object, stored_json
 
 
 class ReadModels:
@@ -66,7 +66,7 @@ class ReadModels:
                 "tool_track_position": row.position,
                 "state_hash": row.state_hash.hex(),
                 "workspace_snapshot": row.workspace_snapshot_id,
-                "data": from_json(row.data) if row.data is not None else None,
+                "data": stored_json(row.data) if row.data is not None else None,
                 **_pending(row),
                 **({"tags": list(tags)} if tags else {}),
             },

@@ -21,7 +21,7 @@ from agentgit.store.sql.encryption import seal_of
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, OPERATION, TAG
 from agentgit.tracing import span
-from agentgit.values import from_json, to_json
+from agentgit.values import stored_json, to_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ MERGED = "merged"
 
 def merged_by(data: bytes | None) -> int | None:
     """Return the id of the merged checkpoint from the data of a merge's checkpoint; None for other checkpoints."""
-    facts = from_json(data) if data is not None and MERGED.encode() in data else None
+    facts = stored_json(data) if data is not None and MERGED.encode() in data else None
     merged = facts.get(MERGED) if isinstance(facts, dict) else None
     source = merged.get("checkpoint") if isinstance(merged, dict) else None
     return source if type(source) is int and 0 < source < 2**53 else None

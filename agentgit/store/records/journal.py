@@ -32,7 +32,7 @@ from agentgit.effects.invocation import (
     TRANSITIONS,
     UNKNOWN,
 )
-from agentgit.errors import Conflict
+from agentgit.errors import Conflict, Corrupt
 from agentgit.store.audit.trail import note
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.batch import slices
@@ -45,7 +45,7 @@ from agentgit.store.sql.tables import (
     TOOL_INVOCATION,
     WORLD_LOG,
 )
-from agentgit.values import as_object, from_json, to_json
+from agentgit.values import as_object, stored_json, to_json
 
 LOGGED = frozenset({"done", "failed", "unknown", "reversed", "reverse_unknown"})
 """The statuses after which the world may have changed. A change to one of them is written to the world log."""
@@ -588,8 +588,8 @@ def _value(row: Row[Any], seen_by: int, position: int, runs: int) -> ToolInvocat
     """Convert a row to a value. On a branch other than its own, the call appears as a replay of itself."""
     own = row.internal_session_id == seen_by
     try:
-        args, result = as_object(row.args), from_json(row.result) if row.result is not None else None
-    except ValueError as error:
+        args, result = as_object(row.args), stored_json(row.result) if row.result is not None else None
+    except Corrupt as error:
         raise unreadable_row("tool_invocation", row.id) from error
     return ToolInvocation(
         id=row.id,

@@ -26,7 +26,7 @@ from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, SEARCH_TEXT, TOOL_INVOCATION
 from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.store.threads.graph_store import GraphStore
-from agentgit.values import from_json
+from agentgit.values import stored_json
 
 MESSAGE, CALL, NAMED = "message", "call", "checkpoint"
 
@@ -258,9 +258,9 @@ def text_of_message(value: Leaf) -> Text:
 
 def text_of_call(row: StoredRow) -> Text:
     """Return the searchable text of a call: tool, arguments, its result if no message has it, and its error."""
-    text = f"{row.tool_name}({plain(from_json(row.args))})"
+    text = f"{row.tool_name}({plain(stored_json(row.args))})"
     if row.tool_call_id is None and row.result is not None:
-        text += f" → {plain(from_json(row.result))}"
+        text += f" → {plain(stored_json(row.result))}"
     if row.error_message:
         text += f" ! {row.error_message}"
     return Text(text, name=row.tool_name, id=row.id)

@@ -32,7 +32,7 @@ class SeenCheckpoints:
     """The graph checkpoints that this process knows to be stored. It forgets the least recently used."""
 
     def __init__(self) -> None:
-        self._places: LRUCache[bytes, bool] = LRUCache(REMEMBERED_PLACES, lambda _: 1)
+        self._places: LRUCache[bytes, bool] = LRUCache(REMEMBERED_PLACES)
 
     def add(self, place: GraphKey) -> None:
         """Remember that a graph checkpoint is stored. Call this after the transaction that stored it, never inside."""
@@ -94,7 +94,7 @@ class Newest:
     """The newest graph checkpoints, as this process last saw them. There may be newer ones by now."""
 
     def __init__(self) -> None:
-        self._known: LRUCache[tuple[str, str], GraphCheckpoint] = LRUCache(REMEMBERED, lambda _: 1)
+        self._known: LRUCache[tuple[str, str], GraphCheckpoint] = LRUCache(REMEMBERED)
 
     def add(self, found: GraphCheckpoint) -> None:
         """Remember a graph checkpoint. Its transaction may still fail."""

@@ -14,6 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection, Integer, String, bindparam, cast, literal, select
@@ -163,7 +164,7 @@ class SpreadValues:
         self.content = content
         self.tenant_id = content.blobs.tenant_id
         # By the hash of a value, which never changes. An entry does not mean that the value is still stored.
-        self._live: LRUCache[bytes, FoldedValue] = LRUCache(LIVE_BYTES, lambda made: made.weight)
+        self._live: LRUCache[bytes, FoldedValue] = LRUCache(LIVE_BYTES, attrgetter("weight"))
 
     def make(
         self,

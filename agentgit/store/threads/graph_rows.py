@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from sqlalchemy import and_, bindparam, delete, exists, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 
+from agentgit.errors import Corrupt
 from agentgit.store.objects.blobs import unpack
 from agentgit.store.objects.content import Body, Encoded
 from agentgit.store.objects.packing import HASH_BYTES
@@ -17,7 +18,7 @@ from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import unreadable_row
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
-from agentgit.values import from_json
+from agentgit.values import as_object
 
 INTERRUPT, RESUME, ERROR = "__interrupt__", "__resume__", "__error__"
 """LangGraph's channels for the interrupt that a task raises, for the answers to it, and for the task's failure."""
@@ -195,20 +196,20 @@ def parse_graph_checkpoint(row: Any) -> GraphCheckpoint:
     """
     place = GraphKey(row.thread_id, row.ns, row.checkpoint_id)
     try:
-        header, channels = from_json(row.header), unpack(row.channels)
+        header, channels = as_object(row.header), unpack(row.channels)
         folded = {name: channels.pop(name) for name in header.get("folded", ())}
         return GraphCheckpoint(
             place,
             row.seq,
             row.parent_id,
-            from_json(row.meta),
+            as_object(row.meta),
             header,
             channels,
             row.state_hash,
             row.message_count,
             folded,
         )
-    except (ValueError, KeyError) as error:
+    except (Corrupt, ValueError, KeyError) as error:
         raise unreadable_row("graph_checkpoint", "/".join(place)) from error
 
 

@@ -14,7 +14,7 @@ from agentgit.store.objects.blobs import unpack
 from agentgit.store.objects.packing import split_hashes
 from agentgit.store.threads import pending_writes
 from agentgit.store.transfer.records import SETTINGS
-from agentgit.values import as_object, from_json
+from agentgit.values import as_object, stored_json
 
 Record = dict[str, Any]
 
@@ -62,8 +62,8 @@ def of_state(row: Mapping[str, Any], branch_id: int, **other: Any) -> Record:
         "root": row["root_id"],
         "run": row["run_id"],
         "messages": row["message_count"],
-        "meta": from_json(row["meta"]),
-        "header": from_json(row["header"]),
+        "meta": stored_json(row["meta"]),
+        "header": stored_json(row["header"]),
         "channels": channels,
         "state_hash": row["state_hash"].hex(),
         **other,
@@ -102,7 +102,7 @@ def of_checkpoint(row: Row[Any], **other: Any) -> Record:
         "position": row.position,
         "messages": row.message_count,
         "restore_point": row.restore_point,
-        "data": from_json(row.data) if row.data is not None else None,
+        "data": stored_json(row.data) if row.data is not None else None,
         "pending": _pending(row),
         **other,
     }
@@ -162,8 +162,8 @@ def of_call(row: Row[Any], **other: Any) -> Record:
         "tool_call_id": row.tool_call_id,
         "effect": row.effect,
         "status": EXPORTED_STATUS.get(row.status, row.status),
-        "args": from_json(row.args),
-        "result": [from_json(row.result)] if row.result is not None else [],
+        "args": stored_json(row.args),
+        "result": [stored_json(row.result)] if row.result is not None else [],
         "error": row.error_message,
         "started_at": row.started_at.isoformat(),
         "ended_at": row.ended_at.isoformat() if row.ended_at else None,

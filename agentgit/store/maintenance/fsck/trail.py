@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Table, select
 
+from agentgit.errors import Corrupt
 from agentgit.sessions.events import NO_SESSION, Tip, hash_of
 from agentgit.store.maintenance.fsck.cells import Cells, Read, readable
 from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, rows
@@ -131,7 +132,7 @@ class _Chains:
             self.recorded_erasures.add(
                 Tip(session_id=int(said["erased"]), number=int(said["events"]), hash=str(said["hash"]))
             )
-        except (ValueError, TypeError, LookupError, AttributeError):
+        except (Corrupt, ValueError, TypeError, LookupError):
             self._wrong(one, "its detail cannot be read")
 
     def _wrong(self, one: Read, what: str) -> None:

@@ -1,0 +1,67 @@
+"""The async twins that return iterators, and `Repository.awrap`."""
+
+import asyncio
+
+import pytest
+from scripted import World, call, scripted, tool_node_graph
+
+from agentgit import InvalidInput, NotFound
+
+
+def _graph(*answers):
+    return tool_node_graph(scripted(*answers), World().tools())
+
+
+async def test_d3_trajectories_are_iterated_asynchronously(repo):
+    """D3, W15: `atrajectories` yields the same steps as `trajectories`, and raises the same errors."""
+    agent = await repo.awrap(_graph(call("add", item="chair"), "ok"), "s")
+    await agent.arun("a chair, please")
+    steps = [step async for step in agent.session.atrajectories()]
+    assert steps == list(agent.session.trajectories())
+    assert [len(step["results"]) for step in steps] == [1, 0]
+    with pytest.raises(NotFound, match="nowhere"):
+        await anext(agent.session.atrajectories(branch="nowhere"))
+
+
+async def test_d3_an_agent_of_a_session_is_created_asynchronously(repo):
+    """D3: `Session.aagent` and `RollbackAgent.alog` return what their twins return."""
+    agent = await repo.awrap(_graph("hello"), "s")
+    await agent.arun("hi")
+    other = await agent.session.aagent()
+    assert other.branch == agent.branch
+    assert [point.id for point in await other.alog()] == [point.id for point in agent.log()]
+
+
+async def test_w12_events_are_followed_asynchronously(repo):
+    """W12: `events.alist` yields stored events, then new ones; it checks its arguments as `list` does."""
+    agent = await repo.awrap(_graph("hello", "again"), "s")
+    await agent.arun("hi")
+    stored = [event async for event in repo.events.alist(session="s")]
+    assert stored == list(repo.events.list(session="s"))
+    feed = repo.events.alist(session="s", after=stored[-1], kinds="tag.*", follow=True, poll=0.05)
+    waiting = asyncio.ensure_future(anext(feed))
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    await agent.atag("HEAD", "release")
+    assert (await waiting).kind == "tag.created"
+    await feed.aclose()
+    with pytest.raises(InvalidInput, match="after"):
+        await anext(repo.events.alist(after="yesterday"))
+
+
+async def test_w12_a_cancelled_feed_leaves_no_thread_behind(repo):
+    """W12: cancelling a task that follows the trail ends it at once, and no thread goes on reading."""
+    repo.session("s", create=True)
+
+    async def follow():
+        async for _ in repo.events.alist(follow=True, poll=3600):
+            read.set()
+
+    read = asyncio.Event()
+    task = asyncio.ensure_future(follow())
+    await asyncio.wait_for(read.wait(), 60)
+    await asyncio.sleep(0.3)  # it waits for the next poll now
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 60)
+    await asyncio.wait_for(asyncio.get_running_loop().shutdown_default_executor(), 60)
