@@ -52,7 +52,6 @@ def test_migrations_create_exactly_the_tables_of_the_models(path):
 def test_revision_is_the_newest_migration():
     """The revision that `open()` compares with is the newest one in the migrations folder."""
     assert ScriptDirectory(str(migrations.folder())).get_heads() == [schema.REVISION]
-    assert schema.UNRELEASED.isdisjoint(migrations.revisions())
 
 
 ACROSS = {

@@ -17,9 +17,6 @@ from agentgit.store.sql.url import shown
 REVISION = "0001"
 """The newest migration. A test compares it with the folder."""
 
-UNRELEASED = frozenset(f"{number:04}" for number in range(2, 17))
-"""Schemas from before the first release. No migration takes one of these numbers: the one after 0001 is 0017."""
-
 _PLACE = "  (with the password in place of ***)"
 
 _OTHERS = text(
@@ -71,20 +68,10 @@ def check(database: Database, *, deep: bool = False) -> None:
 
 
 def _require_known(database: Database, found: str | None) -> None:
-    _require_released(database, found)
     if found is not None and found > REVISION:
         raise SchemaMismatch(
             f"{database.name} has schema {found}, which is newer than this library's {REVISION}. "
             "Run: pip install --upgrade agentgit"
-        )
-
-
-def _require_released(database: Database, found: str | None) -> None:
-    if found in UNRELEASED:
-        raise SchemaMismatch(
-            f"{database.name} has schema {found}, from before the first release of agentgit. It cannot be upgraded, "
-            "and was not touched. Export its sessions with the version that made it, and import them into a new "
-            "database with this one: agentgit export, agentgit import."
         )
 
 
@@ -282,14 +269,13 @@ def stamp(database: Database, revision: str) -> None:
 
     Raises:
         InvalidInput: There is no such revision.
-        SchemaMismatch: The tables differ, and the message lists how; or they are from before the first release.
+        SchemaMismatch: The tables differ, and the message lists how.
         NotAllowed: Another role owns the tables.
     """
     migrations.require_revision(revision)
 
     def work(connection: Connection) -> None:
         lock_migrations(connection)
-        _require_released(database, _current(connection))
         require_owner(connection, database, f"stamp {revision}")
         if wrong := _wrong(connection, revision):
             raise SchemaMismatch(f"The tables of {database.name} do not match schema {revision}: {'; '.join(wrong)}.")
